@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sparkkeras import arguments
 from sparkkeras.checkpoints import values
-from sparkkeras.errors import StorageError, warn
+from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
 from sparkkeras.spark import filesystem
 from sparkkeras.weights import Array
 
@@ -59,6 +61,29 @@ class CheckpointStore:
         self.path = path.rstrip("/") or path
         self._keep = keep
         self._suffix = uuid.uuid4().hex[:8]
+
+    @classmethod
+    def open(cls, checkpoint: object, resume: object) -> CheckpointStore | None:
+        """Check the arguments ``checkpoint`` and ``resume`` of a user; ``None`` without checkpoints.
+
+        Raises:
+            ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
+            StorageError: The folder cannot be read.
+        """
+        resumes = arguments.flag("resume", resume)
+        found = arguments.instance("checkpoint", checkpoint, Checkpoint)
+        if found is None:
+            if resumes:
+                raise ConfigurationError("resume=True: pass checkpoint=Checkpoint(path) with the folder to resume from.")
+            return None
+        store = cls(str(found.path), found.keep)
+        names = [] if resumes else store.names()
+        if names:
+            raise ConfigurationError(
+                f"{store.path!r} has {counted(len(names), 'checkpoint')} of an earlier training, the newest is {names[0]}: "
+                "pass resume=True to continue it, or another path to train from the start."
+            )
+        return store
 
     def names(self) -> list[str]:
         """The names of the complete checkpoints, the newest first.

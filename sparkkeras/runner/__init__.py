@@ -8,19 +8,21 @@ Who owns what:
   protocol between the ranks and this state.
 - `hosts`: the host of a rank, in its Spark task: holds a port, starts the process, forwards its output, ends it
   (`processes`, `output`, `addresses`).
-- `rank`: what runs in the process of a rank; `rank_context`: what a user's function sees there.
+- `rank`: what runs in the process of a rank; `rank_context`: what a user's function sees there. `run_checkpoints`: what rank 0
+  saves, written on the driver.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparkkeras.runner.rank_context import Saved as Saved
 from sparkkeras.runner.rank_context import context as context
 
 if TYPE_CHECKING:
     from sparkkeras.runner.spark_runner import SparkRunner as SparkRunner
 
-__all__ = ["SparkRunner", "context"]
+__all__ = ["Saved", "SparkRunner", "context"]
 
 
 def __getattr__(name: str) -> Any:

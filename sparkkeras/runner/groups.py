@@ -15,6 +15,7 @@ from sparkkeras.runner.group import Failure, Group
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.output import TAIL_LINES
 from sparkkeras.runner.rank import Work
+from sparkkeras.runner.run_checkpoints import RunCheckpoints
 from sparkkeras.runner.service import VALUE_BYTES, GroupService
 from sparkkeras.runner.values import unpack_parts
 from sparkkeras.spark.connectivity import serving
@@ -92,6 +93,7 @@ def run_group(
     timeout: float | None = None,
     answer: Answer | None = None,
     max_value: int = VALUE_BYTES,
+    checkpoints: RunCheckpoints | None = None,
 ) -> list[Any]:
     """Run a group until all processes and tasks have ended; returns the results of the ranks.
 
@@ -101,6 +103,7 @@ def run_group(
         timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
         answer: Answers what the ranks ask the driver, in this thread. An error that it raises ends the group.
         max_value: The largest size of what a rank asks the driver, in bytes.
+        checkpoints: Writes what rank 0 saves.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
@@ -108,7 +111,7 @@ def run_group(
         SparkKerasError: The task of a rank failed, or the job was cancelled.
         RowsMissingError: A host did not find the rows of its rank.
     """
-    service = GroupService(group, max_value)
+    service = GroupService(group, max_value, checkpoints)
     with serving("socket", service, ServerOptions(), 0, ranks.hosts.driver, group.size) as address, interrupts_here():
         parts = ranks.parts
         host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts)

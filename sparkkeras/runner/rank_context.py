@@ -6,11 +6,12 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sparkkeras.arguments import integer
+from sparkkeras.checkpoints import values
 from sparkkeras.data.block import Block, describe
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.runner.exchanges import ALL_REDUCE, BARRIER, BROADCAST, Kind, named_dtype
@@ -22,11 +23,31 @@ if TYPE_CHECKING:
     import keras
 
 
+class Saved(NamedTuple):
+    """What rank 0 has saved in an epoch.
+
+    Attributes:
+        epoch: The number of the epoch.
+        state: Arrays, numbers and strings by name.
+    """
+
+    epoch: int
+    state: dict[str, Any]
+
+
 class Driver(Protocol):
     """The calls of a rank to the driver; see `sparkkeras.runner.service.RankClient`."""
 
     def report(self, epoch: int, logs: Mapping[str, Any]) -> bool:
         """Show metrics of an epoch on the driver; returns whether to stop."""
+        ...
+
+    def save(self, packed: memoryview) -> None:
+        """Have the driver write a pickled `Saved`."""
+        ...
+
+    def restored(self) -> memoryview:
+        """The pickled `Saved` of the checkpoint from which the run continues; empty if there is none."""
         ...
 
     def exchange(self, number: int, kind: Kind, value: memoryview) -> memoryview:
@@ -158,6 +179,38 @@ class RankContext:
         with self._lock:
             return self._driver.report(integer("epoch", epoch, low=0), numbers)
 
+    def save(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint of the state of rank 0, in the background on the driver. What other ranks pass is ignored.
+
+        If the next one is saved while one is still being written, those in between may be left out.
+
+        Args:
+            epoch: The number of the epoch.
+            state: Arrays of NumPy, numbers, strings, None, and lists and dicts of these, by name; of at most 1 GiB.
+
+        Raises:
+            ConfigurationError: The run has no checkpoint, or the state has something else or is too large.
+        """
+        saved = Saved(integer("epoch", epoch, low=0), dict(_checked_state(state)))
+        if self.rank == 0:
+            values.pack(saved.state, "state")  # names what cannot be stored
+            packed = memoryview(pack(saved, "the state"))
+            check_size("the state of save()", packed.nbytes, "write it to a file system that all ranks reach")
+            with self._lock:
+                self._driver.save(packed)
+
+    def restored(self) -> Saved | None:
+        """The epoch and the state of the checkpoint from which this run continues, on all ranks.
+
+        Returns:
+            What was saved last before the run began, with lists in place of tuples. ``None`` if there is no checkpoint, or
+            the run does not resume.
+        """
+        with self._lock:
+            packed = self._driver.restored()
+        found: Saved | None = unpack(packed) if len(packed) else None
+        return found
+
     def _exchange(self, kind: Kind, value: memoryview) -> memoryview:
         if not self.addresses:
             raise ConfigurationError(
@@ -186,6 +239,14 @@ class RankContext:
         batch = Block(rows.form, tuple(np.array(array) if type(array) is np.memmap else array for array in rows.arrays))
         sides = [side for side in (batch.x, batch.y, batch.sample_weight) if side is not None]
         return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def _checked_state(state: Any) -> Mapping[str, Any]:
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(
+            f'save received {describe(state)} as state: expected a dict by name, such as {{"weights": array}}.'
+        )
+    return state
 
 
 def _as_numpy(name: str, value: Any) -> Array:

@@ -28,13 +28,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.rpc.service import Client, Service
 from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
 from sparkkeras.runner.exchanges import ASK_DRIVER, OUT_OF_STEP, Kind, OutOfStepError, kind_of
 from sparkkeras.runner.group import Failure, Group
+from sparkkeras.runner.values import unpack
+
+if TYPE_CHECKING:
+    from sparkkeras.runner.run_checkpoints import RunCheckpoints
 
 LINES_BYTES = 4 << 20
 """The largest size of the lines of a heartbeat, and of a traceback."""
@@ -64,6 +68,9 @@ def check_size(name: str, size: int, instead: str) -> None:
         )
 
 
+NO_CHECKPOINTS = "no checkpoints"
+"""The kind of `RefusedError` for a rank that saves a state in a run without checkpoints."""
+
 REPLACED = "replaced"
 """The kind of `RefusedError` for an attempt at a rank that Spark has started again."""
 
@@ -74,9 +81,10 @@ class GroupService(Service):
     Args:
         group: The state of the group.
         max_value: The largest size of what a rank asks the driver, in bytes.
+        checkpoints: Writes what rank 0 saves; ``None``: ranks cannot save.
     """
 
-    def __init__(self, group: Group, max_value: int = VALUE_BYTES) -> None:
+    def __init__(self, group: Group, max_value: int = VALUE_BYTES, checkpoints: RunCheckpoints | None = None) -> None:
         of_ranks: dict[str, tuple[Callable[[int, Call], Reply | None], int]] = {
             "heartbeat": (self._heartbeat, LINES_BYTES),
             "end": (lambda rank, call: group.end(rank, call.field("how", str)), 0),
@@ -86,6 +94,8 @@ class GroupService(Service):
             "take": (self._take, 0),
             "expect": (self._expect, LINES_BYTES),
             "piece": (self._piece, PIECE_BYTES),
+            "save": (self._save, VALUE_BYTES),
+            "restored": (self._restored, 0),
             "finish": (lambda rank, call: group.complete(rank), 0),
             "leave": (lambda rank, call: Reply({"wait": not group.may_exit}), 0),
             "fail": (self._fail, LINES_BYTES),
@@ -99,7 +109,7 @@ class GroupService(Service):
             "missing_rows": (self._report_missing_rows, 0),
         }
         super().__init__(calls, group.disconnect)
-        self._group, self._max_value = group, max_value
+        self._group, self._max_value, self._checkpoints = group, max_value, checkpoints
 
     def _of_current(self, handle: Callable[[int, Call], Reply | None]) -> Callable[[Call], Reply]:
         """Pass on calls of ranks whose attempt was not replaced by another one."""
@@ -140,6 +150,17 @@ class GroupService(Service):
         self._group.console.show(rank, f"epoch {call.field('epoch', int)}  {shown}")
         return Reply({"stop": self._group.is_stopping})
 
+    def _save(self, rank: int, call: Call) -> None:
+        if self._checkpoints is None:
+            raise RefusedError(
+                NO_CHECKPOINTS, "save() needs checkpoints: pass checkpoint=Checkpoint(path) to SparkRunner.run."
+            )
+        self._checkpoints.save(unpack(memoryview(bytes(call.body))))
+
+    def _restored(self, rank: int, call: Call) -> Reply:
+        found = b"" if self._checkpoints is None else self._checkpoints.restored
+        return Reply({}, (memoryview(found),) if found else ())
+
     def _give(self, rank: int, call: Call) -> None:
         self._group.give(rank, call.field("number", int), kind_of(call.fields), bytes(call.body))
 
@@ -171,6 +192,9 @@ class GroupStoppedError(Exception):
     """The driver has stopped the group, or does not need this attempt at a rank."""
 
 
+_ERRORS = {OUT_OF_STEP: ConfigurationError, NO_CHECKPOINTS: ConfigurationError, REPLACED: ClusterError}
+
+
 class RankClient(Client):
     """The client of a host or of the process of its rank.
 
@@ -182,7 +206,7 @@ class RankClient(Client):
     """
 
     def __init__(self, address: Address, rank: int, attempt: int, is_host: bool = False) -> None:
-        super().__init__(address, f"rank {rank}", None, {OUT_OF_STEP: ConfigurationError, REPLACED: ClusterError})
+        super().__init__(address, f"rank {rank}", None, _ERRORS)
         self._fields = {"rank": rank, "attempt": attempt} | ({"lease": rank} if is_host else {})
 
     def join(self, host: str, port: int) -> tuple[str, ...]:
@@ -221,6 +245,18 @@ class RankClient(Client):
         """Show metrics of an epoch on the driver; returns whether to stop."""
         body = memoryview(json.dumps(dict(logs)).encode())
         return bool(self._call("report", {**self._fields, "epoch": epoch}, (body,))[0]["stop"])
+
+    def save(self, packed: memoryview) -> None:
+        """Have the driver write a pickled `Saved`.
+
+        Raises:
+            ConfigurationError: The run has no checkpoints.
+        """
+        self._call("save", self._fields, (packed,))
+
+    def restored(self) -> memoryview:
+        """The pickled `Saved` of the checkpoint from which the run continues; empty if there is none."""
+        return self._call("restored", self._fields)[1]
 
     def exchange(self, number: int, kind: Kind, value: memoryview) -> memoryview:
         """Give a value to an exchange, and wait for its result.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import flag, integer, known_arguments, optional_integer
@@ -19,6 +19,7 @@ from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
 from sparkkeras.runner.rank import FunctionCall, Script, Work
 from sparkkeras.runner.requirements import Settings, check_gpus, check_slots, check_static_allocation
+from sparkkeras.runner.run_checkpoints import RunCheckpoints
 from sparkkeras.runner.spark_hosts import SparkTasks
 from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
@@ -29,6 +30,8 @@ from sparkkeras.worker.device import forking_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from sparkkeras.checkpoints.checkpoint import Checkpoint
 
 
 class SparkRunner:
@@ -94,6 +97,8 @@ class SparkRunner:
         features: Columns | None = None,
         label: Columns | None = None,
         timeout: float | None = None,
+        checkpoint: Checkpoint | None = None,
+        resume: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
         """Run a function or a Python file once for each rank.
@@ -109,6 +114,8 @@ class SparkRunner:
             features: The columns of a DataFrame with the features: a name, a list of names, or a dict of these.
             label: The columns of a DataFrame with the labels; ``None``: the rows have no labels.
             timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
+            checkpoint: Where ``context().save(epoch, state)`` writes what rank 0 passes, and how many are kept.
+            resume: Whether ``context().restored()`` returns what was saved last by an earlier run, if there was one.
             **kwargs: Arguments of the function by name. Those of a parameter with one of the names above are bound with
                 ``functools.partial``.
 
@@ -118,10 +125,11 @@ class SparkRunner:
         Raises:
             WorkerError: A rank failed; has the traceback, and the last 100 lines of the rank's output.
             WorkerTimeoutError: The ranks did not end in time; also a ``TimeoutError``.
-            ConfigurationError: An argument is out of range, arguments conflict, or Spark has too few slots.
+            ConfigurationError: An argument is out of range, arguments conflict, Spark has too few slots, or there are
+                checkpoints and ``resume`` is ``False``.
             CustomObjectError: The function or an argument cannot be pickled.
             DataError: The data is malformed.
-            StorageError: The file cannot be read.
+            StorageError: The file, or checkpoints, cannot be read.
             ClusterError: Spark is not available, or lacks a requirement.
         """
         if timeout is not None:
@@ -130,13 +138,22 @@ class SparkRunner:
             named = "features" if features is not None else "label"
             raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
         work = work_of(function_or_file, args, kwargs)
+        checkpoints = RunCheckpoints.open(checkpoint, resume, self.barrier)
         source = None if data is None else source_of(data, features, label)
-        try:
-            return self._run(work, source, timeout)
-        except RowsMissingError:
-            return self._run(work, source, timeout, moves_rows=True)
+        with nullcontext() if checkpoints is None else checkpoints.writing():
+            try:
+                return self._run(work, source, timeout, checkpoints)
+            except RowsMissingError:
+                return self._run(work, source, timeout, checkpoints, moves_rows=True)
 
-    def _run(self, work: Work, source: Source | None, timeout: float | None, moves_rows: bool = False) -> list[Any]:
+    def _run(
+        self,
+        work: Work,
+        source: Source | None,
+        timeout: float | None,
+        checkpoints: RunCheckpoints | None,
+        moves_rows: bool = False,
+    ) -> list[Any]:
         group = Group(self.num_workers, together=self.barrier)
         session = None if self.local_mode else _remote_session(source)
         with ExitStack() as stack:
@@ -146,7 +163,7 @@ class SparkRunner:
                 ranks = self._on_connect(stack, session, work, source, moves_rows)
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
-            return run_group(group, ranks, timeout)
+            return run_group(group, ranks, timeout, checkpoints=checkpoints)
 
     def _on_driver(self, stack: ExitStack, group: Group, work: Work, source: Source | None) -> Ranks:
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers

@@ -17,7 +17,6 @@ from typing import Any
 
 import keras
 
-from sparkkeras import arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.differences import differences, other_work
 from sparkkeras.checkpoints.store import CheckpointStore
@@ -232,11 +231,16 @@ class SavedRun:
 
         Raises:
             StorageError: The folder cannot be read, or all checkpoints are damaged.
+            ConfigurationError: The checkpoint is not of a call of `fit`.
         """
         stored = store.newest()
         if stored is None:
             return None
         values = stored.values
+        if "progress" not in values:
+            raise ConfigurationError(
+                f"the checkpoint {store.path}/{stored.name} is of SparkRunner.run, not of fit: pass the path of a training."
+            )
         progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
         others = {name: values[name] for name in ("data", "partitions", "backend", "every")}
         return cls(stored.name, progress, work, **others, model=stored.model)
@@ -280,28 +284,16 @@ class CheckpointRecorder:
             ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
             StorageError: The folder cannot be read, or all checkpoints are damaged.
         """
-        resume = arguments.flag("resume", resume)
-        found = arguments.instance("checkpoint", checkpoint, Checkpoint)
-        if found is None:
-            if resume:
-                raise ConfigurationError("resume=True: pass checkpoint=Checkpoint(path) with the folder to resume from.")
-            return None
-        if mode not in MODES:
+        if isinstance(checkpoint, Checkpoint) and mode not in MODES:
             raise ConfigurationError(
                 f"checkpoint= is supported in mode='synchronous' and mode='allreduce', and the mode is {mode!r}: use "
                 "keras.callbacks.ModelCheckpoint, which saves the model at the end of each epoch."
             )
-        store = CheckpointStore(str(found.path), found.keep)
-        in_step = mode == "allreduce"
-        if resume:
-            return cls(found, store, SavedRun.newest(store), in_step)
-        names = store.names()
-        if names:
-            raise ConfigurationError(
-                f"{store.path!r} has {counted(len(names), 'checkpoint')} of an earlier training, the newest is {names[0]}: "
-                "pass resume=True to continue it, or another path to train from the start."
-            )
-        return cls(found, store, None, in_step)
+        store = CheckpointStore.open(checkpoint, resume)
+        if store is None:
+            return None
+        assert isinstance(checkpoint, Checkpoint)
+        return cls(checkpoint, store, SavedRun.newest(store) if resume else None, mode == "allreduce")
 
     def check(self, work: Work, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Check that this call of `fit` can continue from the checkpoint, as far as it is known without the rows.

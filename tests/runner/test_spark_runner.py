@@ -19,14 +19,17 @@ import psutil
 import pytest
 
 from sparkkeras import (
+    Checkpoint,
     ConfigurationError,
     CustomObjectError,
     DataError,
+    SparkModel,
     SparkRunner,
     StorageError,
     UnknownArgumentError,
     WorkerError,
 )
+from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.runner import context, groups, hosts, local_hosts, processes, service
@@ -359,6 +362,72 @@ def test_what_is_not_a_number_is_named():
     ):
         with pytest.raises(ConfigurationError, match=message):
             call()
+
+
+def test_a_run_continues_from_what_rank_0_has_saved(forks, tmp_path):
+    def train(epochs, fails_at):
+        ranks = context()
+        found = ranks.restored()
+        first, weights = (0, np.zeros(3, np.float32)) if found is None else (found.epoch + 1, found.state["weights"])
+        for epoch in range(first, epochs):
+            if epoch == fails_at:
+                raise RuntimeError("on purpose")
+            weights = weights + epoch + 1
+            ranks.save(epoch, {"weights": weights + 100 * ranks.rank, "seen": {"losses": [0.5] * epoch}})
+            ranks.barrier()
+        return first, weights.tolist(), None if found is None else found.state["seen"]
+
+    path = tmp_path / "run"
+    arguments = {"checkpoint": Checkpoint(path, keep=9), "resume": True}
+    with pytest.raises(WorkerError, match="on purpose"):
+        local(2).run(train, 5, 2, **arguments)
+    assert local(2).run(train, 4, None, **arguments) == [(2, [10.0] * 3, {"losses": [0.5]})] * 2
+    assert local(1).run(train, 4, None, **arguments) == [(4, [10.0] * 3, {"losses": [0.5] * 3})]
+    with pytest.raises(ConfigurationError, match=r"checkpoints? of an earlier training.*pass resume=True"):
+        local(1).run(train, 4, None, checkpoint=Checkpoint(path))
+    with pytest.raises(ConfigurationError, match="is of SparkRunner.run, not of fit"):
+        SparkModel.from_checkpoint(path)
+    CheckpointStore(str(tmp_path / "fit")).write({"progress": {}})
+    with pytest.raises(ConfigurationError, match="is of a call of fit, not of SparkRunner.run"):
+        local(1).run(train, 4, None, checkpoint=Checkpoint(tmp_path / "fit"), resume=True)
+
+
+def test_what_cannot_be_saved_is_named(forks, tmp_path):
+    def save(epoch, state):
+        context().save(epoch, state)
+
+    for epoch, state, message in (
+        (-1, {}, "epoch=-1"),
+        (0, [1], "save received a list of 1 value as state: expected a dict by name"),
+        (0, {"model": {1, 2}}, r"state\['model'\] cannot be stored in a checkpoint"),
+    ):
+        with pytest.raises(WorkerError, match=message):
+            local(1).run(save, epoch, state, checkpoint=Checkpoint(tmp_path))
+    with pytest.raises(WorkerError, match=r"save\(\) needs checkpoints: pass checkpoint=Checkpoint\(path\)"):
+        local(1).run(save, 0, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("runner", "arguments", "message"),
+    [
+        ({"barrier": False}, {"checkpoint": Checkpoint("a")}, "checkpoint= needs ranks that run at the same time"),
+        ({}, {"checkpoint": Checkpoint("a", every=2)}, r"Checkpoint\(every=2\): in a run, each call of context\(\)\.save"),
+        ({}, {"checkpoint": Checkpoint("a", every_seconds=2)}, r"Checkpoint\(every_seconds=2.0\)"),
+        ({}, {"checkpoint": "a"}, "checkpoint='a': expected sparkkeras.Checkpoint"),
+        ({}, {"resume": True}, "resume=True: pass checkpoint="),
+    ],
+)
+def test_checkpoints_that_do_not_fit(runner, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        local(2, **runner).run(len, [], **arguments)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match="a checkpoint could not be written to .*file"):
+        found = local(1).run(lambda: context().save(0, {}) or 3, checkpoint=Checkpoint(tmp_path / "file"))
+    assert found == [3]
 
 
 def test_independent_ranks_know_no_others(forks):

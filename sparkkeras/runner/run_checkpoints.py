@@ -1,0 +1,86 @@
+"""Checkpoints of what rank 0 of a run saves, written on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.checkpoints.writer import BackgroundWriter
+from sparkkeras.errors import ConfigurationError, warn
+from sparkkeras.runner.rank_context import Saved
+from sparkkeras.runner.values import pack
+
+
+class RunCheckpoints:
+    """The checkpoints of one run.
+
+    Args:
+        store: Their folder.
+        resume: Whether to read the newest one.
+
+    Attributes:
+        restored: What the newest checkpoint has, pickled; empty if there is none.
+
+    Raises:
+        ConfigurationError: The checkpoint is not of a run.
+        StorageError: The folder cannot be read, or all checkpoints are damaged.
+    """
+
+    def __init__(self, store: CheckpointStore, resume: bool) -> None:
+        self._store = store
+        self._writer = BackgroundWriter(self._write)
+        stored = store.newest() if resume else None
+        if stored is not None and "state" not in stored.values:
+            raise ConfigurationError(
+                f"the checkpoint {store.path}/{stored.name} is of a call of fit, not of SparkRunner.run: pass another path."
+            )
+        found = None if stored is None else Saved(stored.values["epoch"], stored.values["state"])
+        self.restored = b"" if found is None else pack(found, "the checkpoint")
+
+    @classmethod
+    def open(cls, checkpoint: object, resume: object, barrier: bool) -> RunCheckpoints | None:
+        """Check the arguments of `SparkRunner.run`, and read the newest checkpoint; ``None`` without checkpoints.
+
+        Raises:
+            ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
+            StorageError: The folder cannot be read, or all checkpoints are damaged.
+        """
+        if isinstance(checkpoint, Checkpoint):
+            if not barrier:
+                raise ConfigurationError(
+                    "checkpoint= needs ranks that run at the same time, and barrier=False runs each on its own: use "
+                    "SparkRunner(num_workers, barrier=True)."
+                )
+            given = [f"every={checkpoint.every!r}"] if checkpoint.every != "epoch" else []
+            given += [f"every_seconds={checkpoint.every_seconds!r}"] if checkpoint.every_seconds is not None else []
+            if given:
+                raise ConfigurationError(
+                    f"Checkpoint({', '.join(given)}): in a run, each call of context().save writes a checkpoint. Leave it "
+                    "out, and call save less often."
+                )
+        store = CheckpointStore.open(checkpoint, resume)
+        return None if store is None else cls(store, bool(resume))
+
+    def save(self, saved: Saved) -> None:
+        """Write what rank 0 has saved soon, in a thread."""
+        self._warn_of(self._writer.new_error())
+        self._writer.submit(saved)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """The ranks run within this context, at the end of which the last checkpoint has been written."""
+        try:
+            yield
+        finally:
+            self._warn_of(self._writer.close())
+
+    def _warn_of(self, error: Exception | None) -> None:
+        if error is not None:
+            warn(f"a checkpoint could not be written to {self._store.path!r}: {error}")
+
+    def _write(self, saved: Saved) -> None:
+        state: dict[str, Any] = {"epoch": saved.epoch, "state": dict(saved.state)}
+        self._store.write(state)
