@@ -8,8 +8,8 @@ Who owns what:
   protocol between the ranks and this state.
 - `hosts`: the host of a rank, in its Spark task: holds a port, starts the process, forwards its output, ends it
   (`processes`, `output`, `addresses`).
-- `rank`: what runs in the process of a rank; `rank_context`: what a user's function sees there. `run_checkpoints`: what rank 0
-  saves, written on the driver.
+- `rank`: what runs in the process of a rank; `rank_context`: what a user's function sees there.
+- `run_checkpoints`: what rank 0 saves, written on the driver.
 """
 
 from __future__ import annotations

@@ -20,9 +20,11 @@ import pytest
 
 from sparkkeras import (
     Checkpoint,
+    Checkpoint,
     ConfigurationError,
     CustomObjectError,
     DataError,
+    SparkModel,
     SparkModel,
     SparkRunner,
     StorageError,
