@@ -20,11 +20,9 @@ import pytest
 
 from sparkkeras import (
     Checkpoint,
-    Checkpoint,
     ConfigurationError,
     CustomObjectError,
     DataError,
-    SparkModel,
     SparkModel,
     SparkRunner,
     StorageError,
