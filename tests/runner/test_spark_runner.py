@@ -423,11 +423,17 @@ def test_checkpoints_that_do_not_fit(runner, arguments, message):
         local(2, **runner).run(len, [], **arguments)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match="a checkpoint could not be written to .*file"):
-        found = local(1).run(lambda: context().save(0, {}) or 3, checkpoint=Checkpoint(tmp_path / "file"))
-    assert found == [3]
+def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path, monkeypatch):
+    def write(store, state):
+        raise StorageError("the disk is full.")
+
+    def train():
+        context().save(0, {"x": 1})
+        return 3
+
+    monkeypatch.setattr(CheckpointStore, "write", write)
+    with pytest.warns(UserWarning, match="a checkpoint could not be written to .*: the disk is full"):
+        assert local(1).run(train, checkpoint=Checkpoint(tmp_path)) == [3]
 
 
 def test_independent_ranks_know_no_others(forks):
@@ -529,11 +535,11 @@ def test_rows_that_a_worker_does_not_find_are_sent_to_all(forks, monkeypatch):
     sent = []
     run = SparkRunner._run
 
-    def first_without_files(self, work, source, timeout, moves_rows=False):
+    def first_without_files(self, work, source, timeout, checkpoints, moves_rows=False):
         sent.append(moves_rows)
         with monkeypatch.context() as patch:
             patch.setattr(hosts, "_exists", lambda handle: moves_rows or handle.partition == 0)
-            return run(self, work, source, timeout, moves_rows)
+            return run(self, work, source, timeout, checkpoints, moves_rows)
 
     monkeypatch.setattr(SparkRunner, "_run", first_without_files)
     assert local().run(lambda: context().steps(1), data=np.zeros(5)) == [3, 3]
