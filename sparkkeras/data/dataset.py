@@ -147,6 +147,14 @@ class Results(Protocol[R]):
         """All results."""
         ...
 
+    def of(self, partition: int) -> list[R]:
+        """The results of one partition, in a job of its own.
+
+        Raises:
+            ConfigurationError: With Spark Connect, where a job runs over all partitions.
+        """
+        ...
+
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers, each of which merges some pieces of all results in partition order.
 

@@ -45,6 +45,10 @@ class LocalResults(Generic[R]):
 
     partitions: Callable[[], list[list[R]]]
 
+    def of(self, partition: int) -> list[R]:
+        """The results of one partition."""
+        return self.partitions()[partition]
+
     def collect(self) -> list[R]:
         """All results, in the order of the partitions."""
         return [result for results in self.partitions() for result in results]

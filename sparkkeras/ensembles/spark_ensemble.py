@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
+from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.block import describe
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
@@ -27,8 +28,10 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.inference import Verbose, as_line
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark.job_errors import interruptible
+from sparkkeras.training.checkpointing import data_of
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
+from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
 from sparkkeras.worker.batches import Transform
 
@@ -142,6 +145,8 @@ class SparkEnsemble:
         transform: Transform | None = None,
         on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
+        checkpoint: Checkpoint | None = None,
+        resume: bool = False,
     ) -> list[keras.callbacks.History]:
         """Train all members. A further call continues from their current weights.
 
@@ -168,12 +173,17 @@ class SparkEnsemble:
             on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
             worker_callbacks: Keras callbacks that run on the workers, with a copy for each member: ``EarlyStopping``
                 monitors the metrics of its member, including validation metrics, and stops only this member.
+            checkpoint: Where to write each member when it is trained. Each trains in a Spark job of its own then.
+            resume: Whether to continue what an earlier call has written: members that were trained are not trained again,
+                and the others get the same bits as without the interruption. The models and the arguments must be the same.
 
         Returns:
             The history of each member.
 
         Raises:
-            ConfigurationError: An argument is unknown or out of range, or a member would have no rows.
+            ConfigurationError: An argument is unknown or out of range, a member would have no rows, the checkpoint is of
+                other work, or there are checkpoints and ``resume`` is ``False``.
+            StorageError: The checkpoint cannot be read, or not be written before training.
             DataError: The data is empty, malformed, or does not fit a member or its loss.
             ModelError: Another call of ``fit`` is training a member.
             DivergenceError: The weights or the loss of a member became NaN or infinite. No member is changed.
@@ -181,6 +191,10 @@ class SparkEnsemble:
         """
         for model in self.models:
             check_trainable(model)
+        checkpoints = MemberCheckpoints.open(checkpoint, resume)
+        seed = self.seed, self._fits
+        if checkpoints is not None and checkpoints.seed is not None:
+            seed = checkpoints.seed
         with training(self.models):
             request = check_fit(
                 self.models,
@@ -204,23 +218,32 @@ class SparkEnsemble:
                 transform=transform,
                 on_invalid=on_invalid,
                 worker_callbacks=worker_callbacks,
-                seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),
+                seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
             )
-            self.histories = self._train(request)
+            if checkpoints is not None:
+                checkpoints.check(self.models, self.sampling, request)
+            self.histories = self._train(request, seed, checkpoints)
         return self.histories
 
-    def _train(self, request: FitRequest) -> list[keras.callbacks.History]:
+    def _train(
+        self, request: FitRequest, seed: tuple[int, int], checkpoints: MemberCheckpoints | None
+    ) -> list[keras.callbacks.History]:
         archives = [ModelArchive.pack(model, self.custom_objects) for model in self.models]
         num_workers = len(self.models) if self.sampling == "partition" else None
         partitioning = Partitioning(num_workers, slices=1)  # a single file of arrays, which all members memory-map
-        strategy = IndependentStrategy(self.models, archives, self.sampling, self.seed)
+        strategy = IndependentStrategy(self.models, archives, self.sampling, seed[0], checkpoints)
         rows = prepare_fit(
             request, self.models, archives, self.custom_objects, partitioning, Coordination(), workers_validate=True
         )
         with rows as (job, stored):
-            self._fits += 1
+            trained = 0
+            if checkpoints is not None:
+                checkpoints.begin(data_of(job, stored), job.split.train, self.models, seed)
+                trained = len(checkpoints.trained)
+            self.seed, self._fits = seed[0], seed[1] + 1
             if request.verbose:
-                sys.stdout.write(f"Training {counted(len(self.models), 'member')}, each in its own task.\n")
+                rest = f" {trained} of them {'is' if trained == 1 else 'are'} in the checkpoint." if trained else ""
+                sys.stdout.write(f"Training {counted(len(self.models), 'member')}, each in its own task.{rest}\n")
             strategy.fit(job, stored)
         if request.verbose:
             for number, history in enumerate(strategy.histories):

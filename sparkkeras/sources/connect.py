@@ -296,6 +296,10 @@ class RemoteResults(Generic[R]):
         found = self.cluster.collect(_results(self.source, self.call))
         return repaired(found, self.from_source)
 
+    def of(self, partition: int) -> list[R]:
+        """See `Results.of`."""
+        raise ConfigurationError("Spark Connect runs a job over all partitions: run the script on the cluster itself.")
+
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers, in one shuffle in which each group has one piece of all results."""
         pieces = self.source.mapInArrow(

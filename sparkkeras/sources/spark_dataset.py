@@ -292,12 +292,19 @@ class SparkResults(Generic[R]):
 
     def collect(self) -> list[R]:
         """Run one job, and another for partitions whose tasks did not find their files; see `Results.collect`."""
+        return self._collect(None)
+
+    def of(self, partition: int) -> list[R]:
+        """Run one job, and another if its task did not find its files; see `Results.of`."""
+        return self._collect([partition])
+
+    def _collect(self, partitions: Sequence[int] | None) -> list[R]:
         call: Call = ReportsProblems(self.call)
         with ExitStack() as stack:
             if self.cluster.is_local:
                 call = ThroughFiles(call, stack.enter_context(self.cluster.shared_folder()))
             rdd = self.source.map(self.cluster, call, training=True)
-            found = without_problems(self.cluster.collect(rdd))
+            found = without_problems(self.cluster.collect(rdd, partitions))
             results = [item.value if isinstance(item, ValueFile) else item for item in found]
         return repaired(results, self.from_source)
 

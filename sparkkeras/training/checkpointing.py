@@ -100,11 +100,11 @@ class TrainingProgress:
             "part": dataclasses.asdict(self.part),
             "rounds": self.rounds,
             "stopped": self.stopped,
-            "state": _pack_state(self.state),
+            "state": pack_state(self.state),
             "generators": self.generators,
             "rule_state": self.rule_state,
             "record": vars(self.record),
-            "result": None if self.result is None else _pack_state(self.result),
+            "result": None if self.result is None else pack_state(self.result),
             "finished": self.finished,
         }
 
@@ -117,23 +117,25 @@ class TrainingProgress:
             EpochPart(part["epoch"], part["batches"], tuple(part["metrics"]), reports, part["workers"]),
             values["rounds"],
             values["stopped"],
-            _unpack_state(values["state"]),
+            unpack_state(values["state"]),
             values["generators"],
             values["rule_state"],
             EpochRecord(**values["record"]),
-            None if values["result"] is None else _unpack_state(values["result"]),
+            None if values["result"] is None else unpack_state(values["result"]),
             values["finished"],
         )
 
 
-def _pack_state(state: ModelState) -> dict[str, Any]:
+def pack_state(state: ModelState) -> dict[str, Any]:
+    """The values of a state for a checkpoint."""
     return {
         name: {"vector": flat.vector, "integers": flat.integer_variables}
         for name, flat in (("weights", state.weights), ("optimizer", state.optimizer))
     }
 
 
-def _unpack_state(values: Mapping[str, Any]) -> ModelState:
+def unpack_state(values: Mapping[str, Any]) -> ModelState:
+    """The inverse of `pack_state`."""
     flats = {name: Flat(flat["vector"], tuple(flat["integers"])) for name, flat in values.items()}
     return ModelState(flats["weights"], flats["optimizer"])
 

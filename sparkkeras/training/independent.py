@@ -6,16 +6,18 @@ are derived. So a task that Spark runs again returns a bit-identical member.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from sparkkeras.data.block import Block, concatenate_alike
-from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext, driver_dataset
+from sparkkeras.data.dataset import Dataset, Results, Rows, Running, Shared, StoredDataset, TaskContext, driver_dataset
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, check_rows
@@ -23,6 +25,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import NO_SHARED_ROWS
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
+from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
 from sparkkeras.training.worker_reports import divergence
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.trainer import HeldOut, LocalTrainer, lasting
@@ -31,6 +34,14 @@ SAMPLING = ("all", "partition", "bootstrap")
 """The ways to choose the rows that a member trains on."""
 
 _BOOTSTRAP = 0xB007
+
+TICK_SECONDS = 0.05
+"""The interval at which the driver looks for members that are trained, if it writes checkpoints."""
+
+_NO_CHECKPOINTS = (
+    "checkpoint= runs a job for each member of an ensemble, which Spark Connect does not provide: run the script on the "
+    "cluster itself (spark-submit), or save the ensemble after fit."
+)
 
 Spans = tuple[tuple[int, int | None], ...]
 """For each partition the rows [start, stop); ``None``: to the end."""
@@ -42,15 +53,6 @@ class Member:
 
     archive: ModelArchive
     state: ModelState
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The result of a member: its state after training, and its logs for each epoch."""
-
-    member: int
-    state: ModelState
-    logs: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -191,13 +193,22 @@ class IndependentStrategy:
         sampling: ``"all"``: each member trains on all rows. ``"partition"``: on the rows of its partition; there must be as
             many partitions as members. ``"bootstrap"``: on as many rows as there are, drawn with replacement.
         seed: The seed of the bootstrap samples.
+        checkpoints: Has the members that are already trained, and keeps others as soon as they are.
 
     Attributes:
         histories: The history of each member; empty before `fit`.
     """
 
-    def __init__(self, members: Sequence[keras.Model], archives: Sequence[ModelArchive], sampling: str, seed: int) -> None:
+    def __init__(
+        self,
+        members: Sequence[keras.Model],
+        archives: Sequence[ModelArchive],
+        sampling: str,
+        seed: int,
+        checkpoints: MemberCheckpoints | None = None,
+    ) -> None:
         self._members, self._archives, self._sampling, self._seed = members, archives, sampling, seed
+        self._checkpoints = checkpoints
         self.histories: list[keras.callbacks.History] = []
 
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks | None = None) -> None:
@@ -212,7 +223,8 @@ class IndependentStrategy:
             ConfigurationError: A member has no rows, or the weights of all members exceed Spark's limit on results.
             DivergenceError: The weights or the loss of a member became NaN or infinite.
         """
-        states = [ModelState.take(model) for model in self._members]
+        checkpoints = self._checkpoints
+        states = [ModelState.take(model) for model in self._members] if checkpoints is None else checkpoints.states
         self._check_size(sum(state.nbytes for state in states), dataset.max_result_bytes)
         with ExitStack() as stack:
             where, sample, validation = self._rows(job, dataset, stack)
@@ -227,7 +239,8 @@ class IndependentStrategy:
                 sample,
                 validation,
             )
-            found = where.run(task).collect()
+            results = where.run(task)
+            found = results.collect() if checkpoints is None else self._train_each(results, dataset, checkpoints)
         for each in found:
             if isinstance(each, Diverged):
                 raise DivergenceError(
@@ -237,6 +250,37 @@ class IndependentStrategy:
                 )
         trained = {each.member: each for each in found if isinstance(each, Trained)}
         self.histories = [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
+
+    def _train_each(
+        self, results: Results[Trained | Diverged], dataset: StoredDataset, checkpoints: MemberCheckpoints
+    ) -> list[Trained | Diverged]:
+        """Train the members that are not in the checkpoint, each in a job of its own; keep each when it is trained."""
+        cluster = driver_dataset(dataset, _NO_CHECKPOINTS)
+        found: list[Trained | Diverged] = [*checkpoints.trained.values()]
+
+        def take(job: Running[list[Trained | Diverged]]) -> None:
+            for each in job.result():
+                found.append(each)
+                if isinstance(each, Trained):
+                    checkpoints.keep(each)
+
+        pending = [number for number in range(len(self._members)) if number not in checkpoints.trained]
+        running = [cluster.background(partial(results.of, number)) for number in pending]
+        try:
+            while running:
+                ended = [each for each in running if each.done]
+                running = [each for each in running if each not in ended]
+                for each in ended:
+                    take(each)
+                time.sleep(TICK_SECONDS)
+        except BaseException:
+            for each in running:
+                each.cancel()
+            for each in running:
+                with suppress(Exception):
+                    take(each)
+            raise
+        return found
 
     def _rows(self, job: Job, dataset: StoredDataset, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
         """The dataset that the tasks run on, the rows that each member trains on, and those that it validates on."""

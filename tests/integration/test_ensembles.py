@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import (
+    Checkpoint,
     ConfigurationError,
     DataError,
     DivergenceError,
@@ -21,7 +22,9 @@ from sparkkeras import (
     to_data_frame,
     to_simple_rdd,
 )
-from tests.conftest import long
+from sparkkeras.sources.spark_dataset import SparkResults
+from sparkkeras.training.member_checkpoints import MemberCheckpoints
+from tests.conftest import long, settle
 from tests.models import classifier
 
 
@@ -203,6 +206,49 @@ def test_a_worker_that_dies_is_replaced_and_the_result_is_the_same(sc, digits, t
 class Boom(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         raise RuntimeError("boom")
+
+
+def test_trained_members_are_not_trained_again(sc, digits, tmp_path, monkeypatch):
+    x, y, *_ = digits
+    x, y = x[:90], y[:90]
+
+    def fit(seed=3, epochs=2, **arguments):
+        spark_ensemble = SparkEnsemble(unseeded, 3, sampling="bootstrap", seed=seed)
+        histories = spark_ensemble.fit(x, y, epochs=epochs, validation_split=0.2, verbose=0, **arguments)
+        weights = [value.tolist() for model in spark_ensemble.models for value in model.get_weights()]
+        return spark_ensemble, [history.history for history in histories], weights
+
+    whole, *expected = fit()
+    jobs, kept = [], []
+    of, keep = SparkResults.of, MemberCheckpoints.keep
+
+    def interrupted(checkpoints, trained):
+        keep(checkpoints, trained)
+        kept.append(trained.member)
+        if len(kept) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SparkResults, "of", lambda results, partition: (jobs.append(partition), of(results, partition))[1])
+    monkeypatch.setattr(MemberCheckpoints, "keep", interrupted)
+    arguments = {"checkpoint": Checkpoint(tmp_path / "run")}
+    with pytest.raises(KeyboardInterrupt):
+        fit(**arguments)
+    settle(sc)
+    first = list(kept)
+    jobs.clear()
+    resumed, *found = fit(seed=None, resume=True, **arguments)
+    assert found == expected
+    assert sorted(jobs + first) == [0, 1, 2]
+    assert resumed.seed == whole.seed
+    jobs.clear()
+    assert fit(seed=8, resume=True, **arguments)[1:] == tuple(expected)
+    assert jobs == []
+    with pytest.raises(ConfigurationError, match="has 1 checkpoint of an earlier training.*pass resume=True"):
+        fit(**arguments)
+    with pytest.raises(ConfigurationError, match="epochs: 2 in the checkpoint, 3 now"):
+        fit(epochs=3, resume=True, **arguments)
+    with pytest.raises(ConfigurationError, match=r"Checkpoint\(every=2, .*each member of an ensemble is written when"):
+        fit(checkpoint=Checkpoint(tmp_path, every=2))
 
 
 def test_failures_leave_the_members_unchanged_and_no_files(sc, digits):

@@ -1,0 +1,158 @@
+"""Checkpoints of an ensemble: what its members begin with, and each member that has been trained.
+
+The folder has one checkpoint with the seed and the initial states, from which members that were not finished are trained
+again, to the same bits; and a folder for each trained member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.differences import differences, other_work
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.errors import ConfigurationError, StorageError, warn
+from sparkkeras.modeling.description import description
+from sparkkeras.modeling.optimizers import iterations
+from sparkkeras.modeling.state import ModelState, learning_rate
+from sparkkeras.training.checkpointing import pack_state, unpack_state
+from sparkkeras.training.preparation import FitRequest
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a member: its state after training, and its logs for each epoch."""
+
+    member: int
+    state: ModelState
+    logs: tuple[dict[str, Any], ...]
+
+
+class MemberCheckpoints:
+    """The checkpoints of one call of `SparkEnsemble.fit`.
+
+    Args:
+        store: The folder.
+        resume: Whether to read what an earlier call has written.
+
+    Attributes:
+        seed: The seed of the ensemble in the checkpoint, and the number of its calls of ``fit`` before this one; ``None``
+            without a checkpoint.
+        states: The initial states of the members.
+        trained: The members that are trained, by index.
+
+    Raises:
+        ConfigurationError: The checkpoint is not of an ensemble.
+        StorageError: The folder cannot be read, or the checkpoint is damaged.
+    """
+
+    def __init__(self, store: CheckpointStore, resume: bool) -> None:
+        self._store = store
+        self._stored = store.newest() if resume else None
+        self.seed: tuple[int, int] | None = None
+        self.states: list[ModelState] = []
+        self.trained: dict[int, Trained] = {}
+        if self._stored is not None:
+            found = self._stored.values
+            if "members" not in found:
+                raise ConfigurationError(
+                    f"the checkpoint {store.path}/{self._stored.name} is not of SparkEnsemble.fit: pass another path."
+                )
+            self.seed = found["seed"], found["fits"]
+            self.states = [unpack_state(state) for state in found["members"]]
+
+    @classmethod
+    def open(cls, checkpoint: object, resume: object) -> MemberCheckpoints | None:
+        """Check the arguments of `SparkEnsemble.fit`, and read the checkpoint; ``None`` without checkpoints.
+
+        Raises:
+            ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
+            StorageError: The folder cannot be read, or the checkpoint is damaged.
+        """
+        if isinstance(checkpoint, Checkpoint) and (checkpoint.every != "epoch" or checkpoint.every_seconds is not None):
+            raise ConfigurationError(
+                f"Checkpoint(every={checkpoint.every!r}, every_seconds={checkpoint.every_seconds!r}): each member of an "
+                "ensemble is written when it is trained. Leave these out."
+            )
+        store = CheckpointStore.open(checkpoint, resume)
+        return None if store is None else cls(store, bool(resume))
+
+    def check(self, members: Sequence[keras.Model], sampling: str, request: FitRequest) -> None:
+        """Check that the models and the arguments are those of the checkpoint.
+
+        Raises:
+            ConfigurationError: They differ.
+        """
+        options = request.options
+        self._work: dict[str, Any] = {
+            "batch_size": options.batch_size,
+            "epochs": request.epochs,
+            "shuffle": options.shuffle,
+            "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
+            "steps_per_epoch": request.steps_per_epoch,
+            "validation_split": request.validation_split,
+            "validation_freq": request.validation_freq if request.validates else None,
+            "sampling": sampling,
+            "learning_rates": [None if any(iterations(model)) else learning_rate(model) for model in members],
+            "members": [description(model) for model in members],
+        }
+        if self._stored is not None:
+            stored = self._stored.values["work"]
+            self._check({name: stored.get(name) for name in self._work}, self._work)
+
+    def begin(
+        self,
+        data: Mapping[str, Any],
+        partitions: Sequence[int | None],
+        members: Sequence[keras.Model],
+        seed: tuple[int, int],
+    ) -> None:
+        """Check the data, and read what is trained; or write the initial states of the members.
+
+        Args:
+            data: The data; see `sparkkeras.training.checkpointing.data_of`.
+            partitions: The number of training rows of each partition.
+            members: The models.
+            seed: The seed of the ensemble, and the number of its calls of ``fit`` before this one.
+
+        Raises:
+            ConfigurationError: The data differs.
+            StorageError: The checkpoint cannot be written.
+        """
+        found = {"data": dict(data), "partitions": list(partitions)}
+        if self._stored is not None:
+            stored = self._stored.values
+            self._check({name: stored[name] for name in found}, found)
+            self.trained = {number: trained for number in range(len(members)) if (trained := self._read(number))}
+            return
+        self.states = [ModelState.take(model) for model in members]
+        states = [pack_state(state) for state in self.states]
+        self._store.write({"members": states, "seed": seed[0], "fits": seed[1], "work": self._work, **found})
+
+    def keep(self, trained: Trained) -> None:
+        """Write a trained member. Warns if it cannot be written."""
+        try:
+            self._of(trained.member).write({"state": pack_state(trained.state), "logs": list(trained.logs)})
+        except StorageError as error:
+            warn(f"member {trained.member} is trained, but its checkpoint could not be written: {error}")
+
+    def _read(self, number: int) -> Trained | None:
+        with suppress(StorageError):  # a member whose checkpoint is damaged, which is a warning, is trained again
+            stored = self._of(number).newest()
+            if stored is not None:
+                return Trained(number, unpack_state(stored.values["state"]), tuple(stored.values["logs"]))
+        return None
+
+    def _of(self, number: int) -> CheckpointStore:
+        return CheckpointStore(f"{self._store.path}/member-{number:05d}")
+
+    def _check(self, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        found = differences(stored, now)
+        if found:
+            assert self._stored is not None
+            raise other_work(self._store.path, self._stored.name, found)
