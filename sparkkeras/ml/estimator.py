@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -14,8 +14,10 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator
 
 from sparkkeras.arguments import known_arguments
+from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.column_values import SPARK_ML, worded_for
-from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.errors import ConfigurationError, ModelError, StorageError
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _pack_lock = threading.Lock()
 _fit_lock = threading.Lock()
+_fits: dict[str, tuple[DataFrame, dict[str, Any]]] = {}  # with checkpoints, by the path of these
 
 
 class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
@@ -97,6 +100,9 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops
             them. The fitted KerasTransformer has the same value; its ``setHandleInvalid("keep")`` keeps such rows and
             predicts null.
+        checkpoint: Where and how often to write checkpoints; see `SparkModel.fit`. For a single ``fit``, not for the fits of
+            a ``CrossValidator`` or a grid, which raise an error.
+        resume: Whether to continue from the newest checkpoint.
         verbose: 0: silent, 1: a progress bar, 2: one line per epoch; ``"auto"``: 1.
         custom_objects: Custom classes and functions by name, where they cannot be found from the model.
         inferenceBatchSize: Rows per batch when the fitted KerasTransformer predicts.
@@ -154,6 +160,8 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         transform: Callable[[Any, Any], Any] | None = None,
         loader: Loaders | None = None,
         handleInvalid: str = "error",
+        checkpoint: Checkpoint | None = None,
+        resume: bool = False,
         verbose: str | int = "auto",
         custom_objects: Mapping[str, Any] | None = None,
         inferenceBatchSize: int = BATCH_SIZE,
@@ -188,7 +196,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             batch_size=get("batch_size"),
             seed=get("seed"),
         )
-        with self._exclusive_if_needed(), worded_for(SPARK_ML):
+        with self._exclusive_if_needed(), self._own_checkpoints(dataset), worded_for(SPARK_ML):
             history = spark_model.fit(
                 dataset,
                 epochs=get("epochs"),
@@ -209,6 +217,8 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
                 transform=get("transform"),
                 on_invalid="drop" if get("handleInvalid") == "skip" else "error",
                 worker_callbacks=get("worker_callbacks"),
+                checkpoint=get("checkpoint"),
+                resume=get("resume"),
             )
         return self._fitted(model, history.history)
 
@@ -237,11 +247,43 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
     @contextmanager
     def _exclusive_if_needed(self) -> Iterator[None]:
         """Run fits one at a time, unless they can safely run concurrently."""
-        if self.getOrDefault("mode") == "synchronous" and not self.getOrDefault("callbacks"):
+        alone = self.getOrDefault("callbacks") or self.getOrDefault("checkpoint")
+        if self.getOrDefault("mode") == "synchronous" and not alone:
             yield
         else:  # these modes hold Spark's task slots until training ends; a callback works on one model at a time
             with _fit_lock:
                 yield
+
+    @contextmanager
+    def _own_checkpoints(self, dataset: DataFrame) -> Iterator[None]:
+        """Fit with checkpoints of this fit only: the next one of a search must not continue where this one has ended.
+
+        Raises:
+            ConfigurationError: An earlier fit of this process has written them, on other data or with other params.
+        """
+        checkpoint = self.getOrDefault("checkpoint")
+        if checkpoint is None:
+            yield
+            return
+        path = str(checkpoint.path)
+        params = {
+            name: value
+            for param, value in self.extractParamMap().items()
+            if (name := param.name) not in ("checkpoint", "resume", "epochs", "verbose")
+        }
+        before = _fits.get(path)
+        if before is not None and not (before[0].sameSemantics(dataset) and _same(before[1], params)):
+            raise ConfigurationError(
+                f"the checkpoints in {path!r} are of an earlier fit of this process on other data or with other params. In "
+                "CrossValidator, TrainValidationSplit and fit(df, [params, ...]), one fit would continue where another has "
+                "ended: leave checkpoint out there. Elsewhere, use another path."
+            )
+        try:
+            yield
+        finally:
+            with suppress(StorageError):
+                if CheckpointStore(path).names():
+                    _fits[path] = dataset, params
 
     def _fitted(self, model: keras.Model, history: Mapping[str, Sequence[Any]]) -> KerasTransformer:
         fitted = KerasTransformer(model=model, batch_transform=self.getOrDefault("transform"))
@@ -249,6 +291,14 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         self._copyValues(fitted)
         fitted.history = {name: [_as_json(value) for value in values] for name, values in history.items()}
         return fitted
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the values of params are the same, as far as this is known; of models, whether they are one object."""
+    return one.keys() == other.keys() and all(
+        one[name] is other[name] or (not isinstance(one[name], keras.Model) and repr(one[name]) == repr(other[name]))
+        for name in one
+    )
 
 
 def _as_json(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from pyspark.ml.param import Param, Params
 
 from sparkkeras import arguments
+from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import converters
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
@@ -296,4 +297,8 @@ class TrainingParams(InferenceParams):
         "what to do with rows that hold nulls, NaN or infinite values: 'error', or 'skip' (drop)",
         converters.choice("error", "skip"),
     )
+    checkpoint = param(
+        "where and how often to write checkpoints: a Checkpoint; None: nowhere", partial(arguments.instance, kind=Checkpoint)
+    )
+    resume = param("whether to continue from the newest checkpoint", arguments.flag)
     verbose = param("0: silent, 1: a progress bar, 2: one line per epoch; 'auto': 1", converters.choice("auto", 0, 1, 2))

@@ -7,7 +7,7 @@ from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import SparkSession
 
-from sparkkeras import ConfigurationError, DataError, ModelError
+from sparkkeras import Checkpoint, ConfigurationError, DataError, ModelError, SparkModel
 from sparkkeras.ml import KerasEstimator
 from tests.conftest import long
 from tests.models import classifier
@@ -61,6 +61,24 @@ def test_fit_starts_from_the_models_current_weights_and_does_not_change_it(estim
     model.set_weights([np.zeros_like(weight) for weight in before])
     (still,) = estimator.fit(frame, [{estimator.learning_rate: 1e-30}])
     assert all(np.abs(weight).max() < 1e-20 for weight in still.get_model().get_weights())
+
+
+def test_a_fit_continues_from_a_checkpoint_and_that_of_another_fit_does_not(model, frame, tmp_path):
+    def new(**params):
+        return KerasEstimator(model=model, verbose=0, checkpoint=Checkpoint(tmp_path / "run"), resume=True, **params)
+
+    expected = KerasEstimator(model=model, seed=5, verbose=0, epochs=3).fit(frame)
+    new(seed=5).fit(frame)
+    resumed = new(seed=5, epochs=3).fit(frame)
+    assert resumed.history == expected.history
+    for mine, other in zip(resumed.get_model().get_weights(), expected.get_model().get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    message = "are of an earlier fit of this process on other data or with other params. In CrossValidator"
+    for estimator, data in ((new(seed=5, epochs=3), frame.limit(300)), (new(seed=6, epochs=3), frame)):
+        with pytest.raises(ConfigurationError, match=message):
+            estimator.fit(data)
+    with pytest.raises(ConfigurationError, match="batch_size: 32 in the checkpoint, 16 now"):
+        SparkModel(model, batch_size=16).fit(frame, epochs=3, checkpoint=Checkpoint(tmp_path / "run"), resume=True)
 
 
 def test_param_maps(estimator, frame):
