@@ -73,7 +73,8 @@ def test_every_param_of_an_estimator_is_loaded(tmp_path):
         "featuresCol": ["a", "b"], "labelCol": "y", "outputCol": {"scores": "raw"}, "epochs": 7, "learning_rate": 0.5,
         "mode": "synchronous", "frequency": 3, "rule": DiLoCo(momentum=0.5), "class_weight": {0: 1.0, 2: 0.5},
         "server_options": ParameterServerOptions(timeout=7.0), "seed": 3, "transform": parts.halved, "handleInvalid": "skip",
-        "thresholds": [0.25, 0.5, 0.0], "rawPredictionCol": "logits", "checkpoint": Checkpoint("runs/a", 2, 9.5), "resume": True,
+        "thresholds": [0.25, 0.5, 0.0], "rawPredictionCol": "logits",
+        "checkpoint": Checkpoint("runs/a", 2, 9.5), "resume": True,
         "loader": image_loader((8, 8), "L", 1 / 255), "custom_objects": {"Scale": parts.Scale}, "num_workers": 2,
     }  # fmt: skip
     estimator = KerasEstimator(model=small(optimizer="rmsprop"), **given)
