@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 
+from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import CustomObjectError
 from sparkkeras.modeling.custom_code import ByValue, is_own, lookup_names, may_be_named
@@ -66,7 +67,7 @@ def decode(value: Any) -> Any:
     """Restore the value that `encode` encoded.
 
     Only these may be referenced: Python functions of modules outside the standard library; dataclasses that are defined in
-    the user's modules (not in an installed package), loaders, update rules, and `ParameterServerOptions`.
+    the user's modules (not in an installed package), loaders, update rules, `ParameterServerOptions` and `Checkpoint`.
 
     Raises:
         CustomObjectError: A module is missing, does not define the name, or the object may not be referenced.
@@ -195,7 +196,7 @@ def _checked_function(found: Any, location: str) -> Any:
 def _checked_dataclass(found: T, location: str) -> T:
     if not dataclasses.is_dataclass(found) or not isinstance(found, type):
         raise CustomObjectError(f"{location} was saved as a dataclass, but is not a dataclass now: restore its definition.")
-    known = found is ParameterServerOptions or _is_own(location)
+    known = found in (ParameterServerOptions, Checkpoint) or _is_own(location)
     if not (known or _has_members_of(found, Loader) or _has_members_of(found, UpdateRule)):
         raise CustomObjectError(
             f"{location} is a dataclass of an installed package and neither a loader nor an update rule. A saved file may "
