@@ -375,11 +375,12 @@ class SparkModel:
                 ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.
             worker_callbacks: Keras callbacks that run on the workers. In synchronous training each worker gets new copies in
                 each round; in the other modes it keeps one copy for all epochs.
-            checkpoint: Where and how often to write checkpoints, in the modes ``"synchronous"`` and ``"allreduce"``.
-                SIGTERM, Ctrl-C and errors of Spark end training with a checkpoint of the last completed round.
-            resume: Whether to continue from the newest checkpoint, with the same bits as without the interruption. Without
-                one, training begins at the start; if it was completed, nothing is trained. The model, the data and the
-                other arguments must be the same, ``epochs`` may be larger.
+            checkpoint: Where and how often to write checkpoints. SIGTERM, Ctrl-C and errors of Spark end training with a
+                checkpoint of the last completed round, or with a parameter server of the last completed epoch.
+            resume: Whether to continue from the newest checkpoint. Synchronous and all-reduce training end with the
+                same bits as without the interruption; with a parameter server, every update counts once. If there is none,
+                training begins at the start; if it was completed, nothing is trained. The model, the data and the other
+                arguments must be the same, ``epochs`` may be larger.
 
         Returns:
             A ``keras.callbacks.History`` with the logs of each epoch: loss and metrics over the full dataset.

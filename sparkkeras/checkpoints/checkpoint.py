@@ -22,7 +22,9 @@ class Checkpoint:
             ``s3a://``, ``file:``). It is created if it does not exist.
         every: ``"epoch"``, or a number of averaging rounds. A round is an epoch, or ``frequency`` batches. In the mode
             ``"allreduce"``, a number of steps, counted from the beginning of each epoch; then a round is so many steps.
-        every_seconds: Write a checkpoint also if the last one is this many seconds old, at the end of a round.
+            ``"asynchronous"`` and ``"hogwild"`` take ``"epoch"`` only.
+        every_seconds: Write a checkpoint also if the last one is this many seconds old, at the end of a round; in the modes
+            ``"asynchronous"`` and ``"hogwild"`` at any time.
         keep: The number of checkpoints to keep; older ones are deleted.
 
     Raises:

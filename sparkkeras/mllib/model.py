@@ -180,8 +180,7 @@ class SparkMLlibModel:
                 to images.
             on_invalid: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
             worker_callbacks: Keras callbacks that run on the workers.
-            checkpoint: Where and how often to write checkpoints, in the modes ``"synchronous"`` and ``"allreduce"``;
-                see `SparkModel.fit`.
+            checkpoint: Where and how often to write checkpoints; see `SparkModel.fit`.
             resume: Whether to continue from the newest checkpoint.
 
         Returns:

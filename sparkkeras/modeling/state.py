@@ -15,6 +15,7 @@ from sparkkeras.modeling.optimizers import (
     has_several,
     inner_of,
     inner_optimizer,
+    iterations,
     optimizer_of,
     optimizers_of,
     set_iterations,
@@ -39,7 +40,7 @@ class ModelState:
     @locks_state
     def take(cls, model: keras.Model) -> ModelState:
         """Copy the state from a model."""
-        return cls(take_weights(model), _take(optimizer_variables(model)))
+        return cls(take_weights(model), take_optimizer(model))
 
     @locks_state
     def put(self, model: keras.Model) -> None:
@@ -102,6 +103,12 @@ def take_weights(model: keras.Model) -> Flat:
 
 
 @locks_state
+def take_optimizer(model: keras.Model) -> Flat:
+    """Copy the optimizer variables from a model."""
+    return _take(optimizer_variables(model))
+
+
+@locks_state
 def put_weights(weights: Flat, model: keras.Model) -> None:
     """Copy weights into a model with the same variable shapes and dtypes."""
     _put(weights, weight_variables(model))
@@ -114,10 +121,11 @@ def advanced(state: ModelState, model: keras.Model, counts: Sequence[int], learn
         state: Current weights, and the optimizer variables from the start of training.
         model: A model with the same variable shapes and dtypes.
         counts: The `iterations` that the other worker reached, after which schedules continue; empty if it made no step.
+            If the optimizer variables are of this moment, they are used as they are.
         learning_rate: The learning rate, if it was changed since the start.
     """
     state.put(model)
-    if counts:
+    if counts and tuple(counts) != tuple(iterations(model)):
         set_iterations(model, counts)
         for optimizer in map(inner_of, optimizers_of(model).values()):
             if optimizer.built and getattr(optimizer, "use_ema", False):  # restart averages from the current weights

@@ -136,6 +136,52 @@ class Directive:
     learning_rate: tuple[int, float] | None = None
 
 
+@dataclass(frozen=True)
+class PartitionProgress:
+    """What a partition has reached.
+
+    Attributes:
+        sequence: The number of applied pushes.
+        epoch: The epoch to continue with.
+        batch: The number of finished batches of that epoch.
+        steps: The number of applied optimizer steps.
+        rows: The number of rows in the applied updates.
+        epoch_steps: The steps of the current epoch.
+        epoch_rows: The rows of the current epoch.
+        iterations: The number of iterations of each optimizer.
+        metrics: The metric state of the current epoch.
+        done: Whether the worker has left.
+        optimizer: The optimizer variables at the end of the last epoch, as they were sent; empty before.
+    """
+
+    sequence: int
+    epoch: int
+    batch: int
+    steps: int
+    rows: int
+    epoch_steps: int
+    epoch_rows: int
+    iterations: tuple[int, ...]
+    metrics: tuple[Array, ...]
+    done: bool
+    optimizer: bytes
+
+
+@dataclass(frozen=True)
+class LedgerProgress:
+    """What all partitions have reached.
+
+    Attributes:
+        next_epoch: The first epoch that not all workers have reported.
+        partitions: The progress of each partition.
+        reports: The reports on epochs from ``next_epoch`` on.
+    """
+
+    next_epoch: int
+    partitions: dict[int, PartitionProgress]
+    reports: tuple[EpochReport, ...]
+
+
 @dataclass
 class _Partition:
     """The state of a partition. ``lock`` serializes the calls of the partition, including the application of an update."""
@@ -154,13 +200,23 @@ class _Partition:
     metrics: tuple[Array, ...] = ()
     started: bool = False
     done: bool = False
+    optimizer: bytes = b""
+    received: bytes = b""
     to_evaluate: set[int] = field(default_factory=set)
+
+    @property
+    def progress(self) -> PartitionProgress:
+        """What this partition has reached."""
+        return PartitionProgress(**{name: getattr(self, name) for name in _PROGRESS})
 
     def finished_batches(self, epoch: int) -> int:
         """The number of batches of an epoch that are finished, or will never be."""
         if self.done or self.epoch > epoch:
             return self.plan.batches
         return self.batch if self.epoch == epoch else 0
+
+
+_PROGRESS = tuple(each.name for each in dataclasses.fields(PartitionProgress))
 
 
 class Ledger:
@@ -179,6 +235,7 @@ class Ledger:
         warmup_timeout: Seconds after the first lease for which workers wait for the first pushes of others.
         on_epoch: Called when the last worker has reported an epoch; its result is kept with the epoch.
         clock: A monotonic clock in seconds.
+        reached: The progress to continue from.
     """
 
     def __init__(
@@ -193,6 +250,7 @@ class Ledger:
         warmup_timeout: float,
         on_epoch: Callable[[int], Any],
         clock: Callable[[], float],
+        reached: LedgerProgress | None = None,
     ) -> None:
         self._epochs = epochs
         self._validates = validates
@@ -202,6 +260,9 @@ class Ledger:
         self._partitions = {worker: _Partition(worker, plan, epochs.start) for worker, plan in plans.items()}
         for partition in self._partitions.values():
             partition.done = partition.plan.batches == 0
+        for worker, progress in ({} if reached is None else reached.partitions).items():
+            for name in _PROGRESS:
+                setattr(self._partitions[worker], name, getattr(progress, name))
         self._without_push = {worker: partition for worker, partition in self._partitions.items() if not partition.done}
         self._may_be_late = max(0, len(self._without_push) - num_concurrent)
         self._least_sequence = 0  # no partition in training has a smaller one
@@ -216,6 +277,8 @@ class Ledger:
         self._evaluating: dict[int, EpochEnd] = {}
         self._evaluations: dict[int, dict[int, tuple[Array, ...]]] = {}
         self._ended: list[EpochEnd] = []
+        for report in () if reached is None else reached.reports:
+            self._reports.setdefault(report.epoch, {})[report.worker] = report
         self.duplicates = self.takeovers = 0
         self.missing: list[int] = []
 
@@ -284,6 +347,15 @@ class Ledger:
                 self.duplicates += not new
             yield new
 
+    def keep_optimizer(self, worker: int, lease: int, optimizer: bytes) -> None:
+        """Keep the optimizer variables of a worker, which count from its push at the end of the epoch on.
+
+        Raises:
+            RefusedError: The lease was taken over.
+        """
+        with self._lock:
+            self._renewed(worker, lease).received = optimizer
+
     def pushed(self, worker: int, point: ExchangePoint) -> None:
         """Record an applied push; call it within `pushing`."""
         partition = self._partition(worker)
@@ -311,6 +383,7 @@ class Ledger:
                 partition.epoch, partition.batch = point.epoch + 1, 0
                 partition.epoch_rows = partition.epoch_steps = 0
                 partition.metrics = ()
+                partition.optimizer, partition.received = partition.received or partition.optimizer, b""
                 self._close_epochs()
 
     def evaluated(self, worker: int, lease: int, epoch: int, metrics: tuple[Array, ...]) -> None:
@@ -409,6 +482,14 @@ class Ledger:
         with self._lock:
             missing, self.missing = self.missing, []
             return missing
+
+    def take_progress(self) -> LedgerProgress:
+        """What all partitions have reached."""
+        with self._lock:
+            reports = tuple(report for of_epoch in self._reports.values() for report in of_epoch.values())
+            return LedgerProgress(
+                self._next_epoch, {worker: each.progress for worker, each in self._partitions.items()}, reports
+            )
 
     def snapshot(self, epoch: int) -> Any:
         """The result of ``on_epoch`` for an epoch that is being evaluated.

@@ -7,6 +7,7 @@ call           purpose                                                          
 `lease`        take the lease of a partition                                           - / metric state of its epoch so far
 `renew`        renew the lease, and get a directive                                    - / -
 `parameters`   pull the weights, if they are newer, or those of the end of an epoch    - / weights, integers
+`optimizer`    send the optimizer variables at the end of an epoch, for checkpoints    optimizer variables / -
 `update`       push an update                                                          update, integers, metric state / -
 `report`       report the metric state of the validation rows                          metric state / -
 `finish`       end the partition: nothing is left to do                                - / -
@@ -25,13 +26,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, SparkKerasError
+from sparkkeras.parameter.cuts import Cuts
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
 from sparkkeras.parameter.stats import ParameterServerStats
@@ -103,21 +105,24 @@ class PayloadFormat:
         dtype: The dtype name of the weight vector.
         integer_variables: The format of the weights that are not floating point.
         metrics: The format of the metric state.
+        optimizer: The format of the optimizer variables that workers send at the end of an epoch; ``None``: they do not.
     """
 
     size: int
     dtype: str
     integer_variables: ArraySpecs
     metrics: ArraySpecs
+    optimizer: ArraySpecs | None = None
 
     @classmethod
-    def of(cls, weights: Flat, metrics: Sequence[Array]) -> PayloadFormat:
-        """The format of given weights and metrics."""
+    def of(cls, weights: Flat, metrics: Sequence[Array], optimizer: Flat | None = None) -> PayloadFormat:
+        """The format of given weights, metrics and optimizer variables."""
         return cls(
             weights.vector.size,
             weights.vector.dtype.name,
             ArraySpecs.like(weights.integer_variables),
             ArraySpecs.like(metrics),
+            None if optimizer is None else ArraySpecs.like((optimizer.vector, *optimizer.integer_variables)),
         )
 
     @property
@@ -135,6 +140,17 @@ class PayloadFormat:
         """The size of a body with an update, in bytes."""
         return self.weights_bytes + self.metrics.nbytes
 
+    def pack_optimizer(self, optimizer: Flat) -> bytes:
+        """The bytes of optimizer variables."""
+        assert self.optimizer is not None
+        return self.optimizer.pack((optimizer.vector, *optimizer.integer_variables))
+
+    def unpack_optimizer(self, packed: bytes) -> Flat:
+        """The inverse of `pack_optimizer`."""
+        assert self.optimizer is not None
+        vector, *integers = self.optimizer.unpack(memoryview(packed))
+        return Flat(vector, tuple(integers))
+
     def weights(self, body: memoryview) -> Flat:
         """The weights at the start of a body; the vector shares the body's memory."""
         vector = np.frombuffer(body[: self.vector_bytes], self.dtype)
@@ -148,24 +164,26 @@ class ParameterService(Service):
         store: The weights.
         ledger: The leases and the progress of the workers.
         payload_format: The format of weights and metric states.
+        cuts: Takes cuts between the updates, for checkpoints.
 
     Attributes:
         failure: The error that ends training, if a worker sent an invalid update or the rule failed.
     """
 
-    def __init__(self, store: Store, ledger: Ledger, payload_format: PayloadFormat) -> None:
+    def __init__(self, store: Store, ledger: Ledger, payload_format: PayloadFormat, cuts: Cuts | None = None) -> None:
         calls = {
             "health": (self._health, 0),
             "lease": (self._lease, 0),
             "renew": (self._directive, 0),
             "parameters": (self._parameters, 0),
+            "optimizer": (self._optimizer, 0 if payload_format.optimizer is None else payload_format.optimizer.nbytes),
             "update": (self._update, payload_format.update_bytes),
             "report": (self._report, payload_format.metrics.nbytes),
             "finish": (self._finish, 0),
             "release": (self._release, 0),
         }
         super().__init__(calls, ledger.expire)
-        self._store, self._ledger, self._payload_format = store, ledger, payload_format
+        self._store, self._ledger, self._payload_format, self._cuts = store, ledger, payload_format, cuts
         self._counts: Counter[str] = Counter()
         self._rejected_requests: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
@@ -239,11 +257,20 @@ class ParameterService(Service):
         worker, lease, sequence, base = (call.field(name, int) for name in ("worker", "lease", "sequence", "base"))
         point = ExchangePoint.unpack(call.field, payload_format.metrics.unpack(call.body[payload_format.weights_bytes :]))
         update = payload_format.weights(call.body)
-        with self._ledger.pushing(worker, lease, sequence) as new:
+        with self._passing(), self._ledger.pushing(worker, lease, sequence) as new:
             if new:
                 self._apply(worker, base, point, update)
                 self._ledger.pushed(worker, point)
         return self._directive(call)
+
+    def _passing(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._cuts is None else self._cuts.passing()
+
+    def _optimizer(self, call: Call) -> Reply:
+        assert self._payload_format.optimizer is not None
+        _check_length(call, self._payload_format.optimizer.nbytes)
+        self._ledger.keep_optimizer(*_holder(call), bytes(call.body))
+        return Reply({})
 
     def _report(self, call: Call) -> Reply:
         if len(call.body):
@@ -253,7 +280,8 @@ class ParameterService(Service):
         return self._directive(call)
 
     def _finish(self, call: Call) -> Reply:
-        self._ledger.finish(*_holder(call))
+        with self._passing():
+            self._ledger.finish(*_holder(call))
         return Reply({})
 
     def _release(self, call: Call) -> Reply:
@@ -439,6 +467,10 @@ class ParameterClient(Client):
         fields = {**self._identity(), "sequence": self._sequence, "base": base, **point.pack()}
         body = (*(_view(part) for part in parts if part.size), *_bytes(small))
         return _directive(self._call("update", fields, body)[0])
+
+    def keep_optimizer(self, optimizer: Flat) -> None:
+        """Send the optimizer variables at the end of an epoch, before the push."""
+        self._call("optimizer", self._identity(), _bytes(self._payload_format.pack_optimizer(optimizer)))
 
     def report(self, epoch: int, metrics: Sequence[Array]) -> Directive:
         """Report the metric state of the validation rows for the weights of an epoch; empty if there were no rows."""

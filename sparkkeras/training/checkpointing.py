@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.differences import differences, other_work
@@ -41,12 +42,13 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.training.termination import termination
 from sparkkeras.training.worker_reports import Report
 from sparkkeras.weights import Array, Flat
 
-MODES = ("synchronous", "allreduce")
-"""The modes that write checkpoints."""
+if TYPE_CHECKING:
+    from sparkkeras.parameter.ledger import LedgerProgress
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class TrainingProgress:
         record: What the driver knows besides.
         result: The state of the model after training, where callbacks or moving averages have changed it at the end.
         finished: Whether training was completed.
+        workers: The progress of the workers of a parameter server.
     """
 
     part: EpochPart
@@ -93,6 +96,7 @@ class TrainingProgress:
     record: EpochRecord
     result: ModelState | None = None
     finished: bool = False
+    workers: LedgerProgress | None = None
 
     def pack(self) -> dict[str, Any]:
         """The values for a checkpoint."""
@@ -106,6 +110,7 @@ class TrainingProgress:
             "record": vars(self.record),
             "result": None if self.result is None else pack_state(self.result),
             "finished": self.finished,
+            "workers": None if self.workers is None else _pack_workers(self.workers),
         }
 
     @classmethod
@@ -123,6 +128,7 @@ class TrainingProgress:
             EpochRecord(**values["record"]),
             None if values["result"] is None else unpack_state(values["result"]),
             values["finished"],
+            None if values["workers"] is None else _unpack_workers(values["workers"]),
         )
 
 
@@ -138,6 +144,34 @@ def unpack_state(values: Mapping[str, Any]) -> ModelState:
     """The inverse of `pack_state`."""
     flats = {name: Flat(flat["vector"], tuple(flat["integers"])) for name, flat in values.items()}
     return ModelState(flats["weights"], flats["optimizer"])
+
+
+def _pack_workers(progress: LedgerProgress) -> dict[str, Any]:
+    """The values for a checkpoint."""
+    partitions = {
+        str(worker): vars(each) | {"optimizer": np.frombuffer(each.optimizer, np.uint8)}
+        for worker, each in progress.partitions.items()
+    }
+    return {
+        "next_epoch": progress.next_epoch,
+        "partitions": partitions,
+        "reports": [vars(report) for report in progress.reports],
+    }
+
+
+def _unpack_workers(values: Mapping[str, Any]) -> LedgerProgress:
+    """The inverse of `_pack_workers`."""
+    from sparkkeras.parameter.ledger import EpochReport, LedgerProgress, PartitionProgress
+
+    def with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {**fields, "iterations": tuple(fields["iterations"]), "metrics": tuple(fields["metrics"])}
+
+    partitions = {
+        int(worker): PartitionProgress(**with_tuples(fields) | {"optimizer": fields["optimizer"].tobytes()})
+        for worker, fields in values["partitions"].items()
+    }
+    reports = tuple(EpochReport(**with_tuples(fields)) for fields in values["reports"])
+    return LedgerProgress(values["next_epoch"], partitions, reports)
 
 
 @dataclass(frozen=True)
@@ -286,10 +320,10 @@ class CheckpointRecorder:
             ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
             StorageError: The folder cannot be read, or all checkpoints are damaged.
         """
-        if isinstance(checkpoint, Checkpoint) and mode not in MODES:
+        if isinstance(checkpoint, Checkpoint) and checkpoint.every != "epoch" and mode in ASYNCHRONOUS_MODES:
             raise ConfigurationError(
-                f"checkpoint= is supported in mode='synchronous' and mode='allreduce', and the mode is {mode!r}: use "
-                "keras.callbacks.ModelCheckpoint, which saves the model at the end of each epoch."
+                f"Checkpoint(every={checkpoint.every}): in mode={mode!r} workers do not make rounds together. Use "
+                'every="epoch", and every_seconds= for checkpoints within epochs.'
             )
         store = CheckpointStore.open(checkpoint, resume)
         if store is None:
@@ -413,6 +447,17 @@ class CheckpointRecorder:
 
     # The methods of a Recorder
 
+    @property
+    def records(self) -> bool:
+        """See `Recorder.records`."""
+        return True
+
+    @property
+    def workers(self) -> LedgerProgress | None:
+        """See `Recorder.workers`."""
+        same = self.saved is not None and self.saved.partitions == self._partitions
+        return self.saved.progress.workers if same and self.saved is not None else None
+
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
         """Call the callbacks at the beginning of training, and restore the checkpoint; returns the first epoch."""
         self._job, self._callbacks = job, callbacks
@@ -446,22 +491,23 @@ class CheckpointRecorder:
         self._record = self._take_record()
         return part
 
-    def end_round(self, part: EpochPart, state: ModelState) -> None:
+    def end_round(self, part: EpochPart, state: ModelState, workers: LedgerProgress | None = None) -> None:
         """Note what was reached; write it if it is time for a checkpoint, and the epoch has not ended."""
         self._rounds += 1
-        self._reached = self._progress(part, False, state)
+        self._reached = self._progress(part, False, state, workers)
         every = 1 if self._in_step else self._checkpoint.every
-        self._due = self._due or (every != "epoch" and self._rounds % int(every) == 0) or self._is_late()
-        if self._due and (self._in_step or part.batches < self._job.batches):
+        self._due = self._due or (every != "epoch" and self._rounds % int(every) == 0) or self.is_late
+        if self._due and (self._in_step or workers is not None or part.batches < self._job.batches):
             self._save()
         self._warn_of_errors()
 
-    def end_epoch(self, epoch: int) -> None:
+    def end_epoch(self, epoch: int, state: ModelState | None = None, workers: LedgerProgress | None = None) -> None:
         """Note what was reached; write it if it is time for a checkpoint, and training has not ended."""
         self._record = self._take_record()
         stopped = bool(self._job.model.stop_training)
-        self._reached = self._progress(EpochPart(epoch + 1), stopped, ModelState.take(self._job.model))
-        due = self._due or self._in_step or self._checkpoint.every == "epoch" or self._is_late()
+        state = state or ModelState.take(self._job.model)
+        self._reached = self._progress(EpochPart(epoch + 1), stopped, state, workers)
+        due = self._due or self._in_step or self._checkpoint.every == "epoch" or self.is_late
         if due and not stopped and epoch + 1 < self._job.epochs:
             self._save()
         self._warn_of_errors()
@@ -474,9 +520,11 @@ class CheckpointRecorder:
         self._reached = replace(self._reached, result=None if _equal(found, reached) else found, finished=True)
         self._save()
 
-    def _progress(self, part: EpochPart, stopped: bool, state: ModelState) -> TrainingProgress:
-        generators = take_generators(self._job.model)
-        return TrainingProgress(part, self._rounds, stopped, state, generators, dict(self._job.rule_state), self._record)
+    def _progress(
+        self, part: EpochPart, stopped: bool, state: ModelState, workers: LedgerProgress | None
+    ) -> TrainingProgress:
+        generators, rule_state = take_generators(self._job.model), dict(self._job.rule_state)
+        return TrainingProgress(part, self._rounds, stopped, state, generators, rule_state, self._record, workers=workers)
 
     def _take_record(self) -> EpochRecord:
         history = self._callbacks.history
@@ -493,7 +541,9 @@ class CheckpointRecorder:
         put_generators(progress.generators, self._job.model)
         callback_states.put(progress.record.callbacks, self._callbacks.given)
 
-    def _is_late(self) -> bool:
+    @property
+    def is_late(self) -> bool:
+        """See `Recorder.is_late`."""
         seconds = self._checkpoint.every_seconds
         return seconds is not None and time.monotonic() - self._saved_at >= seconds
 

@@ -14,9 +14,9 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState, ModelWeights
+from sparkkeras.parameter.cuts import Cut, Cuts
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
 from sparkkeras.parameter.rules import RULES, AsynchronousRule, ExchangeWindow, State, UpdateRule
@@ -53,6 +54,7 @@ from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
+from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
 from sparkkeras.training.worker_validation import ValidationPlan, validation_plan
 from sparkkeras.weights import Array, Flat, average
@@ -140,6 +142,7 @@ class WorkerExchange:
         self._plan, self._client, self._rule = plan, client, plan.rule.load()
         self._learning_rates = learning_rates
         pulled = client.pull()
+        self.keeps_optimizer = plan.payload_format.optimizer is not None
         self._version = pulled.version
         self._base = pulled.weights.vector.copy()
         self.begun = Flat(self._base, pulled.weights.integer_variables)
@@ -151,7 +154,7 @@ class WorkerExchange:
         """Whether the server has asked the worker to stop, possibly in a reply to the thread that renews the lease."""
         return self._client.stopped
 
-    def __call__(self, weights: Flat, point: ExchangePoint) -> ExchangeResult:
+    def __call__(self, weights: Flat, point: ExchangePoint, optimizer: Flat | None = None) -> ExchangeResult:
         """Exchange weights with the server; see `Exchange`."""
         plan = self._plan
         trained = slice(None, plan.trainable)
@@ -164,6 +167,8 @@ class WorkerExchange:
         self._base[trained] = onward
         self._base[plan.trainable :] = theirs + (statistics - theirs) / plan.num_workers
         point = dataclasses.replace(point, metrics=self._metrics(point.metrics))
+        if optimizer is not None:
+            self._client.keep_optimizer(optimizer)
         directive = self._client.push((sent, statistics), weights.integer_variables, self._version, point)
         # The worker continues from weights with its own update, which the server applies after the version that was pulled.
         self._version = center.version + 1
@@ -200,13 +205,31 @@ class WorkerExchange:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Trains all epochs of a worker."""
+    """Trains all epochs of a worker.
+
+    Attributes:
+        archive: The model.
+        state: Its state at the beginning.
+        options: The training options.
+        plan: The settings that all tasks share.
+        validation: How to validate.
+        optimizers: The optimizer variables of each worker in the checkpoint from which training continues, as its client
+            has sent them.
+    """
 
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
     options: Shared[FitOptions]
     plan: Plan
     validation: ValidationPlan | None
+    optimizers: Mapping[int, Shared[bytes]] = field(default_factory=dict)
+
+    def optimizer_of(self, worker: int) -> Flat:
+        """The optimizer variables with which a worker begins."""
+        packed = self.optimizers.get(worker)
+        if packed is None:
+            return self.state.value.optimizer
+        return self.plan.payload_format.unpack_optimizer(packed.value)
 
     def __call__(self, context: TaskContext, rows: Iterator[Block | BlockStream]) -> Iterator[OptimizerVariables]:
         """Train what other attempts have not trained; yield the optimizer variables, if there was anything to train."""
@@ -267,7 +290,7 @@ class _Run:
         self._resumed = resumed
         set_before, rate = resumed.learning_rate or (0, None)
         self._exchange = WorkerExchange(task.plan, client, set_before)
-        self.state = ModelState(self._exchange.begun, task.state.value.optimizer)
+        self.state = ModelState(self._exchange.begun, task.optimizer_of(context.worker))
         self.rows = 0
         if resumed.iterations or rate is not None:
             model = self._trainer.prepared(rows, self._options)
@@ -320,12 +343,13 @@ class ParameterServerStrategy:
 
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
         """Train; see `Strategy.fit`."""
-        callbacks.on_train_begin()
-        epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
+        epochs = range(job.recorder.begin(job, callbacks), job.epochs)
         if epochs:
             callbacks.on_epoch_begin(epochs.start)
+        if epochs or job.recorder.workers is not None:
             _Training(job, driver_dataset(dataset, NO_DRIVER), callbacks, epochs, self._locked).run()
         callbacks.on_train_end()
+        job.recorder.end()
 
 
 class _Training:
@@ -333,6 +357,8 @@ class _Training:
 
     def __init__(self, job: Job, dataset: DriverDataset, callbacks: DriverCallbacks, epochs: range, locked: bool) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
+        job.recorder.begin_epoch(epochs.start)
+        self._reached = job.recorder.workers
         self._num_concurrent = max(1, min(job.num_workers, dataset.slots))
         self._state = ModelState.take(job.model)
         self._trainable = model_state.trainable_size(job.model)
@@ -351,9 +377,17 @@ class _Training:
             warmup_timeout=options.warmup_timeout,
             on_epoch=self._keep_epoch,
             clock=time.monotonic,
+            reached=self._reached,
         )
-        self._payload_format = PayloadFormat.of(self._state.weights, metrics.take(job.model))
-        self._service = ParameterService(self._store, self._ledger, self._payload_format)
+        if self._reached is not None and model_state.has_settable_rate(job.model):  # workers have that of before callbacks
+            self._ledger.set_learning_rate(self._learning_rate)
+        records = job.recorder.records
+        self._payload_format = PayloadFormat.of(
+            self._state.weights, metrics.take(job.model), self._state.optimizer if records else None
+        )
+        self._cuts = Cuts(self._store, self._ledger, self._keep_cut) if records else None
+        self._taken: dict[int, Cut] = {}
+        self._service = ParameterService(self._store, self._ledger, self._payload_format, self._cuts)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
         self._iterations = tuple(iterations(job.model))
         self._pace = _Pace()
@@ -361,7 +395,14 @@ class _Training:
         self._epoch = epochs.start
 
     def run(self) -> None:
-        """Train."""
+        """Train the epochs, and put the mean of the workers' optimizer variables into the model."""
+        optimizers = self._train() if self._epochs else []
+        if self._reached is not None:
+            optimizers = self._kept_optimizers()  # also of workers that had finished before the checkpoint
+        if optimizers:
+            self._put_optimizer(merge(optimizers).optimizer)
+
+    def _train(self) -> list[OptimizerVariables]:
         job, dataset, server = self._job, self._dataset, self._job.server
         with ExitStack() as stack:
             validation = validation_plan(job, stack)
@@ -377,10 +418,19 @@ class _Training:
                 stack.enter_context(dataset.share(job.options)),
                 self._plan(address),
                 validation,
+                {
+                    worker: stack.enter_context(dataset.share(each.optimizer))
+                    for worker, each in ({} if self._reached is None else self._reached.partitions).items()
+                    if each.optimizer
+                },
             )
-            optimizers = self._supervise(dataset.train(task))
-        if optimizers:
-            self._put_optimizer(merge(optimizers).optimizer)
+            return self._supervise(dataset.train(task))
+
+    def _kept_optimizers(self) -> list[OptimizerVariables]:
+        """The optimizer variables of all workers at the end of their last epochs."""
+        partitions = self._ledger.take_progress().partitions.values()
+        unpack = self._payload_format.unpack_optimizer
+        return [OptimizerVariables(each.rows, unpack(each.optimizer)) for each in partitions if each.optimizer]
 
     def _supervise(self, results: Results[OptimizerVariables]) -> list[OptimizerVariables]:
         """Run the job in the background, and callbacks and progress here; return the results of the workers."""
@@ -436,7 +486,22 @@ class _Training:
     def _keep_epoch(self, epoch: int) -> Snapshot:
         """Keep the weights and the statistics of the server when the last worker has reported an epoch."""
         self._kept[epoch] = (self._service.stats(""), self._store.rule_state())
+        if self._cuts is not None:
+            self._cuts.request()
         return self._store.snapshot()
+
+    def _keep_cut(self, cut: Cut) -> None:
+        self._taken[cut.progress.next_epoch - 1] = cut
+
+    def _cut_of(self, epoch: int) -> Cut | None:
+        """The cut after the push that ended an epoch; ``None`` without checkpoints, or if it ended a later one, too."""
+        if self._cuts is None:
+            return None
+        if epoch not in self._taken:
+            self._cuts.now()  # this push may not have ended yet
+        cut = self._taken.get(epoch)
+        self._taken = {number: each for number, each in self._taken.items() if number > epoch}
+        return cut
 
     def _end_epoch(self, end: EpochEnd) -> None:
         job, model = self._job, self._job.model
@@ -457,6 +522,8 @@ class _Training:
         logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         add_histories(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
+        cut = self._cut_of(end.epoch)
+        rule_state = rule_state if cut is None else cut.rule_state
         job.rule_state.clear()
         job.rule_state.update(rule_state)
         rows, trained = sum(report.rows for report in end.reports), max(report.seconds for report in end.reports)
@@ -474,8 +541,14 @@ class _Training:
             self._callbacks.on_test_end(validated)
             logs |= {f"val_{name}": value for name, value in validated.items()}
         self._callbacks.on_epoch_end(end.epoch, logs)
+        if cut is None:
+            job.recorder.end_epoch(end.epoch)
+        else:
+            state = ModelState(cut.weights, model_state.take_optimizer(model))
+            job.recorder.end_epoch(end.epoch, state, cut.progress)
         if not model.stop_training and end.epoch + 1 < self._epochs.stop:
             self._callbacks.on_epoch_begin(end.epoch + 1)
+            job.recorder.begin_epoch(end.epoch + 1)
             self._epoch = end.epoch + 1
         self._send_learning_rate()
 
@@ -486,7 +559,20 @@ class _Training:
             self._learning_rate = value
             self._ledger.set_learning_rate(value)
 
+    def _record_if_late(self) -> None:
+        """Record progress within an epoch, unless an epoch has ended that was not handled yet."""
+        if self._cuts is None or not self._job.recorder.is_late:
+            return
+        cut = self._cuts.now()
+        if cut.progress.next_epoch == self._epoch and any(each.sequence for each in cut.progress.partitions.values()):
+            batches = max(each.batch for each in cut.progress.partitions.values() if each.epoch == self._epoch)
+            self._job.rule_state.clear()
+            self._job.rule_state.update(cut.rule_state)
+            state = ModelState(cut.weights, model_state.take_optimizer(self._job.model))
+            self._job.recorder.end_round(EpochPart(self._epoch, max(1, batches)), state, cut.progress)
+
     def _report_progress(self) -> None:
+        self._record_if_late()
         self._callbacks.on_round_end(self._pace.rows_since(self._ledger.rows), self._ledger.progress(self._epoch))
 
     def _put_optimizer(self, optimizer: Flat) -> None:

@@ -9,6 +9,7 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState
 
 if TYPE_CHECKING:
+    from sparkkeras.parameter.ledger import LedgerProgress
     from sparkkeras.training.callbacks import DriverCallbacks
     from sparkkeras.training.job import Job
     from sparkkeras.training.worker_reports import Report
@@ -41,6 +42,21 @@ class Recorder(Protocol):
         """The length of a round of all-reduce training in steps; ``None``: a round is an epoch."""
         ...
 
+    @property
+    def records(self) -> bool:
+        """Whether it records anything."""
+        ...
+
+    @property
+    def workers(self) -> LedgerProgress | None:
+        """The progress of the workers of a parameter server to continue from, after `begin`; ``None``: they start anew."""
+        ...
+
+    @property
+    def is_late(self) -> bool:
+        """Whether progress should be recorded now, though no round has ended."""
+        ...
+
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
         """Call the callbacks at the beginning of training, and restore what was recorded; returns the first epoch."""
         ...
@@ -49,12 +65,18 @@ class Recorder(Protocol):
         """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""
         ...
 
-    def end_round(self, part: EpochPart, state: ModelState) -> None:
-        """A round was completed, with this state of the model."""
+    def end_round(self, part: EpochPart, state: ModelState, workers: LedgerProgress | None = None) -> None:
+        """A round was completed, or a parameter server has reached this, with this state of the model."""
         ...
 
-    def end_epoch(self, epoch: int) -> None:
-        """An epoch was completed; the callbacks have been called, and may have changed the model."""
+    def end_epoch(self, epoch: int, state: ModelState | None = None, workers: LedgerProgress | None = None) -> None:
+        """An epoch was completed; the callbacks have been called, and may have changed the model.
+
+        Args:
+            epoch: The index of the epoch.
+            state: The state from which the next epoch begins; ``None``: that of the model.
+            workers: The progress of the workers of a parameter server, whose weights are in ``state``.
+        """
         ...
 
     def end(self) -> None:
@@ -65,7 +87,8 @@ class Recorder(Protocol):
 class NoRecorder:
     """Records nothing."""
 
-    every_steps = None
+    every_steps = workers = None
+    records = is_late = False
 
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
         """Call the callbacks at the beginning of training; returns the epoch at which it begins."""
@@ -76,10 +99,10 @@ class NoRecorder:
         """Nothing of the epoch has been trained."""
         return EpochPart(epoch)
 
-    def end_round(self, part: EpochPart, state: ModelState) -> None:
+    def end_round(self, part: EpochPart, state: ModelState, workers: LedgerProgress | None = None) -> None:
         """Do nothing."""
 
-    def end_epoch(self, epoch: int) -> None:
+    def end_epoch(self, epoch: int, state: ModelState | None = None, workers: LedgerProgress | None = None) -> None:
         """Do nothing."""
 
     def end(self) -> None:

@@ -79,7 +79,12 @@ class Exchange(Protocol):
         """Whether training has been stopped, so that the worker need not finish this window."""
         ...
 
-    def __call__(self, weights: Flat, point: ExchangePoint) -> ExchangeResult:
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether it takes the optimizer variables at the end of an epoch."""
+        ...
+
+    def __call__(self, weights: Flat, point: ExchangePoint, optimizer: Flat | None = None) -> ExchangeResult:
         """Exchange the worker's weights; the metric state of ``point`` is that of this call of ``fit``."""
         ...
 
@@ -425,7 +430,8 @@ def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches
                 logs=logs,
                 iterations=tuple(iterations(model)),
             )
-            result = exchange(model_state.take_weights(model), point)
+            optimizer = None if logs is None or not exchange.keeps_optimizer else model_state.take_optimizer(model)
+            result = exchange(model_state.take_weights(model), point, optimizer)
             self._exchanged = self._done
             model_state.put_weights(result.weights, model)
             if result.learning_rate is not None:

@@ -264,9 +264,10 @@ def test_rows_are_counted_up_to_an_early_stop(linear):
 
 def test_rows_are_counted_up_to_a_stop_by_the_server(linear):
     class Stopping:
+        keeps_optimizer = False
         every, stopped = 2, False
 
-        def __call__(self, weights, point):
+        def __call__(self, weights, point, optimizer=None):
             return ExchangeResult(weights, stop=True)
 
     replica = linear.trainer().fit(linear.state, copied(ROWS), WHOLE, PLAIN, exchange=Stopping())

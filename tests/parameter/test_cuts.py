@@ -1,0 +1,104 @@
+"""Cuts: weights and progress of the same updates, while many threads push."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sparkkeras.parameter.cuts import Cuts
+from sparkkeras.parameter.exchange import ExchangePoint
+from sparkkeras.parameter.ledger import Ledger, PartitionPlan
+from sparkkeras.parameter.rules import Downpour
+from sparkkeras.parameter.store import Store
+from sparkkeras.weights import Flat
+
+WORKERS, BATCHES, EPOCHS = 4, 5, 6
+
+
+class Server:
+    """A store whose weights count the pushes, and its ledger."""
+
+    def __init__(self, locked=True, reached=None, weights=None):
+        self.store = Store(weights or Flat(np.zeros(WORKERS)), WORKERS, Downpour(), {}, 1, locked=locked)
+        self.ledger = Ledger(
+            {worker: PartitionPlan(BATCHES) for worker in range(WORKERS)},
+            range(0 if reached is None else reached.next_epoch, EPOCHS),
+            num_concurrent=WORKERS,
+            validates=lambda epoch: False,
+            max_staleness=None,
+            lease_seconds=60,
+            warmup_timeout=0,
+            on_epoch=lambda epoch: self.cuts.request(),
+            clock=time.monotonic,
+            reached=reached,
+        )
+        self.taken = []
+        self.cuts = Cuts(self.store, self.ledger, self.taken.append)
+
+    def train(self, worker, until=EPOCHS):
+        """Push each batch that is left as an update that counts it."""
+        resumed = self.ledger.lease(worker, worker)
+        sequence, batch = resumed.sequence, resumed.batch
+        for epoch in range(resumed.epoch, until):
+            while batch < BATCHES:
+                sequence, batch = sequence + 1, batch + 1
+                logs = {} if batch == BATCHES else None
+                point = ExchangePoint(epoch, batch, 1, 1, 0.1, 0.0, logs=logs)
+                with self.cuts.passing(), self.ledger.pushing(worker, resumed.lease, sequence):
+                    self.store.apply(Flat(np.eye(WORKERS)[worker]), self.store.version, point)
+                    time.sleep(0.0005)  # a cut in between would have an update that the ledger does not have
+                    if logs is not None:
+                        self.ledger.keep_optimizer(worker, resumed.lease, bytes([epoch]))
+                    self.ledger.pushed(worker, point)
+            batch = 0
+
+    def run(self, until=EPOCHS):
+        threads = [threading.Thread(target=self.train, args=(worker, until), daemon=True) for worker in range(WORKERS)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+
+def check(cut):
+    """The weights count exactly the updates of the ledger; workers have the optimizer variables of their last epoch."""
+    counted = [cut.progress.partitions[worker].sequence for worker in range(WORKERS)]
+    np.testing.assert_array_equal(np.abs(cut.weights.vector), counted)
+    for each in cut.progress.partitions.values():
+        assert each.sequence == each.epoch * BATCHES + each.batch == each.steps
+        assert each.optimizer == (bytes([each.epoch - 1]) if each.epoch else b"")
+    reported = {(report.epoch, report.worker) for report in cut.progress.reports}
+    ahead = cut.progress.partitions.items()
+    assert reported == {(epoch, worker) for worker, each in ahead for epoch in range(cut.progress.next_epoch, each.epoch)}
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_cuts_have_the_updates_of_the_ledger(locked):
+    server = Server(locked)
+    threads = server.run()
+    cuts = []
+    while any(thread.is_alive() for thread in threads):
+        cuts.append(server.cuts.now())
+        time.sleep(0.001)
+    assert len(cuts) > 3
+    assert [cut.progress.next_epoch for cut in server.taken] == list(range(1, EPOCHS + 1))
+    for cut in cuts + server.taken:
+        check(cut)
+
+
+def test_a_server_continues_from_a_cut():
+    first = Server()
+    for thread in first.run(until=2):
+        thread.join()
+    first.train(0, 4)  # two epochs ahead
+    cut = first.cuts.now()
+    check(cut)
+    second = Server(reached=cut.progress, weights=cut.weights)
+    assert second.cuts.now().progress == cut.progress
+    for thread in second.run():
+        thread.join()
+    (*_, last) = second.taken
+    check(last)
+    np.testing.assert_array_equal(np.abs(last.weights.vector), BATCHES * EPOCHS)
+    ends = [second.ledger.wait(0) for _ in range(2, EPOCHS)]
+    assert [(end.epoch, len(end.reports)) for end in ends] == [(epoch, WORKERS) for epoch in range(2, EPOCHS)]
