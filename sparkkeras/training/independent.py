@@ -268,9 +268,8 @@ class IndependentStrategy:
         running = [cluster.background(partial(results.of, number)) for number in pending]
         try:
             while running:
-                ended = [each for each in running if each.done]
-                running = [each for each in running if each not in ended]
-                for each in ended:
+                for each in [each for each in running if each.done]:
+                    running.remove(each)  # if it has failed, those that ended with it are still kept below
                     take(each)
                 time.sleep(TICK_SECONDS)
         except BaseException:
