@@ -31,10 +31,12 @@ SHARDS = {
         "--ignore=tests/rpc",
         "--ignore=tests/integration",
         "--ignore=tests/hyperopt",
+        "--ignore=tests/faults",
     ],
     "search": ["tests/hyperopt", "tests/integration/test_search.py", "tests/integration/test_ensembles.py"],
     "training": ["tests/integration", *(f"--ignore=tests/integration/test_{name}.py" for name in NOT_IN_TRAINING)],
     "faults": ["tests/integration/test_asynchronous_faults.py", "tests/integration/test_recovery.py"],
+    "matrix": ["tests/faults"],
     "connect": ["tests/integration/test_connect.py"],
 }
 """The pytest arguments of each shard; only tests marked ``soak`` run."""

@@ -27,21 +27,25 @@ class Standalone:
 
     Args:
         folder: For logs and the workers' files.
+        master: The address of the master, and of drivers.
+        hosts: The addresses of the workers.
+        prefixes: For the address of a worker, the words before its command.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, master="127.0.0.1", hosts=HOSTS, prefixes=None):
         self.folder = Path(folder)
+        self.master, self.hosts, self.prefixes = master, hosts, prefixes or {}
         self.url = ""
         self._processes = []
 
     def __enter__(self):
         try:
-            log = self._start("master", "127.0.0.1", "master.Master", "--port", "0", "--host", "127.0.0.1")
+            log = self._start("master", self.master, "master.Master", "--port", "0", "--host", self.master)
             self.url = self._await(log, r"Starting Spark master at (spark://\S+)")
             work = str(self.folder / "work")
             logs = [
                 self._start(host, host, "worker.Worker", "--host", host, "-c", "1", "-m", "1g", "-d", work, self.url)
-                for host in HOSTS
+                for host in self.hosts
             ]
             for log in logs:
                 self._await(log, r"(Successfully registered with master)")
@@ -87,7 +91,14 @@ class Standalone:
 
         log = self.folder / f"{name}.log"
         home = Path(pyspark.__file__).parent
-        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", "--webui-port", "0", *arguments]
+        command = [
+            *self.prefixes.get(address, []),
+            str(home / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{kind}",
+            "--webui-port",
+            "0",
+            *arguments,
+        ]
         environment = _environment(address) | {"SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "512m"}
         with log.open("wb") as file:
             self._processes.append(

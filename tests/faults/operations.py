@@ -1,0 +1,250 @@
+"""What users run on Spark, each with a result that shows whether anything was lost or counted twice.
+
+An operation is a function ``(context, probe, **options)`` that runs in the driver process. Its result is compatible with
+JSON, and equal for two runs, with or without a fault.
+"""
+
+import hashlib
+import os
+import time
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+from hyperopt import hp
+
+from sparkkeras import Checkpoint, ParameterServerOptions, ServerOptions, SparkEnsemble, SparkModel, SparkRunner
+from sparkkeras.hyperopt import HyperParamModel
+from sparkkeras.runner import context as ranks
+from tests.integration.faults import Rows
+from tests.models import classifier
+
+ROWS, BATCH_SIZE, EPOCHS, WORKERS = 480, 16, 3, 2
+LEASE_SECONDS = 3.0
+
+
+def arrays():
+    generator = np.random.default_rng(0)
+    x = generator.random((ROWS, 64), np.float32)
+    return x, generator.integers(0, 10, ROWS)
+
+
+def rows(context, count=0):
+    """The rows in two partitions, when Spark has a slot for each; or ``count`` random rows for each partition."""
+    await_slots(context)
+    if count:
+        return context.parallelize(range(WORKERS), WORKERS).flatMap(lambda seed: _random_rows(seed, count))
+    return context.parallelize(list(zip(*arrays(), strict=True)), WORKERS)
+
+
+def _random_rows(seed, count):
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        yield generator.random(64, np.float32), int(generator.integers(10))
+
+
+def await_slots(context, seconds=120):
+    scala = context._jsc.sc()
+    profile = scala.resourceProfileManager().defaultResourceProfile()
+    deadline = time.monotonic() + seconds
+    while scala.maxNumConcurrentTasks(profile) < WORKERS and not _is_dynamic(context):
+        assert time.monotonic() < deadline, "executors are missing"
+        time.sleep(0.05)
+
+
+def _is_dynamic(context):
+    return context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
+
+
+def partition():
+    """The number of the partition, in a task."""
+    from pyspark import TaskContext
+
+    return TaskContext.get().partitionId()
+
+
+def digest(values):
+    joined = hashlib.sha256()
+    for value in values:
+        joined.update(np.ascontiguousarray(value).tobytes())
+    return joined.hexdigest()[:16]
+
+
+class Steps(keras.callbacks.Callback):
+    """Calls a probe at each batch, in a worker."""
+
+    def __init__(self, probe):
+        super().__init__()
+        self.probe = probe
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.probe(int(os.environ["RANK"]) if "RANK" in os.environ else partition())
+
+
+class Pause(keras.callbacks.Callback):
+    """Waits between epochs, on the driver, and notes how many executors there are then."""
+
+    def __init__(self, context, path, seconds):
+        super().__init__()
+        self.context, self.path, self.seconds = context, path, seconds
+
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(self.seconds)
+        with self.path.open("a") as file:
+            file.write(f"{self.context._jsc.sc().getExecutorMemoryStatus().size() - 1}\n")
+
+
+def spark_model(mode, **options):
+    keras.utils.set_random_seed(0)
+    frequency = {"synchronous": "epoch", "allreduce": None}.get(mode, 2)
+    if mode in ("asynchronous", "hogwild"):
+        options = {"server_options": ParameterServerOptions(lease_seconds=LEASE_SECONDS), **options}
+    model = classifier(metrics=["accuracy", Rows()])
+    return SparkModel(model, mode, frequency, num_workers=WORKERS, batch_size=BATCH_SIZE, seed=4, **options)
+
+
+def train(context, probe, mode="synchronous", epochs=EPOCHS, path=None, pause=0.0, count=0, **options):
+    """The weights; for modes whose updates have no fixed order, the steps and rows that count."""
+    trained = spark_model(mode, **options)
+    arguments = {} if path is None else {"checkpoint": Checkpoint(path), "resume": True}
+    history = trained.fit(
+        rows(context, count),
+        epochs=epochs,
+        verbose=0,
+        callbacks=[Pause(context, Path(probe.folder) / "executors", pause)] if pause else [],
+        worker_callbacks=[Steps(probe)],
+        **arguments,
+    )
+    found = {"epochs": history.epoch, "rows": history.history["counted"]}
+    if trained.parameter_server_stats is None:
+        return found | {"weights": digest(trained.model.get_weights())}
+    assert all(np.isfinite(weight).all() for weight in trained.model.get_weights())
+    counted = {str(worker): count for worker, count in sorted(trained.parameter_server_stats.steps.items())}
+    return found | {"steps": counted, "iterations": int(trained.model.optimizer.iterations)}
+
+
+def search(context, probe, path=None):
+    """The parameters and values of all trials."""
+
+    def objective(params, data):
+        for _ in range(15):
+            probe(round(params["x"] * 1e6))
+        return params["x"] ** 2
+
+    await_slots(context)
+    model = HyperParamModel(context, server_options=ServerOptions(lease_seconds=LEASE_SECONDS), num_workers=WORKERS)
+    space = {"x": hp.uniform("x", 1, 2)}
+    arguments = {} if path is None else {"save_to": path}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model.minimize(objective=objective, space=space, max_evals=8, seed=1, algo="random", verbose=0, **arguments)
+    return sorted([trial.status, trial.params["x"], trial.value] for trial in model.trials)
+
+
+def ensemble(context, probe, path=None):
+    """The weights of the members."""
+    members = SparkEnsemble(lambda number: classifier(units=16, seed=number), 3, seed=1)
+    arguments = {} if path is None else {"checkpoint": Checkpoint(path), "resume": True}
+    members.fit(rows(context), epochs=2, verbose=0, batch_size=BATCH_SIZE, transform=Transform(probe), **arguments)
+    return [digest(model.get_weights()) for model in members.models]
+
+
+class Transform:
+    """Calls a probe for each batch, in a worker."""
+
+    def __init__(self, probe):
+        self.probe = probe
+
+    def __call__(self, x, y=None):
+        if "SPARK_LOCAL_DIRS" in os.environ:  # the driver calls it too, to know the shape of its result
+            self.probe(partition())
+        return x if y is None else (x, y)
+
+
+def predict(context, probe):
+    """The predictions."""
+    data = rows(context).keys()
+    return digest(SparkModel(classifier()).predict(data, batch_size=BATCH_SIZE, transform=Transform(probe)))
+
+
+def evaluate(context, probe):
+    """The metrics."""
+    model = SparkModel(classifier(metrics=["accuracy", Rows()]))
+    return model.evaluate(rows(context), batch_size=BATCH_SIZE, transform=Transform(probe), return_dict=True)
+
+
+def run(context, probe, path=None):
+    """The sum that ranks have computed step by step, and rank 0 has saved after each tenth step."""
+
+    def add(saves):
+        here = ranks()
+        saved = (here.restored() if saves else None) or {"step": 0, "total": 0.0}
+        step, total = int(saved["step"]), float(saved["total"])
+        while step < 40:
+            probe(here.rank)
+            total += float(here.all_reduce(float(step)))
+            step += 1
+            if saves and step % 10 == 0:
+                here.save(step, {"step": step, "total": total})
+        return total
+
+    await_slots(context)
+    arguments = {} if path is None else {"checkpoint": Checkpoint(path), "resume": True}
+    return SparkRunner(WORKERS).run(add, path is not None, **arguments)
+
+
+def synchronous(context, probe, **options):
+    return train(context, probe, "synchronous", **options)
+
+
+def asynchronous(context, probe, **options):
+    return train(context, probe, "asynchronous", **options)
+
+
+def hogwild(context, probe, **options):
+    return train(context, probe, "hogwild", **options)
+
+
+def allreduce(context, probe, **options):
+    return train(context, probe, "allreduce", **options)
+
+
+def left_behind(context):
+    """Jobs, files of executors and threads that remain."""
+    import threading
+
+    deadline = time.monotonic() + 20
+    while True:
+        found = {
+            "stages": list(context.statusTracker().getActiveStageIds()),
+            "threads": [each.name for each in threading.enumerate() if each.name.startswith("sparkkeras")],
+            "files": context.parallelize(range(4), 4).flatMap(_files).collect(),
+        }
+        if not any(found.values()) or time.monotonic() > deadline:
+            return {name: value for name, value in found.items() if value}
+        time.sleep(0.2)
+
+
+def _files(_):
+    home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
+    return [str(path) for path in home.glob("sparkkeras-*")]
+
+
+def attempt(context, operation, probe, **options):
+    """Run an operation; its result, or its error, with the seconds that it took and what is left behind."""
+    started = time.time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            found = {"result": OPERATIONS[operation](context, probe, **options)}
+        except Exception as error:
+            found = {"error": type(error).__name__, "message": str(error)[:2000]}
+    found |= {"ended": time.time(), "seconds": round(time.time() - started, 1)}
+    return found | {"left": left_behind(context)}
+
+
+OPERATIONS = {
+    function.__name__: function
+    for function in (synchronous, asynchronous, hogwild, allreduce, search, ensemble, predict, evaluate, run)
+}

@@ -1,0 +1,370 @@
+"""The matrix of faults: each fault strikes each operation on a real Spark; see docs/faults.md for what is expected.
+
+All cells run in `scripts/soak`, a cheap one of each kind in the default suite. ``pytest -s`` prints the measured seconds.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.driver import Driver
+from tests.faults.injection import Probe, seconds_to_next_step
+from tests.faults.operations import OPERATIONS, attempt
+from tests.integration.standalone import Standalone
+from tests.integration.test_asynchronous_faults import SPECULATION
+
+CLUSTER = {"spark.task.maxFailures": "2", "spark.decommission.enabled": "true", "spark.storage.decommission.enabled": "true"}
+
+RUNNER_ENDS = {"run": ("WorkerError", 40)}
+"""`SparkRunner` ends with a named error within these seconds; with a checkpoint, ``resume=True`` continues."""
+
+ERRORS = {
+    "process killed": RUNNER_ENDS,
+    "worker killed": RUNNER_ENDS,
+    "executor killed": RUNNER_ENDS,
+    "executor and its disk lost": RUNNER_ENDS,
+    "error raised once": RUNNER_ENDS,
+    "worker stopped": {},
+    "executor decommissioned": {},
+}
+"""For each fault, the operations that end with an error, and within how many seconds; the others have the same result."""
+
+
+def report(**values):
+    """Print measured times, and append them to the file that the environment names."""
+    line = json.dumps(values)
+    sys.stderr.write(f"\n{line}\n")
+    if path := os.environ.get("SPARKKERAS_FAULTS_REPORT"):
+        with Path(path).open("a") as file:
+            file.write(line + "\n")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A driver with two executor processes, which Spark replaces."""
+    with Driver(tmp_path_factory.mktemp("cluster"), **CLUSTER) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, cluster):
+    """The results without a fault, by operation."""
+    found = {}
+
+    def result(operation):
+        if operation not in found:
+            done = cluster.run(operation, Probe(str(tmp_path_factory.mktemp(operation))))
+            assert "result" in done, done
+            assert done["left"] == {}
+            found[operation] = done["result"]
+        return found[operation]
+
+    return result
+
+
+def check(fault, operation, folder, done, expected):
+    assert done["left"] == {}
+    assert (folder / "fault").exists(), "the fault did not strike"
+    at = float((folder / "fault").read_text().split()[0])
+    if operation in ERRORS.get(fault, {}):
+        error, seconds = ERRORS[fault][operation]
+        report(fault=fault, operation=operation, error=done.get("error"), seconds=round(done["ended"] - at, 1))
+        assert done.get("error") == error, done
+        assert done["ended"] - at < seconds
+    else:
+        next_step = seconds_to_next_step(folder)
+        report(fault=fault, operation=operation, next_step=next_step, end=round(done["ended"] - at, 1), of=done["seconds"])
+        if (fault, operation) == ("error raised once", "search"):  # the trial fails, and the search goes on
+            assert [trial for trial in done["result"] if trial[0] == "ok"] == [
+                trial for trial in expected if trial[1] in {each[1] for each in done["result"] if each[0] == "ok"}
+            ]
+            assert len(done["result"]) == len(expected)
+        else:
+            assert done.get("result") == expected, done
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("fault", ERRORS)
+def test_a_fault_on_an_executor(cluster, expected, tmp_path, fault, operation):
+    probe = Probe(str(tmp_path), fault, unit=None if operation == "search" else 0)
+    before = expected(operation)
+    check(fault, operation, tmp_path, cluster.run(operation, probe), before)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("fault", "operation"),
+    [("worker killed", "hogwild"), ("worker stopped", "asynchronous"), ("error raised once", "evaluate")],
+)
+def test_one_fault_of_each_kind(sc, tmp_path, fault, operation):
+    """Kinds that no other test of the default suite has."""
+    (tmp_path / "before").mkdir()
+    before = attempt(sc, operation, Probe(str(tmp_path / "before")))
+    check(fault, operation, tmp_path, attempt(sc, operation, Probe(str(tmp_path), fault)), before["result"])
+
+
+# --- The driver ------------------------------------------------------------------------------------------------------
+
+RESUMED = ["synchronous", "asynchronous", "hogwild", "allreduce", "search", "ensemble", "run"]
+"""The operations that write what they have done; the others start anew."""
+
+
+def strike(driver, operation, folder, step, **options):
+    """Start an operation, and return the path of its result when a step is reached."""
+    result = driver.begin(operation, Probe(str(folder), "outside", None if operation == "search" else 0, step), **options)
+    limit = time.monotonic() + 120
+    while not (folder / "fault").exists():
+        assert not result.exists(), result.read_text()
+        assert driver.process.poll() is None, driver.log.read_text(errors="replace")[-4000:]
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    return result
+
+
+def await_end(processes, seconds):
+    """Wait until processes have ended; returns the seconds."""
+    started = time.monotonic()
+    _, alive = psutil.wait_procs(processes, seconds)
+    assert alive == []
+    return round(time.monotonic() - started, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_driver_that_is_killed(expected, tmp_path, operation):
+    """kill -9; executors and workers end, and the next process resumes."""
+    before = expected(operation)
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    options = {"path": str(tmp_path / "kept")} if operation in RESUMED else {}
+    step = 40 if operation in ("synchronous", "asynchronous", "hogwild", "allreduce") else 12
+    with Driver(first, **CLUSTER) as driver:
+        strike(driver, operation, first, step, **options)
+        processes = driver.processes()
+        driver.process.kill()
+        driver.process.wait()
+        gone = await_end(processes, 30)
+    with Driver(second, **CLUSTER) as driver:
+        done = driver.run(operation, Probe(str(second)), **options)
+    made = sum(len(path.read_text().splitlines()) for path in second.glob("step-*"))
+    report(fault="driver killed", operation=operation, processes_gone=gone, steps_after=made, seconds_after=done["seconds"])
+    assert done.get("result") == before, done
+    assert done["left"] == {}
+
+
+DRIVER_STOPPED_SECONDS = 60
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_driver_that_is_stopped_for_a_minute(cluster, expected, tmp_path, operation):
+    before = expected(operation)
+    result = strike(cluster, operation, tmp_path, 12)
+    driver = psutil.Process(cluster.process.pid)
+    stopped = [driver, *(each for each in driver.children() if "java" in each.name())]
+    for each in stopped:
+        each.suspend()
+    time.sleep(DRIVER_STOPPED_SECONDS)
+    for each in reversed(stopped):
+        each.resume()
+    continued = time.time()
+    done = cluster.end(result)
+    kind = done.get("error") or "same"
+    report(fault="driver stopped", operation=operation, result=kind, end=round(done["ended"] - continued, 1))
+    if operation == "run":
+        assert done.get("error") in (None, "WorkerError"), done
+    else:
+        assert done.get("result") == before, done
+    assert done["left"] == {}
+
+
+# --- Speculation, the network, dynamic allocation --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def standalone(contexts, tmp_path_factory):
+    """A standalone Spark with two workers; stops this session's context first."""
+    contexts.stop()
+    with Standalone(tmp_path_factory.mktemp("standalone")) as standalone:
+        yield standalone
+
+
+@pytest.fixture(scope="module")
+def speculative(standalone, tmp_path_factory):
+    with Driver(tmp_path_factory.mktemp("speculative"), standalone.url, **SPECULATION) as driver:
+        yield driver
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_speculative_copies_of_a_slow_task(speculative, expected, tmp_path, operation):
+    before = expected(operation)
+    probe = Probe(str(tmp_path), "speculation", unit=None if operation == "search" else 0)
+    check("speculation", operation, tmp_path, speculative.run(operation, probe), before)
+
+
+HERE, THERE, NAMESPACE = "10.213.7.1", "10.213.7.2", "sparkkeras-faults"
+CUT_SECONDS = 12.0
+
+
+def ip(*words, check=True):
+    return subprocess.run(["ip", *words], check=check, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def divided(contexts, tmp_path_factory):
+    """A driver with an executor here, and one in a network namespace; needs root."""
+    if os.geteuid() != 0 or ip("netns", "add", NAMESPACE, check=False).returncode:
+        pytest.skip("network namespaces need root")
+    contexts.stop()
+    try:
+        ip("link", "add", "sk-here", "type", "veth", "peer", "name", "sk-there", "netns", NAMESPACE)
+        ip("addr", "add", f"{HERE}/24", "dev", "sk-here")
+        ip("link", "set", "sk-here", "up")
+        for words in (("addr", "add", f"{THERE}/24", "dev", "sk-there"), ("link", "set", "sk-there", "up")):
+            ip("-n", NAMESPACE, *words)
+        ip("-n", NAMESPACE, "link", "set", "lo", "up")
+        prefixes = {THERE: ["ip", "netns", "exec", NAMESPACE]}
+        folder = tmp_path_factory.mktemp("divided")
+        with (
+            Standalone(folder, HERE, (HERE, THERE), prefixes) as standalone,
+            Driver(folder, standalone.url, **{"spark.driver.host": HERE}) as driver,
+        ):
+            yield driver
+    finally:
+        ip("link", "delete", "sk-here", check=False)
+        ip("netns", "delete", NAMESPACE, check=False)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_network_that_is_cut_and_restored(divided, expected, tmp_path, operation):
+    """For longer than leases last."""
+    before = expected(operation)
+    result = strike(divided, operation, tmp_path, 10)
+    ip("link", "set", "sk-here", "down")
+    time.sleep(CUT_SECONDS)
+    ip("link", "set", "sk-here", "up")
+    restored = time.time()
+    done = divided.end(result)
+    report(
+        fault="network cut", operation=operation, result=done.get("error") or "same", end=round(done["ended"] - restored, 1)
+    )
+    if operation == "run":
+        assert done.get("error") in (None, "WorkerError"), done
+    else:
+        assert done.get("result") == before, done
+    assert done["left"] == {}
+
+
+DYNAMIC = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    "spark.dynamicAllocation.cachedExecutorIdleTimeout": "1s",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "100ms",
+}
+
+
+@pytest.fixture(scope="module")
+def dynamic(standalone, tmp_path_factory):
+    with Driver(tmp_path_factory.mktemp("dynamic"), standalone.url, **DYNAMIC) as driver:
+        yield driver
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_dynamic_allocation(dynamic, expected, tmp_path, operation):
+    """It takes away all executors between the rounds of synchronous training."""
+    before = expected(operation)
+    options = {"pause": 5.0} if operation == "synchronous" else {}
+    done = dynamic.run(operation, Probe(str(tmp_path)), **options)
+    report(fault="dynamic allocation", operation=operation, result=done.get("error") or "same", seconds=done["seconds"])
+    if operation in ("allreduce", "run"):
+        assert done.get("error") == "ConfigurationError", done
+    else:
+        assert done.get("result") == before, done
+    if options:
+        assert "0" in (tmp_path / "executors").read_text().split()
+    assert done["left"] == {}
+
+
+# --- Full disks ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_disk(folder, size):
+    """A file system of some bytes; needs root."""
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+TRAINING = ["synchronous", "asynchronous", "hogwild", "allreduce"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", TRAINING)
+def test_a_full_disk_where_rows_are_stored(expected, tmp_path, operation):
+    """Each of two partitions has 6 MB; then smaller data is trained on."""
+    before = expected(operation)
+    probe = Probe(str(tmp_path))
+    with (
+        small_disk(tmp_path / "disk", "8m") as disk,
+        Driver(tmp_path, "local[2]", **{"spark.local.dir": str(disk)}) as driver,
+    ):
+        done = driver.run(operation, probe, count=24_000)
+        report(fault="disk full: rows", operation=operation, error=done.get("error"), seconds=done["seconds"])
+        assert done.get("error") == "StorageError", done
+        assert "No space left on device" in done["message"]
+        assert done["left"] == {}
+        assert driver.run(operation, probe).get("result") == before
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", [*TRAINING, "ensemble", "run"])
+def test_a_full_disk_where_checkpoints_are_written(cluster, tmp_path, operation):
+    with small_disk(tmp_path / "disk", "16k") as disk:
+        done = cluster.run(operation, Probe(str(tmp_path)), path=str(disk / "run"))
+    report(fault="disk full: checkpoints", operation=operation, error=done.get("error"), seconds=done["seconds"])
+    assert done.get("error") == "StorageError", done
+    assert "No space left on device" in done["message"]
+    assert done["left"] == {}
+
+
+# --- Again and again -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def persistent(tmp_path_factory):
+    with Driver(tmp_path_factory.mktemp("persistent"), **CLUSTER | {"spark.task.maxFailures": "1000"}) as driver:
+        yield driver
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("operation", TRAINING)
+def test_200_epochs_with_a_kill_every_few_seconds(persistent, tmp_path, operation):
+    quiet, struck = tmp_path / "quiet", tmp_path / "struck"
+    quiet.mkdir(), struck.mkdir()
+    options = {"max_restarts": 1000} if operation == "allreduce" else {}
+    before = persistent.run(operation, Probe(str(quiet)), 900, epochs=200, **options)
+    probe = Probe(str(struck), "worker killed", None, every=8.0)
+    done = persistent.run(operation, probe, 1700, epochs=200, **options)
+    kills = len(list(struck.glob("fault-*")))
+    report(operation=operation, epochs=200, kills=kills, seconds=done["seconds"], without=before["seconds"])
+    assert kills > 5
+    assert done.get("result") == before["result"], done
+    assert done["left"] == {}
