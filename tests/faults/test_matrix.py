@@ -270,7 +270,7 @@ DYNAMIC = {
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.executorIdleTimeout": "1s",
     "spark.dynamicAllocation.cachedExecutorIdleTimeout": "1s",
-    "spark.dynamicAllocation.schedulerBacklogTimeout": "100ms",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
 }
 
 
@@ -336,7 +336,7 @@ def test_a_full_disk_where_rows_are_stored(expected, tmp_path, operation):
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", [*TRAINING, "ensemble", "run"])
 def test_a_full_disk_where_checkpoints_are_written(cluster, tmp_path, operation):
-    with small_disk(tmp_path / "disk", "16k") as disk:
+    with small_disk(tmp_path / "disk", "4k" if operation == "run" else "16k") as disk:
         done = cluster.run(operation, Probe(str(tmp_path)), path=str(disk / "run"))
     report(fault="disk full: checkpoints", operation=operation, error=done.get("error"), seconds=done["seconds"])
     assert done.get("error") == "StorageError", done
