@@ -457,6 +457,8 @@ class _Training:
                     stopped = stopped and self._job.model.stop_training
             return [variables for each in running for variables in each.result()]
         except BaseException:
+            if self._service.failure is None:  # an update that failed may have been applied in part
+                self._record_cut()
             self._ledger.stop()
             self._ledger.drain(LEAVE_SECONDS)
             for each in running:
@@ -559,20 +561,24 @@ class _Training:
             self._learning_rate = value
             self._ledger.set_learning_rate(value)
 
-    def _record_if_late(self) -> None:
-        """Record progress within an epoch, unless an epoch has ended that was not handled yet."""
-        if self._cuts is None or not self._job.recorder.is_late:
+    def _record_cut(self) -> None:
+        """Record what the server has reached within an epoch, unless an epoch has ended that was not handled yet."""
+        if self._cuts is None:
             return
-        cut = self._cuts.now()
-        if cut.progress.next_epoch == self._epoch and any(each.sequence for each in cut.progress.partitions.values()):
-            batches = max(each.batch for each in cut.progress.partitions.values() if each.epoch == self._epoch)
-            self._job.rule_state.clear()
-            self._job.rule_state.update(cut.rule_state)
+        cut, rule_state = self._cuts.now(), self._job.rule_state
+        partitions = cut.progress.partitions.values()
+        if cut.progress.next_epoch == self._epoch and any(each.sequence for each in partitions):
+            batches = max((each.batch for each in partitions if each.epoch == self._epoch), default=0)
+            at_epoch_end = dict(rule_state)  # it belongs to the weights in the model
+            rule_state.update(cut.rule_state)
             state = ModelState(cut.weights, model_state.take_optimizer(self._job.model))
             self._job.recorder.end_round(EpochPart(self._epoch, max(1, batches)), state, cut.progress)
+            rule_state.clear()
+            rule_state.update(at_epoch_end)
 
     def _report_progress(self) -> None:
-        self._record_if_late()
+        if self._job.recorder.is_late:
+            self._record_cut()
         self._callbacks.on_round_end(self._pace.rows_since(self._ledger.rows), self._ledger.progress(self._epoch))
 
     def _put_optimizer(self, optimizer: Flat) -> None:

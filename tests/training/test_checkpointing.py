@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -18,8 +19,9 @@ from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError,
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.parameter.rules import Downpour
 from sparkkeras.training.checkpointing import CheckpointRecorder, SavedRun, Work
-from sparkkeras.training.job import TrainValidationSplit, Validation
+from sparkkeras.training.job import Server, TrainValidationSplit, Validation
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
@@ -298,6 +300,65 @@ def test_interrupted_twice(tmp_path, scheduled, kind):
     scheduled.reset()
     found = train(scheduled, path, every="epoch", resume=True, **validated()).history, bits(scheduled)
     assert found == expected
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Sends SIGINT at the begin of a batch of one epoch, once, and gives the driver time to handle it."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.at = epoch, batch
+        self.epoch = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(1)
+
+
+@dataclass(frozen=True)
+class Counted(Downpour):
+    """Counts the updates in its state."""
+
+    def init(self, center):
+        return {"updates": np.zeros(1)}
+
+    def apply(self, center, state, update, staleness):
+        state["updates"] += 1
+        super().apply(center, state, update, staleness)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", long("hogwild")])
+def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path, averaged, mode):
+    """The checkpoint has all updates; the model in this process keeps what it keeps without checkpoints."""
+    averaged.reset()
+    dataset, rule_state, server = partitions(20), {}, Server("inprocess")
+    callbacks = ByValue.dump([Interrupt(1, 3)], "worker_callbacks")
+    arguments = {"mode": mode, "every": "epoch", "rule": Counted()}
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            averaged,
+            tmp_path,
+            dataset=dataset,
+            rule_state=rule_state,
+            worker_callbacks=callbacks,
+            server=server,
+            **arguments,
+        )
+    saved = SavedRun.newest(CheckpointStore(str(tmp_path))).progress
+    assert (saved.part.epoch, saved.part.batches, saved.workers.partitions[0].steps) == (1, 3, 8)
+    assert int(averaged.model.optimizer.iterations) == 5
+    assert (rule_state["updates"], saved.rule_state["updates"]) == (5, 8)
+    averaged.reset()
+    server, histories = Server("inprocess"), []
+    history = train(averaged, tmp_path, resume=True, dataset=dataset, server=server, histories=histories, **arguments)
+    assert history.epoch == [0, 1, 2]
+    assert server.stats.steps == {0: 15}
+    assert int(averaged.model.optimizer.iterations) == 15
+    assert [entry["rows"] for entry in histories] == [20, 20, 20]
 
 
 def test_an_error_before_the_first_round_leaves_nothing(tmp_path, scheduled):
