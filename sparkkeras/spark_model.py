@@ -48,10 +48,11 @@ from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
-from sparkkeras.training.checkpointing import CheckpointRecorder, SavedRun, Work
+from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
 from sparkkeras.training.recorder import NoRecorder
+from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
 from sparkkeras.worker.batches import Transform
 from sparkkeras.worker.lockstep import GRADIENT_DTYPES

@@ -28,11 +28,11 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.inference import Verbose, as_line
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark.job_errors import interruptible
-from sparkkeras.training.checkpointing import data_of
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
+from sparkkeras.training.saved_run import data_of
 from sparkkeras.worker.batches import Transform
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]

@@ -1,28 +1,24 @@
-"""Checkpoints of a call of `fit`: what is in them, when they are written, and how training continues from one.
+"""Checkpoints of a call of `fit`: when they are written, and how training continues from one.
 
-A `TrainingProgress` is what training needs to continue with the same bits. It refers to arrays and lists that do not change
-any more, so a thread can write it while training goes on. Row orders and dropout masks are functions of seed, worker, epoch
-and batch, so a seed is all that is stored of random numbers, with the states of the generators in the driver's model.
+`saved_progress.py` has what is in them, `saved_run.py` what they belong to.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.differences import differences, other_work
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
-from sparkkeras.data.dataset import StoredDataset, common_spec
+from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.errors import (
     ConfigurationError,
     DivergenceError,
@@ -32,259 +28,21 @@ from sparkkeras.errors import (
     warn,
 )
 from sparkkeras.modeling.archive import ModelArchive, ModelSaver
-from sparkkeras.modeling.description import description
-from sparkkeras.modeling.optimizers import iterations
-from sparkkeras.modeling.state import ModelState, learning_rate, put_generators, take_generators
-from sparkkeras.parameter.rules import State, UpdateRule, rule_config
+from sparkkeras.modeling.state import ModelState, put_generators, take_generators
+from sparkkeras.parameter.rules import State
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
-from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.saved_progress import EpochRecord, TrainingProgress
+from sparkkeras.training.saved_run import SavedRun, Work, data_of
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.training.termination import termination
-from sparkkeras.training.worker_reports import Report
-from sparkkeras.weights import Array, Flat
+from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     from sparkkeras.parameter.ledger import LedgerProgress
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """What the driver knows besides the model, which changes only between epochs.
-
-    Attributes:
-        epochs: The epochs in the history.
-        history: The logs of these epochs, by name.
-        logs: The logs of the last one.
-        histories: The records of the workers.
-        callbacks: The states of the callbacks.
-    """
-
-    epochs: list[int]
-    history: dict[str, list[Any]]
-    logs: dict[str, Any]
-    histories: list[dict[str, Any]]
-    callbacks: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class TrainingProgress:
-    """What training has reached at the end of a round.
-
-    Attributes:
-        part: The epoch, and what was trained of it; at the end of an epoch, nothing of the next one.
-        rounds: The number of rounds since the beginning of training.
-        stopped: Whether a callback has stopped training.
-        state: The state of the model.
-        generators: The states of the model's generators of random numbers.
-        rule_state: The state of the rule.
-        record: What the driver knows besides.
-        result: The state of the model after training, where callbacks or moving averages have changed it at the end.
-        finished: Whether training was completed.
-        workers: The progress of the workers of a parameter server.
-    """
-
-    part: EpochPart
-    rounds: int
-    stopped: bool
-    state: ModelState
-    generators: list[Array]
-    rule_state: State
-    record: EpochRecord
-    result: ModelState | None = None
-    finished: bool = False
-    workers: LedgerProgress | None = None
-
-    def pack(self) -> dict[str, Any]:
-        """The values for a checkpoint."""
-        return {
-            "part": dataclasses.asdict(self.part),
-            "rounds": self.rounds,
-            "stopped": self.stopped,
-            "state": pack_state(self.state),
-            "generators": self.generators,
-            "rule_state": self.rule_state,
-            "record": vars(self.record),
-            "result": None if self.result is None else pack_state(self.result),
-            "finished": self.finished,
-            "workers": None if self.workers is None else _pack_workers(self.workers),
-        }
-
-    @classmethod
-    def unpack(cls, values: Mapping[str, Any]) -> TrainingProgress:
-        """The inverse of `pack`."""
-        part = values["part"]
-        reports = tuple(Report(**report) for report in part["reports"])
-        return cls(
-            EpochPart(part["epoch"], part["batches"], tuple(part["metrics"]), reports, part["workers"]),
-            values["rounds"],
-            values["stopped"],
-            unpack_state(values["state"]),
-            values["generators"],
-            values["rule_state"],
-            EpochRecord(**values["record"]),
-            None if values["result"] is None else unpack_state(values["result"]),
-            values["finished"],
-            None if values["workers"] is None else _unpack_workers(values["workers"]),
-        )
-
-
-def pack_state(state: ModelState) -> dict[str, Any]:
-    """The values of a state for a checkpoint."""
-    return {
-        name: {"vector": flat.vector, "integers": flat.integer_variables}
-        for name, flat in (("weights", state.weights), ("optimizer", state.optimizer))
-    }
-
-
-def unpack_state(values: Mapping[str, Any]) -> ModelState:
-    """The inverse of `pack_state`."""
-    flats = {name: Flat(flat["vector"], tuple(flat["integers"])) for name, flat in values.items()}
-    return ModelState(flats["weights"], flats["optimizer"])
-
-
-def _pack_workers(progress: LedgerProgress) -> dict[str, Any]:
-    """The values for a checkpoint."""
-    partitions = {
-        str(worker): vars(each) | {"optimizer": np.frombuffer(each.optimizer, np.uint8)}
-        for worker, each in progress.partitions.items()
-    }
-    return {
-        "next_epoch": progress.next_epoch,
-        "partitions": partitions,
-        "reports": [vars(report) for report in progress.reports],
-    }
-
-
-def _unpack_workers(values: Mapping[str, Any]) -> LedgerProgress:
-    """The inverse of `_pack_workers`."""
-    from sparkkeras.parameter.ledger import EpochReport, LedgerProgress, PartitionProgress
-
-    def with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {**fields, "iterations": tuple(fields["iterations"]), "metrics": tuple(fields["metrics"])}
-
-    partitions = {
-        int(worker): PartitionProgress(**with_tuples(fields) | {"optimizer": fields["optimizer"].tobytes()})
-        for worker, fields in values["partitions"].items()
-    }
-    reports = tuple(EpochReport(**with_tuples(fields)) for fields in values["reports"])
-    return LedgerProgress(values["next_epoch"], partitions, reports)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a checkpoint belongs to.
-
-    Attributes:
-        fit: The model and the arguments, which must be the same to resume.
-        learning_rate: The learning rate of the optimizer; ``None`` if it has made a step, which may have changed it.
-        seed: The seed of row orders and dropout masks.
-        settings: The settings of the SparkModel after this call of `fit`.
-    """
-
-    fit: dict[str, Any]
-    learning_rate: float | None
-    seed: int
-    settings: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls, model: keras.Model, request: FitRequest, rule: UpdateRule, frequency: str | int, settings: Mapping[str, Any]
-    ) -> Work:
-        """The description of a checked call of `fit`."""
-        options = request.options
-        fit = {
-            "batch_size": options.batch_size,
-            "mode": settings["mode"],
-            "rule": rule_config(rule),
-            "frequency": frequency,
-            "gradient_dtype": settings["gradient_dtype"],
-            "shuffle": options.shuffle,
-            "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
-            "initial_epoch": request.initial_epoch,
-            "steps_per_epoch": request.steps_per_epoch,
-            "validation_split": request.validation_split,
-            "validation_freq": request.validation_freq if request.validates else None,
-            **description(model),
-        }
-        return cls(fit, None if any(iterations(model)) else learning_rate(model), options.seed, dict(settings))
-
-    def differences(self, now: Work) -> list[str]:
-        """What differs in another call of `fit`, in words."""
-        before, after = dict(self.fit), dict(now.fit)
-        if self.learning_rate is not None and now.learning_rate is not None:
-            before["learning_rate"], after["learning_rate"] = self.learning_rate, now.learning_rate
-        return differences(before, after)
-
-
-def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:
-    """What must be the same of the data to resume, as values for JSON."""
-    spec = common_spec(dataset.handles)
-    leaves = () if spec is None else zip(spec.form.labels, spec.leaves, strict=True)
-    found = job.validation
-    validated = job.split.validate if found is None or found.spans else [each.rows for each in found.dataset.handles]
-    return {
-        "rows": _total(job.split.train),
-        "validation rows": _total(validated),
-        "arrays": {label: f"{leaf.shape} {leaf.dtype}" for label, leaf in leaves},
-    }
-
-
-def _total(rows: Sequence[int | None]) -> int | None:
-    return None if None in rows else sum(each or 0 for each in rows)
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """A checkpoint that was read.
-
-    Attributes:
-        name: Its name.
-        progress: What training had reached.
-        work: What it belongs to.
-        data: The data, see `data_of`.
-        partitions: The number of training rows of each worker.
-        backend: The backend of Keras.
-        every: How often checkpoints were written, see `Checkpoint`.
-        model: The bytes of the ``.keras`` file.
-    """
-
-    name: str
-    progress: TrainingProgress
-    work: Work
-    data: dict[str, Any]
-    partitions: list[int | None]
-    backend: str
-    every: str | int
-    model: bytes
-
-    @classmethod
-    def newest(cls, store: CheckpointStore) -> SavedRun | None:
-        """The newest checkpoint that is not damaged; ``None`` if there is no checkpoint.
-
-        Raises:
-            StorageError: The folder cannot be read, or all checkpoints are damaged.
-            ConfigurationError: The checkpoint is not of a call of `fit`.
-        """
-        stored = store.newest()
-        if stored is None:
-            return None
-        values = stored.values
-        if "progress" not in values:
-            raise ConfigurationError(
-                f"the checkpoint {store.path}/{stored.name} is of SparkRunner.run, not of fit: pass the path of a training."
-            )
-        progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
-        others = {name: values[name] for name in ("data", "partitions", "backend", "every")}
-        return cls(stored.name, progress, work, **others, model=stored.model)
-
-    def restore_result(self, model: keras.Model) -> None:
-        """Put the state after training into a model, or what training had reached."""
-        (self.progress.result or self.progress.state).put(model)
-        put_generators(self.progress.generators, model)
 
 
 class CheckpointRecorder:

@@ -20,8 +20,8 @@ from sparkkeras.errors import ConfigurationError, StorageError, warn
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import ModelState, learning_rate
-from sparkkeras.training.checkpointing import pack_state, unpack_state
 from sparkkeras.training.preparation import FitRequest
+from sparkkeras.training.saved_progress import pack_state, unpack_state
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class MemberCheckpoints:
         """Check the data, and read what is trained; or write the initial states of the members.
 
         Args:
-            data: The data; see `sparkkeras.training.checkpointing.data_of`.
+            data: The data; see `sparkkeras.training.saved_run.data_of`.
             partitions: The number of training rows of each partition.
             members: The models.
             seed: The seed of the ensemble, and the number of its calls of ``fit`` before this one.

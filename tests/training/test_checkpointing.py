@@ -20,8 +20,9 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Downpour
-from sparkkeras.training.checkpointing import CheckpointRecorder, SavedRun, Work
+from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.job import Server, TrainValidationSplit, Validation
+from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long

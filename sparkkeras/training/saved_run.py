@@ -1,0 +1,134 @@
+"""A checkpoint of `fit` that was read, and what it belongs to: the same work can be continued, other work is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from sparkkeras.checkpoints.differences import differences
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.data.dataset import StoredDataset, common_spec
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.modeling.description import description
+from sparkkeras.modeling.optimizers import iterations
+from sparkkeras.modeling.state import learning_rate, put_generators
+from sparkkeras.parameter.rules import UpdateRule, rule_config
+from sparkkeras.training.job import Job
+from sparkkeras.training.preparation import FitRequest
+from sparkkeras.training.saved_progress import TrainingProgress
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a checkpoint belongs to.
+
+    Attributes:
+        fit: The model and the arguments, which must be the same to resume.
+        learning_rate: The learning rate of the optimizer; ``None`` if it has made a step, which may have changed it.
+        seed: The seed of row orders and dropout masks.
+        settings: The settings of the SparkModel after this call of `fit`.
+    """
+
+    fit: dict[str, Any]
+    learning_rate: float | None
+    seed: int
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, model: keras.Model, request: FitRequest, rule: UpdateRule, frequency: str | int, settings: Mapping[str, Any]
+    ) -> Work:
+        """The description of a checked call of `fit`."""
+        options = request.options
+        fit = {
+            "batch_size": options.batch_size,
+            "mode": settings["mode"],
+            "rule": rule_config(rule),
+            "frequency": frequency,
+            "gradient_dtype": settings["gradient_dtype"],
+            "shuffle": options.shuffle,
+            "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
+            "initial_epoch": request.initial_epoch,
+            "steps_per_epoch": request.steps_per_epoch,
+            "validation_split": request.validation_split,
+            "validation_freq": request.validation_freq if request.validates else None,
+            **description(model),
+        }
+        return cls(fit, None if any(iterations(model)) else learning_rate(model), options.seed, dict(settings))
+
+    def differences(self, now: Work) -> list[str]:
+        """What differs in another call of `fit`, in words."""
+        before, after = dict(self.fit), dict(now.fit)
+        if self.learning_rate is not None and now.learning_rate is not None:
+            before["learning_rate"], after["learning_rate"] = self.learning_rate, now.learning_rate
+        return differences(before, after)
+
+
+def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:
+    """What must be the same of the data to resume, as values for JSON."""
+    spec = common_spec(dataset.handles)
+    leaves = () if spec is None else zip(spec.form.labels, spec.leaves, strict=True)
+    found = job.validation
+    validated = job.split.validate if found is None or found.spans else [each.rows for each in found.dataset.handles]
+    return {
+        "rows": _total(job.split.train),
+        "validation rows": _total(validated),
+        "arrays": {label: f"{leaf.shape} {leaf.dtype}" for label, leaf in leaves},
+    }
+
+
+def _total(rows: Sequence[int | None]) -> int | None:
+    return None if None in rows else sum(each or 0 for each in rows)
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A checkpoint that was read.
+
+    Attributes:
+        name: Its name.
+        progress: What training had reached.
+        work: What it belongs to.
+        data: The data, see `data_of`.
+        partitions: The number of training rows of each worker.
+        backend: The backend of Keras.
+        every: How often checkpoints were written, see `Checkpoint`.
+        model: The bytes of the ``.keras`` file.
+    """
+
+    name: str
+    progress: TrainingProgress
+    work: Work
+    data: dict[str, Any]
+    partitions: list[int | None]
+    backend: str
+    every: str | int
+    model: bytes
+
+    @classmethod
+    def newest(cls, store: CheckpointStore) -> SavedRun | None:
+        """The newest checkpoint that is not damaged; ``None`` if there is no checkpoint.
+
+        Raises:
+            StorageError: The folder cannot be read, or all checkpoints are damaged.
+            ConfigurationError: The checkpoint is not of a call of `fit`.
+        """
+        stored = store.newest()
+        if stored is None:
+            return None
+        values = stored.values
+        if "progress" not in values:
+            raise ConfigurationError(
+                f"the checkpoint {store.path}/{stored.name} is of SparkRunner.run, not of fit: pass the path of a training."
+            )
+        progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
+        others = {name: values[name] for name in ("data", "partitions", "backend", "every")}
+        return cls(stored.name, progress, work, **others, model=stored.model)
+
+    def restore_result(self, model: keras.Model) -> None:
+        """Put the state after training into a model, or what training had reached."""
+        (self.progress.result or self.progress.state).put(model)
+        put_generators(self.progress.generators, model)
