@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.integration.standalone import ROOT
-from tests.processes import SHORT_LIVED_JAVA, clean_environment
+from tests.processes import SHORT_LIVED_JAVA, clean_environment, free_port
 
 SETTINGS = {
     "spark.driver.host": "127.0.0.1",
@@ -30,14 +30,15 @@ class Driver:
     Args:
         folder: For its log and results.
         master: The Spark master.
+        connect: Whether it is the client of a Spark Connect server, which it starts in its JVM.
         settings: Further settings of Spark.
     """
 
-    def __init__(self, folder, master="local-cluster[2,1,1024]", **settings):
+    def __init__(self, folder, master="local-cluster[2,1,1024]", connect=False, **settings):
         self.log = Path(folder) / "driver.log"
         self._results = Path(folder)
         self._count = 0
-        given = json.dumps({"master": master, "settings": SETTINGS | settings})
+        given = json.dumps({"master": master, "connect": connect, "settings": SETTINGS | settings})
         address = (SETTINGS | settings)["spark.driver.host"]
         environment = clean_environment() | {"PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -97,14 +98,30 @@ class Driver:
         return []
 
 
-def main(given):
+def start(master, connect, settings):
+    """The SparkContext of this process; with ``connect`` that of the server, of which this process has a session."""
     from pyspark import SparkConf, SparkContext
 
+    if not connect:
+        return SparkContext(conf=SparkConf().setMaster(master).setAppName("faults").setAll(settings.items()))
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    port = free_port()
+    DefaultChannelBuilder.default_port = staticmethod(lambda: port)
+    os.environ["SPARKKERAS_WORKER"] = "1"  # of the server: all its Python workers start with Keras loaded
+    builder = SparkSession.builder.appName("faults").config("spark.api.mode", "connect").config("spark.master", master)
+    for key, value in (settings | {"spark.connect.grpc.binding.port": str(port)}).items():
+        builder = builder.config(key, value)
+    builder.getOrCreate()
+    return SparkContext._active_spark_context
+
+
+def main(given):
     from tests.faults.injection import Probe
     from tests.faults.operations import attempt
 
-    conf = SparkConf().setMaster(given["master"]).setAppName("faults").setAll(given["settings"].items())
-    context = SparkContext(conf=conf)
+    context = start(given["master"], given["connect"], given["settings"])
     context.setLogLevel("OFF")
     for line in sys.stdin:
         task = json.loads(line)

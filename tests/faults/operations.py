@@ -4,17 +4,29 @@ An operation is a function ``(context, probe, **options)`` that runs in the driv
 JSON, and equal for two runs, with or without a fault.
 """
 
+import contextlib
 import hashlib
 import os
 import time
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
 from hyperopt import hp
 
-from sparkkeras import Checkpoint, ParameterServerOptions, ServerOptions, SparkEnsemble, SparkModel, SparkRunner
+from sparkkeras import (
+    Checkpoint,
+    ParameterServerOptions,
+    ServerOptions,
+    SparkEnsemble,
+    SparkModel,
+    SparkRunner,
+    StorageError,
+    to_data_frame,
+)
+from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.runner import context as ranks
 from tests.integration.faults import Rows
@@ -22,6 +34,7 @@ from tests.models import classifier
 
 ROWS, BATCH_SIZE, EPOCHS, WORKERS = 480, 16, 3, 2
 LEASE_SECONDS = 3.0
+SLOW_STORE_SECONDS = 2.0
 
 
 def arrays():
@@ -36,6 +49,15 @@ def rows(context, count=0):
     if count:
         return context.parallelize(range(WORKERS), WORKERS).flatMap(lambda seed: _random_rows(seed, count))
     return context.parallelize(list(zip(*arrays(), strict=True)), WORKERS)
+
+
+def frame(context, count=0):
+    """The same rows as a DataFrame of a Spark Connect session."""
+    from pyspark.sql import SparkSession
+
+    await_slots(context)
+    x, y = arrays() if not count else map(np.array, zip(*_random_rows(0, WORKERS * count), strict=True))
+    return to_data_frame(SparkSession.active(), x, y)
 
 
 def _random_rows(seed, count):
@@ -104,12 +126,12 @@ def spark_model(mode, **options):
     return SparkModel(model, mode, frequency, num_workers=WORKERS, batch_size=BATCH_SIZE, seed=4, **options)
 
 
-def train(context, probe, mode="synchronous", epochs=EPOCHS, path=None, pause=0.0, count=0, **options):
+def train(context, probe, mode, epochs=EPOCHS, path=None, pause=0.0, count=0, data=rows, **options):
     """The weights; for modes whose updates have no fixed order, the steps and rows that count."""
     trained = spark_model(mode, **options)
     arguments = {} if path is None else {"checkpoint": Checkpoint(path), "resume": True}
     history = trained.fit(
-        rows(context, count),
+        data(context, count),
         epochs=epochs,
         verbose=0,
         callbacks=[Pause(context, Path(probe.folder) / "executors", pause)] if pause else [],
@@ -142,11 +164,11 @@ def search(context, probe, path=None):
     return sorted([trial.status, trial.params["x"], trial.value] for trial in model.trials)
 
 
-def ensemble(context, probe, path=None):
+def ensemble(context, probe, path=None, count=0):
     """The weights of the members."""
     members = SparkEnsemble(lambda number: classifier(units=16, seed=number), 3, seed=1)
     arguments = {} if path is None else {"checkpoint": Checkpoint(path), "resume": True}
-    members.fit(rows(context), epochs=2, verbose=0, batch_size=BATCH_SIZE, transform=Transform(probe), **arguments)
+    members.fit(rows(context, count), epochs=2, verbose=0, batch_size=BATCH_SIZE, transform=Transform(probe), **arguments)
     return [digest(model.get_weights()) for model in members.models]
 
 
@@ -174,7 +196,7 @@ def evaluate(context, probe):
     return model.evaluate(rows(context), batch_size=BATCH_SIZE, transform=Transform(probe), return_dict=True)
 
 
-def run(context, probe, path=None):
+def run(context, probe, path=None, count=0):
     """The sum that ranks have computed step by step, and rank 0 has saved after each tenth step."""
 
     def add(saves):
@@ -189,8 +211,9 @@ def run(context, probe, path=None):
                 here.save(step, {"step": step, "total": total})
         return total
 
-    await_slots(context)
+    data = rows(context, count)
     arguments = {} if path is None else {"checkpoint": Checkpoint(path), "resume": True}
+    arguments |= {"data": data} if count else {}
     return SparkRunner(WORKERS).run(add, path is not None, **arguments)
 
 
@@ -208,6 +231,11 @@ def hogwild(context, probe, **options):
 
 def allreduce(context, probe, **options):
     return train(context, probe, "allreduce", **options)
+
+
+def connect(context, probe, **options):
+    """Synchronous training behind Spark Connect; ``context`` is that of the server."""
+    return train(context, probe, "synchronous", data=frame, **options)
 
 
 def left_behind(context):
@@ -228,23 +256,42 @@ def left_behind(context):
 
 def _files(_):
     home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
-    return [str(path) for path in home.glob("sparkkeras-*")]
+    return [str(path) for path in home.rglob("sparkkeras-*") if path.is_dir()]
 
 
 def attempt(context, operation, probe, **options):
     """Run an operation; its result, or its error, with the seconds that it took and what is left behind."""
     started = time.time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         try:
-            found = {"result": OPERATIONS[operation](context, probe, **options)}
+            with checkpoint_store(options.pop("store", "works")):
+                found = {"result": OPERATIONS[operation](context, probe, **options)}
         except Exception as error:
             found = {"error": type(error).__name__, "message": str(error)[:2000]}
     found |= {"ended": time.time(), "seconds": round(time.time() - started, 1)}
-    return found | {"left": left_behind(context)}
+    return found | {"warnings": [str(each.message) for each in caught], "left": left_behind(context)}
+
+
+@contextlib.contextmanager
+def checkpoint_store(kind):
+    """The store of checkpoints ``works``, or fails ``always`` or ``once`` (the second write), or is ``slow``."""
+    real, count = CheckpointStore.write, 0
+
+    def write(store, *arguments):
+        nonlocal count
+        count += 1
+        if kind == "always" or (kind == "once" and count == 2):
+            raise StorageError("the store does not respond.")
+        if kind == "slow":
+            time.sleep(SLOW_STORE_SECONDS)
+        return real(store, *arguments)
+
+    with mock.patch.object(CheckpointStore, "write", write):
+        yield
 
 
 OPERATIONS = {
     function.__name__: function
-    for function in (synchronous, asynchronous, hogwild, allreduce, search, ensemble, predict, evaluate, run)
+    for function in (synchronous, asynchronous, hogwild, allreduce, search, ensemble, predict, evaluate, run, connect)
 }

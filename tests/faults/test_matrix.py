@@ -22,6 +22,8 @@ from tests.integration.test_asynchronous_faults import SPECULATION
 
 CLUSTER = {"spark.task.maxFailures": "2", "spark.decommission.enabled": "true", "spark.storage.decommission.enabled": "true"}
 
+TRAINING = ["synchronous", "asynchronous", "hogwild", "allreduce", "connect"]
+
 RUNNER_ENDS = {"run": ("WorkerError", 40)}
 """`SparkRunner` ends with a named error within these seconds; with a checkpoint, ``resume=True`` continues."""
 
@@ -46,11 +48,45 @@ def report(**values):
             file.write(line + "\n")
 
 
+class Drivers:
+    """Drivers with the same settings: one with a SparkContext, one that is a client of Spark Connect.
+
+    They are started when they are used, one at a time if ``exclusive``, because each takes all cores of its master.
+    """
+
+    def __init__(self, folder, *arguments, exclusive=False, **settings):
+        self._folder, self._arguments, self._settings, self._exclusive = folder, arguments, settings, exclusive
+        self._drivers = {}
+
+    def __enter__(self):
+        return self
+
+    def of(self, operation):
+        connect = operation == "connect"
+        if connect not in self._drivers:
+            if self._exclusive:
+                self.close()
+            folder = self._folder / ("connect" if connect else "classic")
+            folder.mkdir(exist_ok=True)
+            self._drivers[connect] = Driver(folder, *self._arguments, connect=connect, **self._settings).__enter__()
+        return self._drivers[connect]
+
+    def run(self, operation, *arguments, **options):
+        return self.of(operation).run(operation, *arguments, **options)
+
+    def close(self):
+        while self._drivers:
+            self._drivers.popitem()[1].__exit__()
+
+    def __exit__(self, *_):
+        self.close()
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A driver with two executor processes, which Spark replaces."""
-    with Driver(tmp_path_factory.mktemp("cluster"), **CLUSTER) as driver:
-        yield driver
+    """Drivers with two executor processes, which Spark replaces."""
+    with Drivers(tmp_path_factory.mktemp("cluster"), **CLUSTER) as drivers:
+        yield drivers
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +149,7 @@ def test_one_fault_of_each_kind(sc, tmp_path, fault, operation):
 
 # --- The driver ------------------------------------------------------------------------------------------------------
 
-RESUMED = ["synchronous", "asynchronous", "hogwild", "allreduce", "search", "ensemble", "run"]
+RESUMED = ["synchronous", "asynchronous", "hogwild", "allreduce", "search", "ensemble", "run", "connect"]
 """The operations that write what they have done; the others start anew."""
 
 
@@ -145,14 +181,15 @@ def test_a_driver_that_is_killed(expected, tmp_path, operation):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir(), second.mkdir()
     options = {"path": str(tmp_path / "kept")} if operation in RESUMED else {}
-    step = 40 if operation in ("synchronous", "asynchronous", "hogwild", "allreduce") else 12
-    with Driver(first, **CLUSTER) as driver:
+    step = 40 if operation in TRAINING else 12
+    connect = operation == "connect"
+    with Driver(first, connect=connect, **CLUSTER) as driver:
         strike(driver, operation, first, step, **options)
         processes = driver.processes()
         driver.process.kill()
         driver.process.wait()
         gone = await_end(processes, 30)
-    with Driver(second, **CLUSTER) as driver:
+    with Driver(second, connect=connect, **CLUSTER) as driver:
         done = driver.run(operation, Probe(str(second)), **options)
     made = sum(len(path.read_text().splitlines()) for path in second.glob("step-*"))
     report(fault="driver killed", operation=operation, processes_gone=gone, steps_after=made, seconds_after=done["seconds"])
@@ -167,8 +204,8 @@ DRIVER_STOPPED_SECONDS = 60
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_driver_that_is_stopped_for_a_minute(cluster, expected, tmp_path, operation):
     before = expected(operation)
-    result = strike(cluster, operation, tmp_path, 12)
-    driver = psutil.Process(cluster.process.pid)
+    result = strike(cluster.of(operation), operation, tmp_path, 12)
+    driver = psutil.Process(cluster.of(operation).process.pid)
     stopped = [driver, *(each for each in driver.children() if "java" in each.name())]
     for each in stopped:
         each.suspend()
@@ -176,7 +213,7 @@ def test_a_driver_that_is_stopped_for_a_minute(cluster, expected, tmp_path, oper
     for each in reversed(stopped):
         each.resume()
     continued = time.time()
-    done = cluster.end(result)
+    done = cluster.of(operation).end(result)
     kind = done.get("error") or "same"
     report(fault="driver stopped", operation=operation, result=kind, end=round(done["ended"] - continued, 1))
     if operation == "run":
@@ -189,18 +226,17 @@ def test_a_driver_that_is_stopped_for_a_minute(cluster, expected, tmp_path, oper
 # --- Speculation, the network, dynamic allocation --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def standalone(contexts, tmp_path_factory):
-    """A standalone Spark with two workers; stops this session's context first."""
-    contexts.stop()
-    with Standalone(tmp_path_factory.mktemp("standalone")) as standalone:
-        yield standalone
+@contextlib.contextmanager
+def standalone(folder, **settings):
+    """Drivers of a standalone Spark with two workers."""
+    with Standalone(folder) as spark, Drivers(folder, spark.url, exclusive=True, **settings) as drivers:
+        yield drivers
 
 
 @pytest.fixture(scope="module")
-def speculative(standalone, tmp_path_factory):
-    with Driver(tmp_path_factory.mktemp("speculative"), standalone.url, **SPECULATION) as driver:
-        yield driver
+def speculative(tmp_path_factory):
+    with standalone(tmp_path_factory.mktemp("speculative"), **SPECULATION) as drivers:
+        yield drivers
 
 
 @pytest.mark.soak
@@ -221,7 +257,7 @@ def ip(*words, check=True):
 
 @pytest.fixture(scope="module")
 def divided(contexts, tmp_path_factory):
-    """A driver with an executor here, and one in a network namespace; needs root."""
+    """Drivers with an executor here, and one in a network namespace; needs root."""
     if os.geteuid() != 0 or ip("netns", "add", NAMESPACE, check=False).returncode:
         pytest.skip("network namespaces need root")
     contexts.stop()
@@ -235,10 +271,10 @@ def divided(contexts, tmp_path_factory):
         prefixes = {THERE: ["ip", "netns", "exec", NAMESPACE]}
         folder = tmp_path_factory.mktemp("divided")
         with (
-            Standalone(folder, HERE, (HERE, THERE), prefixes) as standalone,
-            Driver(folder, standalone.url, **{"spark.driver.host": HERE}) as driver,
+            Standalone(folder, HERE, (HERE, THERE), prefixes) as spark,
+            Drivers(folder, spark.url, exclusive=True, **{"spark.driver.host": HERE}) as drivers,
         ):
-            yield driver
+            yield drivers
     finally:
         ip("link", "delete", "sk-here", check=False)
         ip("netns", "delete", NAMESPACE, check=False)
@@ -249,12 +285,13 @@ def divided(contexts, tmp_path_factory):
 def test_a_network_that_is_cut_and_restored(divided, expected, tmp_path, operation):
     """For longer than leases last."""
     before = expected(operation)
-    result = strike(divided, operation, tmp_path, 10)
+    driver = divided.of(operation)
+    result = strike(driver, operation, tmp_path, 10)
     ip("link", "set", "sk-here", "down")
     time.sleep(CUT_SECONDS)
     ip("link", "set", "sk-here", "up")
     restored = time.time()
-    done = divided.end(result)
+    done = driver.end(result)
     report(
         fault="network cut", operation=operation, result=done.get("error") or "same", end=round(done["ended"] - restored, 1)
     )
@@ -275,9 +312,9 @@ DYNAMIC = {
 
 
 @pytest.fixture(scope="module")
-def dynamic(standalone, tmp_path_factory):
-    with Driver(tmp_path_factory.mktemp("dynamic"), standalone.url, **DYNAMIC) as driver:
-        yield driver
+def dynamic(tmp_path_factory):
+    with standalone(tmp_path_factory.mktemp("dynamic"), **DYNAMIC) as drivers:
+        yield drivers
 
 
 @pytest.mark.soak
@@ -285,7 +322,7 @@ def dynamic(standalone, tmp_path_factory):
 def test_dynamic_allocation(dynamic, expected, tmp_path, operation):
     """It takes away all executors between the rounds of synchronous training."""
     before = expected(operation)
-    options = {"pause": 5.0} if operation == "synchronous" else {}
+    options = {"pause": 5.0} if operation in ("synchronous", "connect") else {}
     done = dynamic.run(operation, Probe(str(tmp_path)), **options)
     report(fault="dynamic allocation", operation=operation, result=done.get("error") or "same", seconds=done["seconds"])
     if operation in ("allreduce", "run"):
@@ -312,18 +349,15 @@ def small_disk(folder, size):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-TRAINING = ["synchronous", "asynchronous", "hogwild", "allreduce"]
-
-
 @pytest.mark.soak
-@pytest.mark.parametrize("operation", TRAINING)
+@pytest.mark.parametrize("operation", [*TRAINING, "ensemble", "run"])
 def test_a_full_disk_where_rows_are_stored(expected, tmp_path, operation):
     """Each of two partitions has 6 MB; then smaller data is trained on."""
     before = expected(operation)
     probe = Probe(str(tmp_path))
     with (
         small_disk(tmp_path / "disk", "8m") as disk,
-        Driver(tmp_path, "local[2]", **{"spark.local.dir": str(disk)}) as driver,
+        Driver(tmp_path, "local[2]", operation == "connect", **{"spark.local.dir": str(disk)}) as driver,
     ):
         done = driver.run(operation, probe, count=24_000)
         report(fault="disk full: rows", operation=operation, error=done.get("error"), seconds=done["seconds"])
@@ -334,13 +368,35 @@ def test_a_full_disk_where_rows_are_stored(expected, tmp_path, operation):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("operation", [*TRAINING, "ensemble", "run"])
-def test_a_full_disk_where_checkpoints_are_written(cluster, tmp_path, operation):
+@pytest.mark.parametrize("operation", RESUMED)
+def test_a_full_disk_where_checkpoints_are_written(cluster, expected, tmp_path, operation):
+    before = expected(operation) if operation == "run" else None
     with small_disk(tmp_path / "disk", "4k" if operation == "run" else "16k") as disk:
         done = cluster.run(operation, Probe(str(tmp_path)), path=str(disk / "run"))
     report(fault="disk full: checkpoints", operation=operation, error=done.get("error"), seconds=done["seconds"])
-    assert done.get("error") == "StorageError", done
-    assert "No space left on device" in done["message"]
+    if operation == "run":  # whose results would be lost
+        assert done.get("result") == before, done
+        assert any("No space left on device" in warning for warning in done["warnings"])
+    else:
+        assert done.get("error") == "StorageError", done
+        assert "No space left on device" in done["message"]
+    assert done["left"] == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", [*TRAINING, "ensemble", "run"])
+@pytest.mark.parametrize("store", ["once", "slow", "always"])
+def test_a_store_of_checkpoints_that_fails_or_is_slow(cluster, expected, tmp_path, store, operation):
+    before = expected(operation)
+    done = cluster.run(operation, Probe(str(tmp_path)), path=str(tmp_path / "run"), store=store)
+    report(fault=f"store: {store}", operation=operation, error=done.get("error"), seconds=done["seconds"])
+    fails = any("the store does not respond" in warning for warning in done["warnings"])
+    if store == "always" and operation != "run":
+        assert done.get("error") == "StorageError", done
+        assert fails == (operation != "ensemble")  # which writes before it trains
+    else:
+        assert done.get("result") == before, done
+        assert fails == (store != "slow")
     assert done["left"] == {}
 
 
@@ -349,8 +405,8 @@ def test_a_full_disk_where_checkpoints_are_written(cluster, tmp_path, operation)
 
 @pytest.fixture(scope="module")
 def persistent(tmp_path_factory):
-    with Driver(tmp_path_factory.mktemp("persistent"), **CLUSTER | {"spark.task.maxFailures": "1000"}) as driver:
-        yield driver
+    with Drivers(tmp_path_factory.mktemp("persistent"), **CLUSTER | {"spark.task.maxFailures": "1000"}) as drivers:
+        yield drivers
 
 
 @pytest.mark.soak
