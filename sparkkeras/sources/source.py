@@ -523,9 +523,16 @@ class FrameSource:
         return BatchesToBlocks(self.selection, self.reader)
 
     def _narrowed(self, num_workers: int | None) -> DataFrame:
-        """The DataFrame reduced to the selected columns."""
+        """The DataFrame reduced to the selected columns, and distributed evenly to ``num_workers`` partitions.
+
+        Rows arrive at a partition in the order in which executors send them, which differs each time: sorted, they are the
+        same when rows are read again, and when training is resumed.
+        """
         narrowed = self.selection.narrowed(self.frame)
-        return narrowed if num_workers is None else narrowed.repartition(num_workers)
+        if num_workers is None:
+            return narrowed
+        numbered = narrowed.selectExpr("*", "monotonically_increasing_id() AS row")
+        return numbered.repartition(num_workers).sortWithinPartitions("row").drop("row")
 
 
 @dataclass(frozen=True)

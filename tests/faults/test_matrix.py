@@ -32,7 +32,7 @@ ERRORS = {
     "worker killed": RUNNER_ENDS,
     "executor killed": RUNNER_ENDS,
     "executor and its disk lost": RUNNER_ENDS,
-    "error raised once": RUNNER_ENDS,
+    "error raised once": RUNNER_ENDS | {"connect": ("WorkerError", 15)},
     "worker stopped": {},
     "executor decommissioned": {},
 }
