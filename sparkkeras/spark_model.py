@@ -400,7 +400,7 @@ class SparkModel:
             WorkerError: A task failed repeatedly; the message contains its traceback. In the mode ``"allreduce"``, more
                 than ``max_restarts`` times.
             TrainingInterruptedError: The process received a SIGTERM; with ``checkpoint`` only.
-            StorageError: Checkpoints cannot be read, or the last one cannot be written.
+            StorageError: A disk of the workers is full, checkpoints cannot be read, or the last one cannot be written.
         """
         check_trainable(self.model)
         start_workers()

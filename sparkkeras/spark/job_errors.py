@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras import errors
-from sparkkeras.errors import READER_NOTE, ClusterError, SparkKerasError, TrainingInterruptedError, WorkerError
+from sparkkeras.errors import (
+    READER_NOTE,
+    ClusterError,
+    SparkKerasError,
+    StorageError,
+    TrainingInterruptedError,
+    WorkerError,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -55,7 +62,12 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         if raised_alone:
             return WorkerError(f"a task failed on a worker: {_until_java(text, raised_alone.start(1))}")
         lines = [line.removeprefix(": ") for line in text.strip().splitlines() if not line.startswith(_PY4J)]
-        return WorkerError(f"Spark could not finish the job: {next(iter(lines), repr(error))}")
+        first = next(iter(lines), repr(error))
+        if _DISK_FULL in text:
+            return StorageError(
+                f"a disk that Spark writes to is full: {first} Free some space, or have Spark use another one (spark.local.dir)."
+            )
+        return WorkerError(f"Spark could not finish the job: {first}")
     missing = MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
         return WorkerError(
@@ -76,6 +88,9 @@ def task_failed(traceback: str) -> WorkerError:
     shortened = _without_frames_of(_OURS, traceback)
     return WorkerError(f"a task failed on a worker: {found} The traceback:\n\n{shortened}", traceback)
 
+
+_DISK_FULL = "No space left on device"
+"""What the message of an executor says if it cannot write the rows of a shuffle."""
 
 _OURS = re.compile(r'^  File ".*/sparkkeras/')
 

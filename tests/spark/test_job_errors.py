@@ -1,5 +1,6 @@
 """A task that failed: the first line of the error names the user's exception."""
 
+from sparkkeras.errors import StorageError
 from sparkkeras.spark.job_errors import translated
 
 FAILED = """An error occurred while calling o1.collect: PythonException: Traceback (most recent call last):
@@ -41,3 +42,14 @@ def test_an_exception_without_a_traceback_is_named():
         "failure: Task 0 failed: org.apache.spark.api.python.PythonException: ValueError: bad record 17\n\n\tat org.apache"
     )
     assert str(translated(RuntimeError(message))) == "a task failed on a worker: ValueError: bad record 17"
+
+
+def test_a_full_disk_of_an_executor_is_named():
+    message = (
+        "An error occurred while calling z:collectAndServe.\n: org.apache.spark.SparkException: Job aborted: Lost task 1.0 in "
+        "stage 2.0 (TID 11) (10.0.0.2 executor 1): java.io.IOException: No space left on device\n\tat java.base"
+    )
+    error = translated(RuntimeError(message))
+    assert isinstance(error, StorageError)
+    assert "10.0.0.2 executor 1" in str(error)
+    assert "spark.local.dir" in str(error)
