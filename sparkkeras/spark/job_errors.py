@@ -65,7 +65,8 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         first = next(iter(lines), repr(error))
         if _DISK_FULL in text:
             return StorageError(
-                f"a disk that Spark writes to is full: {first} Free some space, or have Spark use another one (spark.local.dir)."
+                f"a disk that Spark writes to is full: {first} Free some space, or have Spark use another one "
+                "(spark.local.dir)."
             )
         return WorkerError(f"Spark could not finish the job: {first}")
     missing = MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])

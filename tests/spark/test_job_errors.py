@@ -46,8 +46,8 @@ def test_an_exception_without_a_traceback_is_named():
 
 def test_a_full_disk_of_an_executor_is_named():
     message = (
-        "An error occurred while calling z:collectAndServe.\n: org.apache.spark.SparkException: Job aborted: Lost task 1.0 in "
-        "stage 2.0 (TID 11) (10.0.0.2 executor 1): java.io.IOException: No space left on device\n\tat java.base"
+        "An error occurred while calling z:collectAndServe.\n: org.apache.spark.SparkException: Job aborted: Lost task 1.0 "
+        "in stage 2.0 (TID 11) (10.0.0.2 executor 1): java.io.IOException: No space left on device\n\tat java.base"
     )
     error = translated(RuntimeError(message))
     assert isinstance(error, StorageError)
