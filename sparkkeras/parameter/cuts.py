@@ -72,12 +72,23 @@ class Cuts:
 
     def now(self) -> Cut:
         """Take a cut; outside of `passing`."""
+        with self._between():
+            return self._take()
+
+    def wait(self) -> None:
+        """Wait until calls that are within `passing` have ended, and a requested cut has been taken."""
+        with self._between():
+            pass
+
+    @contextmanager
+    def _between(self) -> Iterator[None]:
+        """The context in which no call is within `passing`."""
         with self._changed:
             self._num_waiting += 1
             try:
                 while self._inside:
                     self._changed.wait()
-                return self._take()
+                yield
             finally:
                 self._num_waiting -= 1
                 self._changed.notify_all()

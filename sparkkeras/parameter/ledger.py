@@ -150,7 +150,7 @@ class PartitionProgress:
         epoch_rows: The rows of the current epoch.
         iterations: The number of iterations of each optimizer.
         metrics: The metric state of the current epoch.
-        done: Whether the worker has left.
+        left: Whether the worker has left before the last epoch, because a callback of its own has stopped it.
         optimizer: The optimizer variables at the end of the last epoch, as they were sent; empty before.
     """
 
@@ -163,7 +163,7 @@ class PartitionProgress:
     epoch_rows: int
     iterations: tuple[int, ...]
     metrics: tuple[Array, ...]
-    done: bool
+    left: bool
     optimizer: bytes
 
 
@@ -200,6 +200,7 @@ class _Partition:
     metrics: tuple[Array, ...] = ()
     started: bool = False
     done: bool = False
+    left: bool = False
     optimizer: bytes = b""
     received: bytes = b""
     to_evaluate: set[int] = field(default_factory=set)
@@ -258,12 +259,16 @@ class Ledger:
         self._lease_seconds, self._warmup_timeout = lease_seconds, warmup_timeout
         self._on_epoch, self._clock = on_epoch, clock
         self._partitions = {worker: _Partition(worker, plan, epochs.start) for worker, plan in plans.items()}
-        for partition in self._partitions.values():
-            partition.done = partition.plan.batches == 0
         for worker, progress in ({} if reached is None else reached.partitions).items():
             for name in _PROGRESS:
                 setattr(self._partitions[worker], name, getattr(progress, name))
-        self._without_push = {worker: partition for worker, partition in self._partitions.items() if not partition.done}
+        for partition in self._partitions.values():
+            partition.done = partition.plan.batches == 0 or partition.left
+        self._without_push = {
+            worker: partition
+            for worker, partition in self._partitions.items()
+            if not partition.done and partition.epoch < epochs.stop
+        }
         self._may_be_late = max(0, len(self._without_push) - num_concurrent)
         self._least_sequence = 0  # no partition in training has a smaller one
         self._lock = threading.Condition()
@@ -413,6 +418,7 @@ class Ledger:
             self._renewed(worker, lease)
             self._leases.finish(lease)
             partition.done = True
+            partition.left = partition.epoch < self._epochs.stop and not self._stopped
             self._without_push.pop(worker, None)
             partition.to_evaluate.clear()
             self._close_epochs()
@@ -490,6 +496,12 @@ class Ledger:
             return LedgerProgress(
                 self._next_epoch, {worker: each.progress for worker, each in self._partitions.items()}, reports
             )
+
+    @property
+    def next_epoch(self) -> int:
+        """The first epoch that not all workers have reported."""
+        with self._lock:
+            return self._next_epoch
 
     def snapshot(self, epoch: int) -> Any:
         """The result of ``on_epoch`` for an epoch that is being evaluated.

@@ -184,18 +184,24 @@ class _Training:
                     stopped = stopped and self._job.model.stop_training
             return [variables for each in running for variables in each.result()]
         except BaseException:
-            if self._service.failure is None:  # an update that failed may have been applied in part
-                self._record_cut()
-            self._ledger.stop()
-            self._ledger.drain(LEAVE_SECONDS)
-            for each in running:
-                each.cancel()
-            for each in running:
-                with contextlib.suppress(Exception):
-                    each.result()
+            try:
+                if self._service.failure is None:  # an update that failed may have been applied in part
+                    self._record_cut()
+            finally:
+                self._cancel(running)
             if self._service.failure is not None:
                 raise self._service.failure from None
             raise
+
+    def _cancel(self, running: Sequence[Running[Any]]) -> None:
+        """End the workers, and the jobs."""
+        self._ledger.stop()
+        self._ledger.drain(LEAVE_SECONDS)
+        for each in running:
+            each.cancel()
+        for each in running:
+            with contextlib.suppress(Exception):
+                each.result()
 
     def _stopped(self, running: Sequence[Running[Any]]) -> bool:
         """Wait for the next event and handle it. Returns whether training has ended."""
@@ -223,11 +229,11 @@ class _Training:
         self._taken[cut.progress.next_epoch - 1] = cut
 
     def _cut_of(self, epoch: int) -> Cut | None:
-        """The cut after the push that ended an epoch; ``None`` without checkpoints, or if it ended a later one, too."""
+        """The cut after the push that ended an epoch; ``None`` without checkpoints, or if it has ended a later one, too."""
         if self._cuts is None:
             return None
         if epoch not in self._taken:
-            self._cuts.now()  # this push may not have ended yet
+            self._cuts.wait()  # this push may not have ended yet
         cut = self._taken.get(epoch)
         self._taken = {number: each for number, each in self._taken.items() if number > epoch}
         return cut
@@ -270,11 +276,11 @@ class _Training:
             self._callbacks.on_test_end(validated)
             logs |= {f"val_{name}": value for name, value in validated.items()}
         self._callbacks.on_epoch_end(end.epoch, logs)
-        if cut is None:
-            job.recorder.end_epoch(end.epoch)
-        else:
+        if cut is not None:
             state = ModelState(cut.weights, model_state.take_optimizer(model))
             job.recorder.end_epoch(end.epoch, state, cut.progress)
+        elif self._cuts is None or model.stop_training:  # else its weights have updates of the next epoch, which follows
+            job.recorder.end_epoch(end.epoch)
         if not model.stop_training and end.epoch + 1 < self._epochs.stop:
             self._callbacks.on_epoch_begin(end.epoch + 1)
             job.recorder.begin_epoch(end.epoch + 1)
@@ -290,7 +296,7 @@ class _Training:
 
     def _record_cut(self) -> None:
         """Record what the server has reached within an epoch, unless an epoch has ended that was not handled yet."""
-        if self._cuts is None:
+        if self._cuts is None or self._ledger.next_epoch != self._epoch:
             return
         cut, rule_state = self._cuts.now(), self._job.rule_state
         partitions = cut.progress.partitions.values()

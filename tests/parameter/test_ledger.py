@@ -32,7 +32,9 @@ class Clock:
 class Bench:
     """A ledger and its clock, with the calls of a simple worker."""
 
-    def __init__(self, *plans, epochs=range(2), num_concurrent=1, validates=lambda epoch: False, max_staleness=None):
+    def __init__(
+        self, *plans, epochs=range(2), num_concurrent=1, validates=lambda epoch: False, max_staleness=None, reached=None
+    ):
         self.clock = Clock()
         self.completed = []
         self.plans = dict(enumerate(plan if isinstance(plan, PartitionPlan) else PartitionPlan(plan) for plan in plans))
@@ -46,6 +48,7 @@ class Bench:
             warmup_timeout=WARMUP_TIMEOUT,
             on_epoch=self.on_epoch,
             clock=self.clock,
+            reached=reached,
         )
 
     def on_epoch(self, epoch):
@@ -997,3 +1000,42 @@ def test_a_later_attempt_receives_the_learning_rate():
     bench.ledger.set_learning_rate(0.25)
     bench.clock.advance()
     assert bench.ledger.lease(0, 8).learning_rate == (2, 0.25)
+
+
+# Continuing
+
+
+def test_workers_that_have_completed_all_epochs_do_not_keep_others_waiting():
+    """Worker 0 only validates after the checkpoint."""
+    plans = [PartitionPlan(2, validates=True)] * 2
+    first = Bench(*plans, num_concurrent=2, validates=lambda epoch: True)
+    ahead, late = first.take(0), first.take(1)
+    first.push(1, late, 1)
+    for epoch in range(2):
+        first.end(0, ahead, epoch)
+    second = Bench(*plans, num_concurrent=2, validates=lambda epoch: True, reached=first.ledger.take_progress())
+    second.take(0)
+    lease = second.take(1)
+    assert second.push(1, lease, 2, batch=2, ended=True)
+    assert not second.directive(1, lease).wait
+
+
+def test_a_worker_that_its_callback_has_stopped_does_not_train_again():
+    first = Bench(1, 1, epochs=range(3), num_concurrent=2)
+    stopped, other = first.take(0), first.take(1)
+    first.end(0, stopped, 0)
+    first.ledger.finish(0, stopped)
+    first.end(1, other, 0)
+    second = Bench(1, 1, epochs=range(1, 3), num_concurrent=2, reached=first.ledger.take_progress())
+    assert second.ledger.lease(0, 7) == "done"
+    assert second.ledger.lease(1, 8).epoch == 1
+
+
+def test_workers_that_the_driver_has_stopped_train_again():
+    first = Bench(1, epochs=range(3))
+    lease = first.take(0)
+    first.end(0, lease, 0)
+    first.ledger.stop()
+    first.ledger.finish(0, lease)
+    second = Bench(1, epochs=range(1, 3), reached=first.ledger.take_progress())
+    assert second.ledger.lease(0, 7).epoch == 1

@@ -303,6 +303,39 @@ def test_interrupted_twice(tmp_path, scheduled, kind):
     assert found == expected
 
 
+class StopsWorker(keras.callbacks.Callback):
+    """Stops the worker with the fewer rows in its first epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = self.params["steps"] == 2
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", long("hogwild")])
+def test_all_workers_train_the_epochs_that_are_added(at_once, tmp_path, averaged, mode):
+    """Also those that had completed the first ones before the last worker did."""
+    averaged.reset()
+    train(averaged, tmp_path, mode=mode, every="epoch", epochs=2)
+    averaged.reset()
+    server = Server("inprocess")
+    history = train(averaged, tmp_path, mode=mode, every="epoch", epochs=4, resume=True, server=server)
+    assert history.epoch == [0, 1, 2, 3]
+    assert server.stats.steps == {0: 8, 1: 8}
+
+
+def test_epochs_that_end_together_have_one_checkpoint(at_once, tmp_path, averaged):
+    """Of the last one: the weights have its updates, which must not be made again."""
+    averaged.reset()
+    dataset, server = partitions(12, 8), Server("inprocess")
+    callbacks = ByValue.dump([StopsWorker()], "worker_callbacks")
+    arguments = {"mode": "asynchronous", "every": "epoch", "dataset": dataset, "worker_callbacks": callbacks}
+    train(averaged, tmp_path, server=server, **arguments)
+    assert server.stats.steps == {0: 9, 1: 2}
+    store = CheckpointStore(str(tmp_path))
+    saved = [store._read(name, store._files(name)).values["progress"] for name in store.names()[::-1]]
+    assert [(each["part"]["epoch"], each["finished"]) for each in saved] == [(1, False), (3, True)]
+    assert [each["workers"]["partitions"]["1"]["left"] for each in saved] == [False, True]
+
+
 class Interrupt(keras.callbacks.Callback):
     """Sends SIGINT at the begin of a batch of one epoch, once, and gives the driver time to handle it."""
 
