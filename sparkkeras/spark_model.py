@@ -461,10 +461,6 @@ class SparkModel:
         if recorder is not None:
             settings = self._settings() | {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
             recorder.check(Work.of(self.model, request, rule, self.frequency, settings), request.callbacks)
-            vars(self)["seed"] = settings["seed"]  # users cannot set it during training
-            if recorder.is_complete(request.epochs):
-                self._fits = fits
-                return recorder.restore_result(self.model, self._rule_state, self.training_histories)
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
         server = Server(
             self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
@@ -481,9 +477,12 @@ class SparkModel:
         )
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
         with prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored):
-            self._fits = fits
             if recorder is not None:
                 recorder.check_data(job, stored)
+                vars(self)["seed"] = settings["seed"]  # users cannot set it during training
+            self._fits = fits
+            if recorder is not None and recorder.is_complete(request.epochs):
+                return recorder.restore_result(job, request.callbacks)
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)

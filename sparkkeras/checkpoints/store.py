@@ -93,23 +93,30 @@ class CheckpointStore:
         """
         return [name for name in self._folders() if self._files(name) is not None]
 
-    def newest(self) -> StoredCheckpoint | None:
+    def newest(self, accept: Callable[[StoredCheckpoint], bool] = lambda stored: True) -> StoredCheckpoint | None:
         """Read the newest checkpoint that is not damaged; ``None`` if there is no checkpoint. Warns of damaged ones.
+
+        Args:
+            accept: Whether a checkpoint is of use; others are skipped.
 
         Raises:
             StorageError: The folder cannot be read, all checkpoints are damaged, or a later version of sparkkeras wrote one.
         """
-        damaged = []
+        damaged, skipped = [], False
         for name in self._folders():
             files = self._files(name)
             if files is None:
                 continue
             try:
-                return self._read(name, files)
+                stored = self._read(name, files)
             except (_DamagedError, StorageError) as error:
                 damaged.append(name)
                 warn(f"the checkpoint {self.path}/{name} is damaged, and the one before it is used: {error}")
-        if damaged:
+                continue
+            if accept(stored):
+                return stored
+            skipped = True
+        if damaged and not skipped:
             raise StorageError(
                 f"all checkpoints in {self.path!r} are damaged ({', '.join(damaged)}): restore them from a copy, or use "
                 "another path to train from the start."

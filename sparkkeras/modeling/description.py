@@ -41,6 +41,8 @@ def _shown(value: Any) -> str:
 
 def _names(model: keras.Model) -> dict[str, str]:
     operations = [*model._flatten_layers(), *getattr(model, "operations", ()), *optimizers_of(model).values()]
+    compiled = getattr(model, "optimizer", None)
+    operations += [] if compiled is None else [compiled]  # also one that train_step does not use
     names = list(dict.fromkeys(operation.name for operation in operations))
     return {name: f"#{position}" for position, name in enumerate(names)}
 

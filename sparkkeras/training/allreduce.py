@@ -403,6 +403,7 @@ class _Training:
     def __init__(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks, epochs: range) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
         self._part = job.recorder.begin_epoch(epochs.start)
+        self._is_resumed = self._part.batches > 0  # in the middle of this epoch, whose first state is not known
         self._state = self._at_begin = ModelState.take(job.model)
         self._stopped = False
         self._started = 0.0
@@ -451,6 +452,12 @@ class _Training:
         """
         job, size = self._job, self._size()
         if self._part.batches and self._part.workers != size:  # its batches are those of other workers
+            if self._is_resumed:
+                warn(
+                    f"training continues with {counted(size, 'worker')} in the middle of an epoch that had "
+                    f"{counted(self._part.workers, 'worker')}: the first {counted(self._part.batches, 'batch')} of epoch "
+                    f"{self._part.epoch + 1} are trained again."
+                )
             self._part, self._state = EpochPart(self._part.epoch), self._at_begin
         plan = self._plan = self._planned(size)
         self._callbacks.on_workers(sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions))
@@ -540,6 +547,7 @@ class _Training:
             metrics.merge([*so_far, *(each.metrics for each in ranks if each.report is not None)]),
             (*part.reports, *reports),
             len(ranks),
+            part.stopped or any(each.stopped for each in ranks),
         )
         if is_end:
             return self._end_epoch(self._part, state, ranks)
@@ -562,12 +570,12 @@ class _Training:
             self._callbacks.on_test_end(values)
             logs |= {f"val_{name}": value for name, value in values.items()}
         self._callbacks.on_epoch_end(epoch, logs)
-        self._stopped = model.stop_training = model.stop_training or any(each.stopped for each in ranks)
+        self._stopped = model.stop_training = model.stop_training or part.stopped
         job.recorder.end_epoch(epoch)
         self._epochs, self._part = self._epochs[1:], EpochPart(epoch + 1)
         if not self._is_over:
             self._callbacks.on_epoch_begin(epoch + 1)
-            self._part = job.recorder.begin_epoch(epoch + 1)
+            self._part, self._is_resumed = job.recorder.begin_epoch(epoch + 1), False
         self._state = self._at_begin = ModelState.take(model)
         return EpochAnswer(
             self._is_over,

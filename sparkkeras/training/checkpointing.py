@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
+from sparkkeras.checkpoints import values
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.differences import differences, other_work
 from sparkkeras.checkpoints.store import CheckpointStore
@@ -38,7 +40,7 @@ from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.saved_progress import EpochRecord, TrainingProgress
 from sparkkeras.training.saved_run import SavedRun, Work, data_of
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
-from sparkkeras.training.termination import termination
+from sparkkeras.training.termination import Termination, termination
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -65,10 +67,11 @@ class CheckpointRecorder:
         self._rounds = 0
         self._due = False
         self._saved_at = time.monotonic()
-        self._reached: TrainingProgress | None = None
-        self._submitted: TrainingProgress | None = None
+        self._reached = None if saved is None else replace(saved.progress, result=None, finished=False)
+        self._submitted = self._reached
         self._written = "" if saved is None else saved.name
         self._epoch_to_continue: EpochPart | None = None
+        self._asked = Termination()
 
     @classmethod
     def open(cls, checkpoint: object, resume: object, mode: str) -> CheckpointRecorder | None:
@@ -119,6 +122,12 @@ class CheckpointRecorder:
         reasons = []
         if saved.partitions != self._partitions:
             reasons.append(f"its workers had {_listed(saved.partitions)} rows, and these have {_listed(self._partitions)}")
+            if saved.progress.part.batches:
+                saved = self._at_epoch_end(saved)
+                part = saved.progress.part
+                if part.batches:
+                    again = f"the first {counted(part.batches, 'batch')} of epoch {part.epoch + 1} will be trained again"
+                    reasons.append(f"{again}, because there is no checkpoint of the end of an epoch")
         if self._in_step and saved.every != self._checkpoint.every:
             reasons.append(f"it was trained with every={saved.every!r}, and this is every={self._checkpoint.every!r}")
         if saved.backend != keras.backend.backend():
@@ -129,6 +138,13 @@ class CheckpointRecorder:
                 f"of a training without interruption: {'; '.join(reasons)}."
             )
 
+    def _at_epoch_end(self, saved: SavedRun) -> SavedRun:
+        """Continue from the newest checkpoint at the end of an epoch, if there is one, instead of a later one."""
+        saved = SavedRun.newest(self._store, at_epoch_end=True) or saved
+        self.saved = saved
+        self._reached = self._submitted = replace(saved.progress, result=None, finished=False)
+        return saved
+
     def _check(self, found: list[str]) -> None:
         if found and self.saved is not None:
             raise other_work(self._store.path, self.saved.name, found)
@@ -138,13 +154,14 @@ class CheckpointRecorder:
         progress = None if self.saved is None else self.saved.progress
         return progress is not None and progress.finished and (progress.stopped or progress.part.epoch >= epochs)
 
-    def restore_result(self, model: keras.Model, rule_state: State, histories: list[dict[str, Any]]) -> Any:
+    def restore_result(self, job: Job, callbacks: Sequence[keras.callbacks.Callback]) -> Any:
         """Restore the results of a training that has ended; returns its History."""
         assert self.saved is not None
-        progress = self.saved.progress
+        progress, model = self.saved.progress, job.model
         self.saved.restore_result(model)
-        _replace(rule_state, progress.rule_state)
-        _continue_histories(histories, progress.record.histories)
+        callback_states.put(progress.record.callbacks, callbacks)
+        _replace(job.rule_state, progress.rule_state)
+        _continue_histories(job.histories, progress.record.histories)
         history = keras.callbacks.History()
         history.set_model(model)
         history.epoch, history.history = progress.record.epochs, progress.record.history
@@ -163,9 +180,11 @@ class CheckpointRecorder:
         """
         self._saver = ModelSaver(archive, model)
         with termination() as asked:
+            self._asked = asked
             try:
                 with interruptible():
                     yield
+                    asked.interrupts = False
             except BaseException as error:
                 asked.interrupts = False
                 failure = self._close_early(error)
@@ -175,7 +194,6 @@ class CheckpointRecorder:
                 if failure is not None:
                     warn(f"the last checkpoint could not be written to {self._store.path!r}: {failure}")
                 raise
-            asked.interrupts = False
             failure = self._writer.close()
             if failure is not None:
                 raise StorageError(
@@ -236,18 +254,20 @@ class CheckpointRecorder:
         self._rounds = progress.rounds
         self._restore(progress)
         job.model.stop_training = progress.stopped
-        self._reached = self._submitted = replace(progress, result=None, finished=False)
-        if progress.part.batches and saved.partitions == self._partitions:
+        if progress.part.batches:
             self._epoch_to_continue = progress.part
         return job.epochs if progress.stopped else progress.part.epoch
 
     def begin_epoch(self, epoch: int) -> EpochPart:
         """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""
-        part, self._epoch_to_continue = self._epoch_to_continue or EpochPart(epoch), None
-        if part.batches and self.saved is not None:
+        self._asked.check()
+        part, self._epoch_to_continue = self._epoch_to_continue, None
+        same = False
+        if part is not None and self.saved is not None:
             self._restore(self.saved.progress)  # the callbacks may have changed the learning rate a second time
+            same = self.saved.partitions == self._partitions
         self._record = self._take_record()
-        return part
+        return part if part is not None and same else EpochPart(epoch)
 
     def end_round(self, part: EpochPart, state: ModelState, workers: LedgerProgress | None = None) -> None:
         """Note what was reached; write it if it is time for a checkpoint, and the epoch has not ended."""
@@ -258,6 +278,7 @@ class CheckpointRecorder:
         if self._due and (self._in_step or workers is not None or part.batches < self._job.batches):
             self._save()
         self._warn_of_errors()
+        self._asked.check()
 
     def end_epoch(self, epoch: int, state: ModelState | None = None, workers: LedgerProgress | None = None) -> None:
         """Note what was reached; write it if it is time for a checkpoint, and training has not ended."""
@@ -269,6 +290,7 @@ class CheckpointRecorder:
         if due and not stopped and epoch + 1 < self._job.epochs:
             self._save()
         self._warn_of_errors()
+        self._asked.check()
 
     def end(self) -> None:
         """Write the last checkpoint, with the model that callbacks have left."""
@@ -286,10 +308,14 @@ class CheckpointRecorder:
 
     def _take_record(self) -> EpochRecord:
         history = self._callbacks.history
+        for members in history.history.values():
+            members[-1:] = map(_constant, members[-1:])
+        last = {name: members[-1] for name, members in history.history.items()}
+        values.pack(last, "logs")  # raises an error now, and not in the thread that writes
         return EpochRecord(
             list(history.epoch),
-            {name: list(values) for name, values in history.history.items()},
-            dict(self._callbacks.logs),
+            {name: list(members) for name, members in history.history.items()},
+            _constant(self._callbacks.logs),
             self._job.histories[self._first_history :],
             callback_states.take(self._callbacks.given),
         )
@@ -313,7 +339,7 @@ class CheckpointRecorder:
 
     def _write(self, progress: TrainingProgress) -> None:
         """Write a checkpoint; in the thread."""
-        values = {
+        stored = {
             "progress": progress.pack(),
             "work": vars(self._work),
             "data": self._data,
@@ -322,12 +348,21 @@ class CheckpointRecorder:
             "every": self._checkpoint.every,
         }
         state = progress.result or progress.state
-        self._written = self._store.write(values, functools.partial(self._saver.save, state))
+        self._written = self._store.write(stored, functools.partial(self._saver.save, state))
 
     def _warn_of_errors(self) -> None:
         error = self._writer.new_error()
         if error is not None:
             warn(f"a checkpoint could not be written, training continues: {error}")
+
+
+def _constant(value: Any) -> Any:
+    """A value of logs that training does not change: variables and tensors as NumPy's values."""
+    if isinstance(value, dict):
+        return {name: _constant(member) for name, member in value.items()}
+    if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
+        return np.array(keras.ops.convert_to_numpy(value))[()]
+    return value
 
 
 def _replace(state: State, values: Mapping[str, Array]) -> None:

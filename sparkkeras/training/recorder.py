@@ -25,6 +25,7 @@ class EpochPart:
         metrics: The merged metric state over them.
         reports: The reports of the workers, in the order of rounds and workers.
         workers: The number of workers of all-reduce training, which its batches depend on.
+        stopped: Whether a callback of a worker has asked to stop at the end of the epoch.
     """
 
     epoch: int
@@ -32,6 +33,7 @@ class EpochPart:
     metrics: MetricState = ()
     reports: tuple[Report, ...] = ()
     workers: int = 0
+    stopped: bool = False
 
 
 class Recorder(Protocol):

@@ -92,7 +92,7 @@ class TrainingProgress:
         part = values["part"]
         reports = tuple(Report(**report) for report in part["reports"])
         return cls(
-            EpochPart(part["epoch"], part["batches"], tuple(part["metrics"]), reports, part["workers"]),
+            EpochPart(**part | {"metrics": tuple(part["metrics"]), "reports": reports}),
             values["rounds"],
             values["stopped"],
             unpack_state(values["state"]),

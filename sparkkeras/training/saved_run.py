@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from sparkkeras.checkpoints.differences import differences
-from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
 from sparkkeras.data.dataset import StoredDataset, common_spec
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.description import description
@@ -109,14 +109,18 @@ class SavedRun:
     model: bytes
 
     @classmethod
-    def newest(cls, store: CheckpointStore) -> SavedRun | None:
+    def newest(cls, store: CheckpointStore, at_epoch_end: bool = False) -> SavedRun | None:
         """The newest checkpoint that is not damaged; ``None`` if there is no checkpoint.
+
+        Args:
+            store: The folder.
+            at_epoch_end: Skip those in the middle of an epoch.
 
         Raises:
             StorageError: The folder cannot be read, or all checkpoints are damaged.
             ConfigurationError: The checkpoint is not of a call of `fit`.
         """
-        stored = store.newest()
+        stored = store.newest(_is_at_epoch_end) if at_epoch_end else store.newest()
         if stored is None:
             return None
         values = stored.values
@@ -132,3 +136,7 @@ class SavedRun:
         """Put the state after training into a model, or what training had reached."""
         (self.progress.result or self.progress.state).put(model)
         put_generators(self.progress.generators, model)
+
+
+def _is_at_epoch_end(stored: StoredCheckpoint) -> bool:
+    return "progress" in stored.values and not stored.values["progress"]["part"]["batches"]

@@ -16,7 +16,7 @@ class Termination:
 
     Attributes:
         requested: Whether a SIGTERM has arrived.
-        interrupts: Whether the first one raises KeyboardInterrupt.
+        interrupts: Whether it raises KeyboardInterrupt.
         handled: Whether the caller is told; otherwise the previous handler gets the signal in the end.
     """
 
@@ -26,8 +26,12 @@ class Termination:
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """The handler of the signal."""
-        first, self.requested = not self.requested, True
-        if first and self.interrupts:
+        self.requested = True
+        self.check()
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a SIGTERM has arrived. Python ignores that of the handler within a finalizer."""
+        if self.requested and self.interrupts:
             raise KeyboardInterrupt
 
 

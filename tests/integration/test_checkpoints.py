@@ -81,7 +81,7 @@ def test_refused(sc, digits, tmp_path):
     with pytest.raises(ConfigurationError, match="rule.name: .average. in the checkpoint, .slowmo. now"):
         SparkModel(classifier(), num_workers=1, rule="slowmo").fit(x[:40], y[:40], resume=True, **arguments)
     with pytest.raises(ConfigurationError, match="rows: 40 in the checkpoint, 41 now"):
-        SparkModel(classifier(), num_workers=1).fit(x[:41], y[:41], resume=True, epochs=2, **arguments)
+        SparkModel(classifier(), num_workers=1).fit(x[:41], y[:41], resume=True, **arguments)
     assert sorted(os.listdir(path)) == before
 
 

@@ -5,7 +5,9 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -235,9 +237,11 @@ def test_a_completed_run_trains_nothing(tmp_path, averaged):
     recorder = CheckpointRecorder.open(Checkpoint(tmp_path), True, "synchronous")
     assert recorder.is_complete(EPOCHS)
     histories = []
-    found = recorder.restore_result(averaged.model, {}, histories)
+    own = Own()
+    found = recorder.restore_result(SimpleNamespace(model=averaged.model, rule_state={}, histories=histories), [own])
     assert (found.history, found.epoch, bits(averaged)) == (history.history, history.epoch, expected)
     assert [entry["epoch"] for entry in histories] == [0, 0, 1, 1]
+    assert own.seen["epochs"] == [0, 1]
     # Killed between the end of the last epoch and the end of training:
     newest, *_ = CheckpointStore(str(tmp_path)).names()
     shutil.rmtree(tmp_path / newest)
@@ -410,6 +414,33 @@ def test_no_checkpoint_of_a_round_that_diverged(tmp_path, averaged):
     assert SavedRun.newest(CheckpointStore(str(tmp_path))).progress.part.epoch == 2
 
 
+class Terminate(keras.callbacks.Callback):
+    """Sends SIGTERM at the beginning of training or at the end of an epoch, and may hide the exception that follows."""
+
+    def __init__(self, epoch, hides=False):
+        super().__init__()
+        self.epoch, self.hides = epoch, hides
+
+    def on_train_begin(self, logs=None):
+        self.on_epoch_end(None)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            with suppress(KeyboardInterrupt) if self.hides else nullcontext():
+                signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_sigterm_that_was_hidden_and_one_before_the_first_round(tmp_path, averaged):
+    """Python hides exceptions of finalizers, in which the signal may arrive."""
+    averaged.reset()
+    with pytest.raises(TrainingInterruptedError, match="in epoch 2. The newest checkpoint is"):
+        train(averaged, tmp_path, every="epoch", callbacks=[Terminate(0, hides=True)])
+    averaged.reset()
+    with pytest.raises(TrainingInterruptedError, match="in epoch 2. The newest checkpoint is"):
+        train(averaged, tmp_path, every="epoch", resume=True, callbacks=[Terminate(None)])
+    assert len(CheckpointStore(str(tmp_path)).names()) == 1
+
+
 def test_sigterm_without_a_checkpoint_and_after_training(tmp_path, scheduled):
     received = []
     previous = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
@@ -550,6 +581,47 @@ def test_other_partitions_continue_with_a_warning(at_once, tmp_path, averaged):
     with pytest.warns(UserWarning, match=r"will differ in their bits.*workers had 8, 5 rows, and these have 4, 4, 5"):
         history = train(averaged, tmp_path / "cut", resume=True, dataset=partitions(4, 4, 5), epochs=2)
     assert history.epoch == [0, 1]
+
+
+class Rates(keras.callbacks.LearningRateScheduler):
+    """Halves the learning rate in each epoch, and puts its variable into the logs."""
+
+    def __init__(self):
+        super().__init__(lambda epoch, rate: rate / 2)
+        self.rates = {}
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["rate"] = self.model.optimizer.learning_rate
+        self.rates[epoch] = round(float(logs["rate"]), 6)
+
+
+@pytest.mark.parametrize("kept", [2, 1])
+def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged, kept):
+    """Training continues from the end of an epoch, or trains batches again; the learning rate is changed once."""
+    averaged.reset()
+    expected = Rates()
+    train(averaged, tmp_path / "run", callbacks=[expected])  # two rounds in an epoch
+    cut(tmp_path / "run", tmp_path / "cut", 3)
+    for name in CheckpointStore(str(tmp_path / "cut")).names()[kept:]:
+        shutil.rmtree(tmp_path / "cut" / name)
+    averaged.reset()
+    found = Rates()
+    words = "workers had 8, 5 rows" if kept == 2 else "the first 1 batch of epoch 2 will be trained again, because there is"
+    with pytest.warns(UserWarning, match=words):
+        history = train(averaged, tmp_path / "cut", resume=True, dataset=partitions(4, 4, 5), callbacks=[found])
+    assert found.rates == {epoch: expected.rates[epoch] for epoch in (1, 2)}
+    assert [round(float(rate), 6) for rate in history.history["rate"]] == list(expected.rates.values())
+    assert int(averaged.model.optimizer.iterations) == 2 + 2 * 2 + (kept == 1)
+
+
+def test_logs_that_cannot_be_stored_end_the_first_epoch(tmp_path, averaged):
+    class Adds(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["picture"] = self
+
+    averaged.reset()
+    with pytest.raises(ConfigurationError, match=r"logs\['picture'\] cannot be stored in a checkpoint"):
+        train(averaged, tmp_path, callbacks=[Adds()])
 
 
 def test_the_wrong_data_or_model(tmp_path, averaged, scheduled):
