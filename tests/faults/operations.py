@@ -201,7 +201,8 @@ def run(context, probe, path=None, count=0):
 
     def add(saves):
         here = ranks()
-        saved = (here.restored() if saves else None) or {"step": 0, "total": 0.0}
+        restored = here.restored() if saves else None
+        saved = {"step": 0, "total": 0.0} if restored is None else restored.state
         step, total = int(saved["step"]), float(saved["total"])
         while step < 40:
             probe(here.rank)
