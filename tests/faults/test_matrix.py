@@ -327,6 +327,9 @@ def test_dynamic_allocation(dynamic, expected, tmp_path, operation):
     report(fault="dynamic allocation", operation=operation, result=done.get("error") or "same", seconds=done["seconds"])
     if operation in ("allreduce", "run"):
         assert done.get("error") == "ConfigurationError", done
+    elif operation in ("asynchronous", "hogwild"):  # with the slots that there are when training starts
+        assert done["result"]["rows"] == before["rows"], done
+        assert sum(done["result"]["steps"].values()) == sum(before["steps"].values()), done
     else:
         assert done.get("result") == before, done
     if options:
