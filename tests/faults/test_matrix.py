@@ -322,7 +322,7 @@ def dynamic(tmp_path_factory):
 def test_dynamic_allocation(dynamic, expected, tmp_path, operation):
     """It takes away all executors between the rounds of synchronous training."""
     before = expected(operation)
-    options = {"pause": 5.0} if operation in ("synchronous", "connect") else {}
+    options = {"pause": 12.0} if operation in ("synchronous", "connect") else {}
     done = dynamic.run(operation, Probe(str(tmp_path)), **options)
     report(fault="dynamic allocation", operation=operation, result=done.get("error") or "same", seconds=done["seconds"])
     if operation in ("allreduce", "run"):
