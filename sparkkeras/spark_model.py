@@ -377,10 +377,10 @@ class SparkModel:
             worker_callbacks: Keras callbacks that run on the workers. In synchronous training each worker gets new copies in
                 each round; in the other modes it keeps one copy for all epochs.
             checkpoint: Where and how often to write checkpoints. SIGTERM, Ctrl-C and errors of Spark end training with a
-                checkpoint of the last completed round, or with a parameter server of the last completed epoch.
+                checkpoint of the last completed round, or with a parameter server of the updates so far.
             resume: Whether to continue from the newest checkpoint. Synchronous and all-reduce training end with the
                 same bits as without the interruption; with a parameter server, every update counts once. If there is none,
-                training begins at the start; if it was completed, nothing is trained. The model, the data and the other
+                training begins at the start; if it was completed, the data is compared, and nothing is trained. The model, the data and the other
                 arguments must be the same, ``epochs`` may be larger.
 
         Returns:

@@ -39,13 +39,14 @@ class Termination:
 def termination() -> Iterator[Termination]:
     """Handle SIGTERM within this context, if this is the main thread; then restore the previous handler."""
     found = Termination()
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is None:  # a handler in C, which Python cannot restore
         yield found
         return
     previous = signal.signal(signal.SIGTERM, found.receive)
     try:
         yield found
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+        signal.signal(signal.SIGTERM, previous)
         if found.requested and not found.handled:
             signal.raise_signal(signal.SIGTERM)
