@@ -380,8 +380,8 @@ class SparkModel:
                 checkpoint of the last completed round, or with a parameter server of the updates so far.
             resume: Whether to continue from the newest checkpoint. Synchronous and all-reduce training end with the
                 same bits as without the interruption; with a parameter server, every update counts once. If there is none,
-                training begins at the start; if it was completed, the data is compared, and nothing is trained. The model, the data and the other
-                arguments must be the same, ``epochs`` may be larger.
+                training begins at the start; if it was completed, the data is compared, and nothing is trained. The model,
+                the data and the other arguments must be the same, ``epochs`` may be larger.
 
         Returns:
             A ``keras.callbacks.History`` with the logs of each epoch: loss and metrics over the full dataset.
