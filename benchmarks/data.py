@@ -77,6 +77,23 @@ def large_mlp() -> Any:
     )
 
 
+def middle_mlp() -> Any:
+    """784-2048-440-10: 2.5 million weights, 10 MB, and 20 MB of optimizer variables."""
+    from keras import Input, Sequential, layers
+
+    return _compiled(
+        Sequential(
+            [
+                Input((SIDE * SIDE,)),
+                layers.Dense(2048, activation="relu", name="first"),
+                layers.Dense(440, activation="relu", name="second"),
+                layers.Dense(10, activation="softmax", name="digit"),
+            ],
+            name="middle_mlp",
+        )
+    )
+
+
 def mlp(steps_per_execution: int = 1) -> Any:
     """784-128-128-10: so small that the overhead of a step costs more than its arithmetic."""
     from keras import Input, Sequential, layers

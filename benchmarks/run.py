@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import cases  # noqa: F401 (registers the benchmarks)
+import checkpoints  # noqa: F401 (likewise)
 import convergence  # noqa: F401 (likewise)
 import growth  # noqa: F401 (likewise)
 import report

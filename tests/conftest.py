@@ -137,6 +137,7 @@ class Contexts:
             "spark.driver.host": "127.0.0.1",
             "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
             "spark.task.maxFailures": "2",
+            "spark.decommission.enabled": "true",  # tests/faults sends the signal
             "spark.sql.shuffle.partitions": "4",
             "spark.python.daemon.module": "sparkkeras.spark.daemon",  # scripts in test_models run without it
         }.items():

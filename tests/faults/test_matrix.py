@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.driver import Driver
 from tests.faults.injection import Probe, seconds_to_next_step
-from tests.faults.operations import OPERATIONS, attempt
+from tests.faults.operations import LEASE_SECONDS, OPERATIONS, attempt
 from tests.integration.standalone import Standalone
 from tests.integration.test_asynchronous_faults import SPECULATION
 
@@ -138,7 +138,13 @@ def test_a_fault_on_an_executor(cluster, expected, tmp_path, fault, operation):
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("fault", "operation"),
-    [("worker killed", "hogwild"), ("worker stopped", "asynchronous"), ("error raised once", "evaluate")],
+    [
+        ("worker killed", "hogwild"),
+        ("worker stopped", "asynchronous"),
+        ("error raised once", "evaluate"),
+        ("executor decommissioned", "predict"),
+        ("executor and its disk lost", "asynchronous"),
+    ],
 )
 def test_one_fault_of_each_kind(sc, tmp_path, fault, operation):
     """Kinds that no other test of the default suite has."""
@@ -197,6 +203,46 @@ def test_a_driver_that_is_killed(expected, tmp_path, operation):
     assert done["left"] == {}
 
 
+@contextlib.contextmanager
+def stopped(process):
+    """The driver and its JVM are stopped within this context."""
+    driver = psutil.Process(process.pid)
+    both = [driver, *(each for each in driver.children() if "java" in each.name())]
+    for each in both:
+        each.suspend()
+    try:
+        yield
+    finally:
+        for each in reversed(both):
+            each.resume()
+
+
+@pytest.mark.cluster
+def test_a_driver_that_is_stopped_and_killed(sc, tmp_path):
+    """In the default suite: for longer than leases last, and then with -9, after which the next process resumes."""
+    folders = [tmp_path / name for name in ("before", "stopped", "killed", "resumed")]
+    for folder in folders:
+        folder.mkdir()
+    before, stop, kill, resume = folders
+    options = {"path": str(tmp_path / "kept")}
+    expected = attempt(sc, "synchronous", Probe(str(before)))["result"]
+    with Driver(tmp_path, "local[2]") as driver:
+        result = strike(driver, "asynchronous", stop, 12)
+        with stopped(driver.process):
+            time.sleep(LEASE_SECONDS + 1)
+        done = driver.end(result)
+        assert (done["result"]["steps"], done["left"]) == ({"0": 45, "1": 45}, {})
+        strike(driver, "synchronous", kill, 40, **options)
+        processes = driver.processes()
+        driver.process.kill()
+        driver.process.wait()
+        await_end(processes, 30)
+    with Driver(resume, "local[2]") as driver:
+        done = driver.run("synchronous", Probe(str(resume)), **options)
+    assert len((resume / "step-0").read_text().splitlines()) < 45
+    assert (done["result"], done["left"]) == (expected, {})
+
+
 DRIVER_STOPPED_SECONDS = 60
 
 
@@ -204,16 +250,12 @@ DRIVER_STOPPED_SECONDS = 60
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_driver_that_is_stopped_for_a_minute(cluster, expected, tmp_path, operation):
     before = expected(operation)
-    result = strike(cluster.of(operation), operation, tmp_path, 12)
-    driver = psutil.Process(cluster.of(operation).process.pid)
-    stopped = [driver, *(each for each in driver.children() if "java" in each.name())]
-    for each in stopped:
-        each.suspend()
-    time.sleep(DRIVER_STOPPED_SECONDS)
-    for each in reversed(stopped):
-        each.resume()
+    driver = cluster.of(operation)
+    result = strike(driver, operation, tmp_path, 12)
+    with stopped(driver.process):
+        time.sleep(DRIVER_STOPPED_SECONDS)
     continued = time.time()
-    done = cluster.of(operation).end(result)
+    done = driver.end(result)
     kind = done.get("error") or "same"
     report(fault="driver stopped", operation=operation, result=kind, end=round(done["ended"] - continued, 1))
     if operation == "run":
