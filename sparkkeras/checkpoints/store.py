@@ -8,8 +8,14 @@
         model.keras                  the model, for Keras
         manifest.json                sizes and digests of these files, and a checksum of itself; written last
 
-A folder without a valid manifest is not a checkpoint. It is deleted when a later checkpoint is complete, and so are
-checkpoints beyond the number to keep, their manifest first.
+A folder without a manifest was not completed. It is deleted when a later checkpoint is complete, and so are checkpoints
+beyond the number to keep, their manifest first.
+
+A manifest that is not valid is damage, and so are files that it does not match: a warning, and the checkpoint before is
+used; without one, an error. A folder with such a manifest is not deleted. It may also be of a writer that was killed
+while it wrote the manifest, on a store that shows parts of files (local files and object stores do not); the two cannot
+be distinguished, so they are handled in the same way. An error of the store, such as a time-out, is raised: it says
+nothing about a checkpoint.
 """
 
 from __future__ import annotations
@@ -38,6 +44,10 @@ MODEL = "model.keras"
 _ARRAYS, _STATE, _MANIFEST = "arrays.bin", "state.json", "manifest.json"
 _FORMAT = 1
 _FOLDER = re.compile(r"checkpoint-([0-9]{8,})-[0-9a-f]{8}")
+
+
+class DamagedError(StorageError):
+    """A checkpoint is not as it was written, or all checkpoints of a folder."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,12 @@ class CheckpointStore:
         return store
 
     def names(self) -> list[str]:
-        """The names of the complete checkpoints, the newest first.
+        """The names of the checkpoints that were completed, also of damaged ones, the newest first.
 
         Raises:
-            StorageError: The folder cannot be read, or a later version of sparkkeras wrote a checkpoint.
+            StorageError: The folder cannot be read.
         """
-        return [name for name in self._folders() if self._files(name) is not None]
+        return [name for name in self._folders() if _MANIFEST in filesystem.names_in(f"{self.path}/{name}")]
 
     def newest(self, accept: Callable[[StoredCheckpoint], bool] = lambda stored: True) -> StoredCheckpoint | None:
         """Read the newest checkpoint that is not damaged; ``None`` if there is no checkpoint. Warns of damaged ones.
@@ -100,26 +110,28 @@ class CheckpointStore:
             accept: Whether a checkpoint is of use; others are skipped.
 
         Raises:
-            StorageError: The folder cannot be read, all checkpoints are damaged, or a later version of sparkkeras wrote one.
+            DamagedError: All checkpoints are damaged.
+            StorageError: The folder or a file cannot be read, or a later version of sparkkeras wrote a checkpoint.
         """
-        damaged, skipped = [], False
-        for name in self._folders():
-            files = self._files(name)
-            if files is None:
-                continue
+        damaged: dict[str, DamagedError] = {}
+        skipped = False
+        for name in self.names():
             try:
-                stored = self._read(name, files)
-            except (_DamagedError, StorageError) as error:
-                damaged.append(name)
-                warn(f"the checkpoint {self.path}/{name} is damaged, and the one before it is used: {error}")
+                stored = self._read(name, self._files(name))
+            except DamagedError as error:
+                damaged[name] = error
                 continue
-            if accept(stored):
-                return stored
-            skipped = True
+            if not accept(stored):
+                skipped = True
+                continue
+            for other, reason in damaged.items():
+                warn(f"the checkpoint {self.path}/{other} is damaged, and {name} is used: {reason}")
+            return stored
         if damaged and not skipped:
-            raise StorageError(
-                f"all checkpoints in {self.path!r} are damaged ({', '.join(damaged)}): restore them from a copy, or use "
-                "another path to train from the start."
+            each = "; ".join(f"{name}: {reason}" for name, reason in damaged.items())
+            raise DamagedError(
+                f"all checkpoints in {self.path!r} are damaged: restore them from a copy, or use another path to train from "
+                f"the start. {each}"
             )
         return None
 
@@ -145,7 +157,8 @@ class CheckpointStore:
         filesystem.make_folder(folder)
         try:
             files = self._write_files(folder, tree, arrays, save_model)
-            filesystem.write_bytes(f"{folder}/{_MANIFEST}", _manifest(files))
+            with filesystem.new_file(f"{folder}/{_MANIFEST}", atomic=False) as file:
+                file.write(_manifest(files))
         except BaseException:
             with suppress(StorageError):
                 filesystem.remove_folder(folder)  # perhaps the disk is full
@@ -178,57 +191,68 @@ class CheckpointStore:
     @contextmanager
     def _file(self, folder: str, name: str, files: dict[str, Any]) -> Iterator[_Hashing]:
         """A file to write; its size and digest are added to ``files``."""
-        with filesystem.new_file(f"{folder}/{name}") as file:
+        with filesystem.new_file(f"{folder}/{name}", atomic=False) as file:
             hashing = _Hashing(file)
             yield hashing
         files[name] = {"size": hashing.size, "sha256": hashing.digest.hexdigest()}
 
-    def _files(self, name: str) -> dict[str, Any] | None:
-        """The sizes and digests in the manifest of a checkpoint; ``None`` if it has no valid one, so that it is incomplete.
+    def _files(self, name: str) -> dict[str, Any]:
+        """The sizes and digests in the manifest of a checkpoint.
 
         Raises:
-            StorageError: A later version of sparkkeras wrote it.
+            DamagedError: The manifest is not valid.
+            StorageError: It cannot be read, or a later version of sparkkeras wrote it.
         """
-        folder = f"{self.path}/{name}"
-        if _MANIFEST not in filesystem.names_in(folder):
-            return None
+        data = self._bytes(name, _MANIFEST)
         try:
-            manifest = json.loads(filesystem.read_bytes(f"{folder}/{_MANIFEST}"))
+            manifest = json.loads(data)
             content = manifest["content"]
-            if manifest["checksum"] != _checksum(content):
-                return None
+            is_valid = manifest["checksum"] == _checksum(content)
         except (ValueError, TypeError, KeyError):
-            return None
+            is_valid = False
+        if not is_valid:
+            raise DamagedError(f"{_MANIFEST} is not valid.")
         if content["format"] > _FORMAT:
-            raise StorageError(f"{folder!r} was written by a later version of sparkkeras: upgrade to read it.")
+            raise StorageError(f"{self.path}/{name} was written by a later version of sparkkeras: upgrade to read it.")
         files: dict[str, Any] = content["files"]
         return files
 
     def _read(self, name: str, files: Mapping[str, Any]) -> StoredCheckpoint:
         data = {}
+        present = filesystem.names_in(f"{self.path}/{name}")
         for file, expected in files.items():
-            data[file] = filesystem.read_bytes(f"{self.path}/{name}/{file}")
+            if file not in present:
+                raise DamagedError(f"{file} is missing.")
+            data[file] = self._bytes(name, file)
             if len(data[file]) != expected["size"]:
-                raise _DamagedError(f"{file} has {len(data[file])} bytes instead of {expected['size']}.")
+                raise DamagedError(f"{file} has {len(data[file])} bytes instead of {expected['size']}.")
             if hashlib.sha256(data[file]).hexdigest() != expected["sha256"]:
-                raise _DamagedError(f"{file} has other contents than were written.")
+                raise DamagedError(f"{file} has other contents than were written.")
         state = json.loads(data[_STATE])
         arrays = values.read_arrays(bytearray(data[_ARRAYS]), state["arrays"])
         return StoredCheckpoint(name, values.unpack(state["values"], arrays), data.get(MODEL, b""))
 
+    def _bytes(self, name: str, file: str) -> bytes:
+        try:
+            return filesystem.read_bytes(f"{self.path}/{name}/{file}")
+        except filesystem.ChecksumError as error:
+            raise DamagedError(f"{file} has other contents than were written: {error}") from error
+
     def _delete_old(self, newest: str) -> None:
         """Delete checkpoints beyond the number to keep, and incomplete ones that are older than ``newest``."""
-        folders = self._folders()
+        folders, completed = self._folders(), self.names()
         older = folders[folders.index(newest) + 1 :] if newest in folders else []
-        complete = [name for name in older if self._files(name) is not None]
+        kept = 1
         for name in older:
-            if name not in complete[: self._keep - 1]:
+            if name in completed:
+                try:
+                    self._files(name)
+                except DamagedError:
+                    continue
+                kept += 1
+            if name not in completed or kept > self._keep:
                 filesystem.remove(f"{self.path}/{name}/{_MANIFEST}")  # from here on it is no checkpoint
                 filesystem.remove_folder(f"{self.path}/{name}")
-
-
-class _DamagedError(Exception):
-    """A file differs from what the manifest says."""
 
 
 class _Hashing:

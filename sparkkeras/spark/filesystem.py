@@ -20,10 +20,15 @@ from sparkkeras.data.files import draft_of
 from sparkkeras.errors import StorageError
 
 
+class ChecksumError(StorageError):
+    """The file system found that the contents of a file are not those that were written."""
+
+
 def read_bytes(path: str) -> bytes:
     """Read a file.
 
     Raises:
+        ChecksumError: The file system has checksums, and the file has other contents.
         StorageError: The file does not exist or cannot be read.
     """
     if not has_scheme(path):
@@ -106,8 +111,13 @@ def put_file(path: str, source: Path) -> None:
 
 
 @contextmanager
-def new_file(path: str) -> Iterator[BinaryIO]:
+def new_file(path: str, *, atomic: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which is at the path when the ``with`` block has ended without an error, and not before.
+
+    Args:
+        path: The path.
+        atomic: ``False`` writes a URI without a rename, which object stores do not have: readers may see a part of the file,
+            also after an error. Local files are always written atomically.
 
     Raises:
         StorageError: The folder does not exist or is not writable, or its disk is full.
@@ -116,7 +126,7 @@ def new_file(path: str) -> Iterator[BinaryIO]:
         with _temporary() as local:
             with local.open("wb") as file:
                 yield file
-            _put_hadoop(path, local, overwrite=True)
+            _put_hadoop(path, local, overwrite=True, atomic=atomic)
         return
     try:
         with draft_of(Path(path)) as draft, draft.open("xb") as file:
@@ -227,10 +237,13 @@ def _write_hadoop(path: str, data: bytes, overwrite: bool) -> None:
         _put_hadoop(path, local, overwrite)
 
 
-def _put_hadoop(path: str, source: Path, overwrite: bool) -> None:
+def _put_hadoop(path: str, source: Path, overwrite: bool, atomic: bool = True) -> None:
     hadoop = _Hadoop(path)
     target = hadoop.path(path)
     with hadoop.errors("write"):
+        if not atomic:
+            hadoop.files.copyFromLocalFile(False, overwrite, hadoop.path(source.as_uri()), target)
+            return
         if not overwrite and hadoop.files.exists(target):
             raise StorageError(_exists(path))
         draft = hadoop.path(f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.{uuid.uuid4().hex}.tmp")
@@ -280,7 +293,8 @@ class _Hadoop:
             reason = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
             if "FileAlreadyExists" in reason:
                 raise StorageError(_exists(self._given)) from error
-            raise StorageError(f"cannot {verb} {self._given!r}: {reason}") from error
+            kind = ChecksumError if "ChecksumException" in reason else StorageError
+            raise kind(f"cannot {verb} {self._given!r}: {reason}") from error
 
 
 @contextmanager

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import numpy as np
 import pytest
 
+from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.spark import filesystem
@@ -96,7 +96,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(store, t
             path.unlink()
         else:
             path.write_bytes(content[:size] if change == "truncated" else content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.warns(UserWarning, match=f"checkpoint-00000002-.* is damaged, and the one before it is used.*{file}"):
+        message = f"checkpoint-00000002-.* is damaged, and checkpoint-00000001-.* is used: {file}"
+        with pytest.warns(UserWarning, match=message):
             assert number_of(store.newest()) == 1
     store.write(state(3), save_model)
     assert number_of(store.newest()) == 3
@@ -104,24 +105,56 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(store, t
 
 def test_all_damaged(store, tmp_path):
     (tmp_path / "run" / store.write(state(1)) / "arrays.bin").unlink()
-    with (
-        pytest.warns(UserWarning, match="is damaged"),
-        pytest.raises(StorageError, match="all checkpoints in .* are damaged"),
-    ):
+    (tmp_path / "run" / store.write(state(2)) / "manifest.json").write_bytes(b"")
+    message = (
+        "all checkpoints in .* are damaged: restore .*checkpoint-00000002-.*: manifest.json is not valid.; "
+        "checkpoint-00000001-.*: arrays.bin is missing."
+    )
+    with pytest.raises(StorageError, match=message):  # and no warning that another one is used
         store.newest()
+    before = folders(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="has 2 checkpoints of an earlier training"):
+        CheckpointStore.open(Checkpoint(tmp_path / "run"), False)
+    assert folders(tmp_path / "run") == before
 
 
-def test_a_torn_manifest_is_no_manifest(store, tmp_path):
+def test_a_damaged_manifest_is_reported_and_its_folder_is_not_deleted(store, tmp_path):
     store.write(state(1), save_model)
-    path = tmp_path / "run" / store.write(state(2), save_model) / "manifest.json"
+    damaged = store.write(state(2), save_model)
+    path = tmp_path / "run" / damaged / "manifest.json"
     content = path.read_bytes()
     contents = [content[:size] for size in (0, 1, len(content) // 2, len(content) - 1)]
     changed = json.loads(content)
     changed["content"]["files"]["arrays.bin"]["size"] += 1
+    message = f"{damaged} is damaged, and checkpoint-00000001-.* is used: manifest.json is not valid"
     for torn in [*contents, json.dumps(changed).encode(), b"[]", b'{"checksum": 1}']:
         path.write_bytes(torn)
+        with pytest.warns(UserWarning, match=message):
+            assert number_of(store.newest()) == 1
+        assert len(store.names()) == 2
+    for number in range(3, 7):
+        store.write(state(number), save_model)
+    assert [int(name.split("-")[1]) for name in folders(tmp_path / "run")] == [2, 4, 5, 6]
+    assert number_of(store.newest()) == 6
+
+
+@pytest.mark.parametrize("file", ["arrays.bin", "manifest.json"])
+def test_an_error_of_the_store_is_raised_and_a_checksum_that_differs_is_damage(store, monkeypatch, file):
+    store.write(state(1), save_model)
+    newest, read = store.write(state(2), save_model), filesystem.read_bytes
+
+    def fails(path):
+        if path.endswith(f"{newest}/{file}"):
+            raise error
+        return read(path)
+
+    monkeypatch.setattr(filesystem, "read_bytes", fails)
+    error = StorageError("the store does not respond.")
+    with pytest.raises(StorageError, match="^the store does not respond"):
+        store.newest()
+    error = filesystem.ChecksumError("a block differs.")
+    with pytest.warns(UserWarning, match=f"{newest} is damaged, .*: {file} has other contents .*: a block differs."):
         assert number_of(store.newest()) == 1
-        assert len(store.names()) == 1
 
 
 def test_a_later_format(store, tmp_path, monkeypatch):
@@ -137,16 +170,15 @@ def test_nothing_is_deleted_before_a_later_one_is_complete(store, tmp_path, monk
     for number in range(3):
         store.write(state(number), save_model)
     before = folders(tmp_path / "run")
-    new_file, write_bytes = filesystem.new_file, filesystem.write_bytes
+    new_file = filesystem.new_file
     for failing in ("arrays.bin", "state.json", "model.keras", "manifest.json"):
 
-        def write(real, path, *arguments, failing=failing):
+        def write(path, *, atomic, failing=failing):
             if path.endswith(failing):
                 raise StorageError("the disk is full")
-            return real(path, *arguments)
+            return new_file(path, atomic=atomic)
 
-        monkeypatch.setattr(filesystem, "new_file", partial(write, new_file))
-        monkeypatch.setattr(filesystem, "write_bytes", partial(write, write_bytes))
+        monkeypatch.setattr(filesystem, "new_file", write)
         with pytest.raises(StorageError, match="the disk is full"):
             store.write(state(9), save_model)
         assert folders(tmp_path / "run") == before

@@ -15,6 +15,7 @@ import pytest
 
 from sparkkeras import Checkpoint, ConfigurationError, SparkModel, StorageError, TrainingInterruptedError
 from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.spark import filesystem
 from tests.models import classifier
 from tests.processes import clean_environment
 
@@ -56,6 +57,15 @@ def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, digits, tmp_path, 
         fit(spark_model, epochs=1)  # with the seed and the state of the rule that follow
         for one, other in zip(spark_model.model.get_weights(), whole.model.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_checkpoints_at_a_uri_need_no_renames(sc, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem._Hadoop, "rename", None)
+    store = CheckpointStore(f"file:{tmp_path}", keep=2)
+    older, newest = [store.write({"number": np.full(100, number)}) for number in range(3)][1:]
+    assert store.names() == [newest, older]
+    assert sorted(each.name for each in (tmp_path / newest).glob("[!.]*")) == ["arrays.bin", "manifest.json", "state.json"]
+    assert store.newest().values["number"][0] == 2
 
 
 def test_refused(sc, digits, tmp_path):

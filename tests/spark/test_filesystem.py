@@ -3,12 +3,13 @@
 import errno
 import os
 import stat
+from unittest.mock import Mock
 
 import pytest
 
 from sparkkeras.errors import StorageError
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.filesystem import has_scheme, read_bytes, write_bytes
+from sparkkeras.spark.filesystem import ChecksumError, has_scheme, read_bytes, write_bytes
 
 
 def names(folder):
@@ -192,3 +193,11 @@ def test_paths_with_a_scheme(path):
 @pytest.mark.parametrize("path", ["model.keras", "/tmp/m.keras", "./a:b", "a/b:c", "C:\\models\\m.keras", "C:/m.keras", ""])
 def test_local_paths(path):
     assert not has_scheme(path)
+
+
+def test_a_checksum_of_hadoop_that_differs_has_its_own_error():
+    hadoop, error = filesystem._Hadoop.__new__(filesystem._Hadoop), Exception()
+    hadoop._given, error.java_exception = "hdfs://a", Mock()
+    error.java_exception.getClass().getSimpleName.return_value = "ChecksumException"
+    with pytest.raises(ChecksumError, match="cannot read 'hdfs://a': ChecksumException"), hadoop.errors("read"):
+        raise error
