@@ -44,6 +44,13 @@ MODEL = "model.keras"
 _ARRAYS, _STATE, _MANIFEST = "arrays.bin", "state.json", "manifest.json"
 _FORMAT = 1
 _FOLDER = re.compile(r"checkpoint-([0-9]{8,})-[0-9a-f]{8}")
+_KINDS = {
+    "fit": "SparkModel.fit or KerasEstimator.fit",
+    "ensemble": "SparkEnsemble.fit",
+    "member": "a member of SparkEnsemble.fit",
+    "run": "SparkRunner.run",
+}
+"""What writes checkpoints, by the value ``kind`` in their state."""
 
 
 class DamagedError(StorageError):
@@ -103,15 +110,19 @@ class CheckpointStore:
         """
         return [name for name in self._folders() if _MANIFEST in filesystem.names_in(f"{self.path}/{name}")]
 
-    def newest(self, accept: Callable[[StoredCheckpoint], bool] = lambda stored: True) -> StoredCheckpoint | None:
+    def newest(
+        self, kind: str | None = None, accept: Callable[[StoredCheckpoint], bool] = lambda stored: True
+    ) -> StoredCheckpoint | None:
         """Read the newest checkpoint that is not damaged; ``None`` if there is no checkpoint. Warns of damaged ones.
 
         Args:
+            kind: The value ``kind`` in the state; ``None``: any.
             accept: Whether a checkpoint is of use; others are skipped.
 
         Raises:
             DamagedError: All checkpoints are damaged.
             StorageError: The folder or a file cannot be read, or a later version of sparkkeras wrote a checkpoint.
+            ConfigurationError: The checkpoint is of another kind.
         """
         damaged: dict[str, DamagedError] = {}
         skipped = False
@@ -121,6 +132,7 @@ class CheckpointStore:
             except DamagedError as error:
                 damaged[name] = error
                 continue
+            self._check(stored, kind)
             if not accept(stored):
                 skipped = True
                 continue
@@ -135,11 +147,19 @@ class CheckpointStore:
             )
         return None
 
+    def _check(self, stored: StoredCheckpoint, kind: str | None) -> None:
+        found = stored.values.get("kind")
+        if kind is not None and found != kind:
+            of = _KINDS.get(str(found), "something else")
+            raise ConfigurationError(
+                f"the checkpoint {self.path}/{stored.name} is of {of}; expected one of {_KINDS[kind]}: pass another path."
+            )
+
     def write(self, state: Mapping[str, Any], save_model: Callable[[Path], None] | None = None) -> str:
         """Write a checkpoint, and then delete old ones and what was left incomplete before.
 
         Args:
-            state: Values as `values.pack` accepts them, by name.
+            state: Values as `values.pack` accepts them, by name; ``kind`` is one of `newest`.
             save_model: Writes the model to a local path.
 
         Returns:

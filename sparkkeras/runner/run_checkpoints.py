@@ -32,11 +32,7 @@ class RunCheckpoints:
     def __init__(self, store: CheckpointStore, resume: bool) -> None:
         self._store = store
         self._writer = BackgroundWriter(self._write)
-        stored = store.newest() if resume else None
-        if stored is not None and "state" not in stored.values:
-            raise ConfigurationError(
-                f"the checkpoint {store.path}/{stored.name} is of a call of fit, not of SparkRunner.run: pass another path."
-            )
+        stored = store.newest("run") if resume else None
         found = None if stored is None else Saved(stored.values["epoch"], stored.values["state"])
         self.restored = b"" if found is None else pack(found, "the checkpoint")
 
@@ -82,5 +78,5 @@ class RunCheckpoints:
             warn(f"a checkpoint could not be written to {self._store.path!r}: {error}")
 
     def _write(self, saved: Saved) -> None:
-        state: dict[str, Any] = {"epoch": saved.epoch, "state": dict(saved.state)}
+        state: dict[str, Any] = {"kind": "run", "epoch": saved.epoch, "state": dict(saved.state)}
         self._store.write(state)

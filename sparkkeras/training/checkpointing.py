@@ -340,6 +340,7 @@ class CheckpointRecorder:
     def _write(self, progress: TrainingProgress) -> None:
         """Write a checkpoint; in the thread."""
         stored = {
+            "kind": "fit",
             "progress": progress.pack(),
             "work": vars(self._work),
             "data": self._data,

@@ -1,13 +1,13 @@
 """Checkpoints of an ensemble: what its members begin with, and each member that has been trained.
 
 The folder has one checkpoint with the seed and the initial states, from which members that were not finished are trained
-again, to the same bits; and a folder for each trained member.
+again, to the same bits; and a folder for each trained member, with the name of this checkpoint.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,16 @@ import keras
 
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.differences import differences, other_work
-from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.errors import ConfigurationError, StorageError, warn
+from sparkkeras.checkpoints.store import CheckpointStore, DamagedError
+from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import ModelState, learning_rate
+from sparkkeras.spark import filesystem
 from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.saved_progress import pack_state, unpack_state
+
+_MEMBER = re.compile("member-[0-9]{5,}")
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,27 @@ class MemberCheckpoints:
         trained: The members that are trained, by index.
 
     Raises:
-        ConfigurationError: The checkpoint is not of an ensemble.
+        ConfigurationError: The checkpoint is not of an ensemble, or there are members without it.
         StorageError: The folder cannot be read, or the checkpoint is damaged.
     """
 
     def __init__(self, store: CheckpointStore, resume: bool) -> None:
         self._store = store
-        self._stored = store.newest() if resume else None
+        self._stored = store.newest("ensemble") if resume else None
         self.seed: tuple[int, int] | None = None
         self.states: list[ModelState] = []
         self.trained: dict[int, Trained] = {}
         if self._stored is not None:
-            found = self._stored.values
-            if "members" not in found:
-                raise ConfigurationError(
-                    f"the checkpoint {store.path}/{self._stored.name} is not of SparkEnsemble.fit: pass another path."
-                )
+            self._name, found = self._stored.name, self._stored.values
             self.seed = found["seed"], found["fits"]
             self.states = [unpack_state(state) for state in found["members"]]
+            return
+        members = [name for name in filesystem.folders_in(store.path) if _MEMBER.fullmatch(name)]
+        if members:
+            raise ConfigurationError(
+                f"{store.path!r} has {counted(len(members), 'member')} of an earlier ensemble, but not the checkpoint that "
+                "they began with: pass another path."
+            )
 
     @classmethod
     def open(cls, checkpoint: object, resume: object) -> MemberCheckpoints | None:
@@ -122,7 +128,7 @@ class MemberCheckpoints:
 
         Raises:
             ConfigurationError: The data differs.
-            StorageError: The checkpoint cannot be written.
+            StorageError: The checkpoint cannot be written, or that of a member not be read.
         """
         found = {"data": dict(data), "partitions": list(partitions)}
         if self._stored is not None:
@@ -132,21 +138,32 @@ class MemberCheckpoints:
             return
         self.states = [ModelState.take(model) for model in members]
         states = [pack_state(state) for state in self.states]
-        self._store.write({"members": states, "seed": seed[0], "fits": seed[1], "work": self._work, **found})
+        self._name = self._store.write(
+            {"kind": "ensemble", "members": states, "seed": seed[0], "fits": seed[1], "work": self._work, **found}
+        )
 
     def keep(self, trained: Trained) -> None:
         """Write a trained member. Warns if it cannot be written."""
         try:
-            self._of(trained.member).write({"state": pack_state(trained.state), "logs": list(trained.logs)})
+            state = {"state": pack_state(trained.state), "logs": list(trained.logs)}
+            self._of(trained.member).write({"kind": "member", "ensemble": self._name, **state})
         except StorageError as error:
             warn(f"member {trained.member} is trained, but its checkpoint could not be written: {error}")
 
     def _read(self, number: int) -> Trained | None:
-        with suppress(StorageError):  # a member whose checkpoint is damaged, which is a warning, is trained again
-            stored = self._of(number).newest()
-            if stored is not None:
-                return Trained(number, unpack_state(stored.values["state"]), tuple(stored.values["logs"]))
-        return None
+        """A member that is trained; ``None`` if it is to be trained. Warns if its checkpoint cannot be used."""
+        try:
+            stored = self._of(number).newest("member")
+        except DamagedError as error:
+            warn(f"member {number} is trained again: {error}")
+            return None
+        if stored is None:
+            return None
+        found = stored.values
+        if found["ensemble"] != self._name:
+            warn(f"member {number} is trained again: {self._of(number).path} is of an ensemble {found['ensemble']}.")
+            return None
+        return Trained(number, unpack_state(found["state"]), tuple(found["logs"]))
 
     def _of(self, number: int) -> CheckpointStore:
         return CheckpointStore(f"{self._store.path}/member-{number:05d}")

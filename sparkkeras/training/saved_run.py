@@ -11,7 +11,6 @@ import keras
 from sparkkeras.checkpoints.differences import differences
 from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
 from sparkkeras.data.dataset import StoredDataset, common_spec
-from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import learning_rate, put_generators
@@ -120,14 +119,10 @@ class SavedRun:
             StorageError: The folder cannot be read, or all checkpoints are damaged.
             ConfigurationError: The checkpoint is not of a call of `fit`.
         """
-        stored = store.newest(_is_at_epoch_end) if at_epoch_end else store.newest()
+        stored = store.newest("fit", _is_at_epoch_end) if at_epoch_end else store.newest("fit")
         if stored is None:
             return None
         values = stored.values
-        if "progress" not in values:
-            raise ConfigurationError(
-                f"the checkpoint {store.path}/{stored.name} is of SparkRunner.run, not of fit: pass the path of a training."
-            )
         progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
         others = {name: values[name] for name in ("data", "partitions", "backend", "every")}
         return cls(stored.name, progress, work, **others, model=stored.model)
@@ -139,4 +134,4 @@ class SavedRun:
 
 
 def _is_at_epoch_end(stored: StoredCheckpoint) -> bool:
-    return "progress" in stored.values and not stored.values["progress"]["part"]["batches"]
+    return not stored.values["progress"]["part"]["batches"]

@@ -157,6 +157,17 @@ def test_an_error_of_the_store_is_raised_and_a_checksum_that_differs_is_damage(s
         assert number_of(store.newest()) == 1
 
 
+def test_a_checkpoint_of_another_kind(store):
+    name = store.write({"kind": "run"})
+    assert store.newest("run").name == store.newest().name == name
+    message = f"the checkpoint {store.path}/{name} is of SparkRunner.run; expected one of SparkModel.fit or KerasEstimator"
+    with pytest.raises(ConfigurationError, match=message):
+        store.newest("fit")
+    store.write({"kind": "a later one"})
+    with pytest.raises(ConfigurationError, match="is of something else; expected one of a member of SparkEnsemble.fit"):
+        store.newest("member")
+
+
 def test_a_later_format(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("sparkkeras.checkpoints.store._FORMAT", 2)

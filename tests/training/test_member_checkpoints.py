@@ -1,0 +1,99 @@
+"""Checkpoints of an ensemble: what is continued, and what its members belong to."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from sparkkeras import Checkpoint
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.errors import ConfigurationError, StorageError
+from sparkkeras.modeling.state import ModelState
+from sparkkeras.spark import filesystem
+from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
+from sparkkeras.training.saved_run import SavedRun
+from sparkkeras.worker.batches import FitOptions
+from tests.models import regression
+
+DATA = {"rows": 40}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def models():
+    return [regression(seed=seed) for seed in range(2)]
+
+
+def begun(path, models, resume=False, **changed):
+    """The checkpoints of a call of ``fit`` until it would train."""
+    checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
+    fields = {
+        "options": FitOptions(32),
+        "epochs": 2,
+        "steps_per_epoch": None,
+        "validation_split": 0.0,
+        "validation_freq": 1,
+        "validates": False,
+    }
+    checkpoints.check(models, "bootstrap", SimpleNamespace(**fields | changed))
+    checkpoints.begin(DATA, [40], models, checkpoints.seed or (3, 0))
+    return checkpoints
+
+
+def train(checkpoints, models, member):
+    """Keep a member as trained; its optimizer has made a step."""
+    models[member].optimizer.iterations.assign(1)
+    checkpoints.keep(Trained(member, ModelState.take(models[member]), ({"loss": 0.5},)))
+
+
+def test_members_without_their_checkpoint_are_refused(path, models):
+    checkpoints = begun(path, models)
+    train(checkpoints, models, 0)
+    (name,) = CheckpointStore(str(path)).names()
+    shutil.rmtree(path / name)
+    for resume in (False, True):
+        with pytest.raises(ConfigurationError, match="has 1 member of an earlier ensemble, but not the checkpoint"):
+            begun(path, models, resume=resume)
+    assert [entry.name for entry in path.iterdir()] == ["member-00000"]
+
+
+def test_a_member_of_another_ensemble_is_trained_again(path, models):
+    train(begun(path, models), models, 0)
+    other = path.with_name("other")
+    train(begun(other, models), models, 1)
+    shutil.copytree(path / "member-00000", other / "member-00000")
+    with pytest.warns(UserWarning, match="member 0 is trained again: .*member-00000 is of an ensemble checkpoint-00000001-"):
+        assert sorted(begun(other, models, resume=True).trained) == [1]
+
+
+def test_a_damaged_member_is_trained_again_and_an_error_of_the_store_is_raised(path, models, monkeypatch):
+    train(begun(path, models), models, 0)
+    (file,) = path.glob("member-00000/*/arrays.bin")
+    read = filesystem.read_bytes
+
+    def times_out(name):
+        if name == str(file):
+            raise StorageError("the store does not respond.")
+        return read(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "read_bytes", times_out)
+        with pytest.raises(StorageError, match="the store does not respond"):
+            begun(path, models, resume=True)
+    file.unlink()
+    with pytest.warns(UserWarning, match=r"member 0 is trained again: all checkpoints in .* arrays.bin is missing"):
+        assert begun(path, models, resume=True).trained == {}
+
+
+def test_paths_of_other_kinds(path, models):
+    train(begun(path, models), models, 0)
+    with pytest.raises(ConfigurationError, match="is of SparkEnsemble.fit; expected one of SparkModel.fit or Keras"):
+        SavedRun.newest(CheckpointStore(str(path)))
+    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit; expected one of SparkModel.fit"):
+        SavedRun.newest(CheckpointStore(str(path / "member-00000")))
+    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit; expected one of SparkEnsemble.fit"):
+        MemberCheckpoints.open(Checkpoint(path / "member-00000"), True)
