@@ -18,11 +18,11 @@ from sparkkeras.checkpoints.differences import differences, other_work
 from sparkkeras.checkpoints.store import CheckpointStore, DamagedError
 from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
 from sparkkeras.modeling.description import description
-from sparkkeras.modeling.optimizers import iterations
-from sparkkeras.modeling.state import ModelState, learning_rate
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.saved_progress import pack_state, unpack_state
+from sparkkeras.training.saved_run import Rates, arguments_of, initial_rate, known_rates
 
 _MEMBER = re.compile("member-[0-9]{5,}")
 
@@ -94,22 +94,16 @@ class MemberCheckpoints:
         Raises:
             ConfigurationError: They differ.
         """
-        options = request.options
         self._work: dict[str, Any] = {
-            "batch_size": options.batch_size,
             "epochs": request.epochs,
-            "shuffle": options.shuffle,
-            "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
-            "steps_per_epoch": request.steps_per_epoch,
-            "validation_split": request.validation_split,
-            "validation_freq": request.validation_freq if request.validates else None,
             "sampling": sampling,
-            "learning_rates": [None if any(iterations(model)) else learning_rate(model) for model in members],
+            **arguments_of(request),
             "members": [description(model) for model in members],
         }
+        self._rates: Rates = {f"learning_rate of member {number}": initial_rate(each) for number, each in enumerate(members)}
         if self._stored is not None:
-            stored = self._stored.values["work"]
-            self._check({name: stored.get(name) for name in self._work}, self._work)
+            before, now = known_rates(self._stored.values["rates"], self._rates)
+            self._check({**self._stored.values["work"], **before}, {**self._work, **now})
 
     def begin(
         self,
@@ -138,8 +132,9 @@ class MemberCheckpoints:
             return
         self.states = [ModelState.take(model) for model in members]
         states = [pack_state(state) for state in self.states]
+        work = {"work": self._work, "rates": self._rates}
         self._name = self._store.write(
-            {"kind": "ensemble", "members": states, "seed": seed[0], "fits": seed[1], "work": self._work, **found}
+            {"kind": "ensemble", "members": states, "seed": seed[0], "fits": seed[1], **work, **found}
         )
 
     def keep(self, trained: Trained) -> None:

@@ -19,6 +19,8 @@ from sparkkeras.training.job import Job
 from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.saved_progress import TrainingProgress
 
+Rates = Mapping[str, float | None]
+
 
 @dataclass(frozen=True)
 class Work:
@@ -41,29 +43,45 @@ class Work:
         cls, model: keras.Model, request: FitRequest, rule: UpdateRule, frequency: str | int, settings: Mapping[str, Any]
     ) -> Work:
         """The description of a checked call of `fit`."""
-        options = request.options
         fit = {
-            "batch_size": options.batch_size,
             "mode": settings["mode"],
             "rule": rule_config(rule),
             "frequency": frequency,
             "gradient_dtype": settings["gradient_dtype"],
-            "shuffle": options.shuffle,
-            "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
             "initial_epoch": request.initial_epoch,
-            "steps_per_epoch": request.steps_per_epoch,
-            "validation_split": request.validation_split,
-            "validation_freq": request.validation_freq if request.validates else None,
+            **arguments_of(request),
             **description(model),
         }
-        return cls(fit, None if any(iterations(model)) else learning_rate(model), options.seed, dict(settings))
+        return cls(fit, initial_rate(model), request.options.seed, dict(settings))
 
     def differences(self, now: Work) -> list[str]:
         """What differs in another call of `fit`, in words."""
-        before, after = dict(self.fit), dict(now.fit)
-        if self.learning_rate is not None and now.learning_rate is not None:
-            before["learning_rate"], after["learning_rate"] = self.learning_rate, now.learning_rate
-        return differences(before, after)
+        before, after = known_rates({"learning_rate": self.learning_rate}, {"learning_rate": now.learning_rate})
+        return differences({**self.fit, **before}, {**now.fit, **after})
+
+
+def arguments_of(request: FitRequest) -> dict[str, Any]:
+    """The arguments that must be the same to resume, of every kind of training, as values for JSON."""
+    options = request.options
+    return {
+        "batch_size": options.batch_size,
+        "shuffle": options.shuffle,
+        "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
+        "steps_per_epoch": request.steps_per_epoch,
+        "validation_split": request.validation_split,
+        "validation_freq": request.validation_freq if request.validates else None,
+    }
+
+
+def initial_rate(model: keras.Model) -> float | None:
+    """The learning rate of the optimizer; ``None`` if it has made a step, which may have changed it."""
+    return None if any(iterations(model)) else learning_rate(model)
+
+
+def known_rates(stored: Rates, now: Rates) -> tuple[Rates, Rates]:
+    """The learning rates that can be compared, by name: those that are known in both of two calls of ``fit``."""
+    names = [name for name in stored if stored[name] is not None and now.get(name) is not None]
+    return {name: stored[name] for name in names}, {name: now[name] for name in names}
 
 
 def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:

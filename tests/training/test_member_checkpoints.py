@@ -50,6 +50,26 @@ def train(checkpoints, models, member):
     checkpoints.keep(Trained(member, ModelState.take(models[member]), ({"loss": 0.5},)))
 
 
+def test_a_trained_ensemble_is_resumed_with_its_models_and_with_new_ones(path, models):
+    checkpoints = begun(path, models)
+    for member in range(2):
+        train(checkpoints, models, member)
+    assert sorted(begun(path, models, resume=True).trained) == [0, 1]
+    # The second call of fit, whose models are trained; a new process has models that are not.
+    second = path.with_name("second")
+    train(begun(second, models), models, 0)
+    assert sorted(begun(second, [regression(seed=seed) for seed in range(2)], resume=True).trained) == [0]
+
+
+def test_other_arguments_and_rates_are_refused(path, models):
+    begun(path, models)
+    models[1].optimizer.learning_rate = 0.25
+    with pytest.raises(ConfigurationError, match="learning_rate of member 1: 0.05.* in the checkpoint, 0.25 now"):
+        begun(path, models, resume=True)
+    with pytest.raises(ConfigurationError, match="batch_size: 32 in the checkpoint, 16 now"):
+        begun(path, models, resume=True, options=FitOptions(16))
+
+
 def test_members_without_their_checkpoint_are_refused(path, models):
     checkpoints = begun(path, models)
     train(checkpoints, models, 0)
