@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,10 +15,10 @@ from pyspark.ml import Estimator
 
 from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
-from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.column_values import SPARK_ML, worded_for
-from sparkkeras.errors import ConfigurationError, ModelError, StorageError
+from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml.converters import Names
+from sparkkeras.ml.fit_records import own_checkpoints
 from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, result_schema
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _pack_lock = threading.Lock()
 _fit_lock = threading.Lock()
-_fits: dict[str, tuple[DataFrame, dict[str, Any]]] = {}  # with checkpoints, by the path of these
 
 
 class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
@@ -254,36 +253,12 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             with _fit_lock:
                 yield
 
-    @contextmanager
-    def _own_checkpoints(self, dataset: DataFrame) -> Iterator[None]:
-        """Fit with checkpoints of this fit only: the next one of a search must not continue where this one has ended.
-
-        Raises:
-            ConfigurationError: An earlier fit of this process has written them, on other data or with other params.
-        """
+    def _own_checkpoints(self, dataset: DataFrame) -> AbstractContextManager[None]:
         checkpoint = self.getOrDefault("checkpoint")
         if checkpoint is None:
-            yield
-            return
-        path = str(checkpoint.path)
-        params = {
-            name: value
-            for param, value in self.extractParamMap().items()
-            if (name := param.name) not in ("checkpoint", "resume", "epochs", "verbose")
-        }
-        before = _fits.get(path)
-        if before is not None and not (before[0].sameSemantics(dataset) and _same(before[1], params)):
-            raise ConfigurationError(
-                f"the checkpoints in {path!r} are of an earlier fit of this process on other data or with other params. In "
-                "CrossValidator, TrainValidationSplit and fit(df, [params, ...]), one fit would continue where another has "
-                "ended: leave checkpoint out there. Elsewhere, use another path."
-            )
-        try:
-            yield
-        finally:
-            with suppress(StorageError):
-                if CheckpointStore(path).names():
-                    _fits[path] = dataset, params
+            return nullcontext()
+        params = {param.name: value for param, value in self.extractParamMap().items()}
+        return own_checkpoints(str(checkpoint.path), dataset, params)
 
     def _fitted(self, model: keras.Model, history: Mapping[str, Sequence[Any]]) -> KerasTransformer:
         fitted = KerasTransformer(model=model, batch_transform=self.getOrDefault("transform"))
@@ -291,14 +266,6 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         self._copyValues(fitted)
         fitted.history = {name: [_as_json(value) for value in values] for name, values in history.items()}
         return fitted
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the values of params are the same, as far as this is known; of models, whether they are one object."""
-    return one.keys() == other.keys() and all(
-        one[name] is other[name] or (not isinstance(one[name], keras.Model) and repr(one[name]) == repr(other[name]))
-        for name in one
-    )
 
 
 def _as_json(value: Any) -> Any:
