@@ -14,7 +14,7 @@ import keras
 from sparkkeras.checkpoints import values
 from sparkkeras.errors import ConfigurationError, warn
 
-_ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best",),
@@ -23,6 +23,8 @@ _ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     keras.callbacks.CSVLogger: ("keys",),
 }
 """The attributes in which Keras's callbacks keep what they learn during training."""
+if hasattr(keras.callbacks, "OrbaxCheckpoint"):  # not in all versions of Keras
+    _ATTRIBUTES[keras.callbacks.OrbaxCheckpoint] = ("best",)
 
 _SIZE = "size"
 """The size of a CSVLogger's file."""

@@ -22,6 +22,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Downpour
+from sparkkeras.training import callback_states
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.job import Server, TrainValidationSplit, Validation
 from sparkkeras.training.saved_run import SavedRun, Work
@@ -132,6 +133,8 @@ def all_of_keras(folder):
         keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=0.2, cooldown=1, factor=0.5),
         keras.callbacks.CSVLogger(folder / "log.csv"),
         keras.callbacks.ModelCheckpoint(folder / "best.keras", "val_loss", save_best_only=True),
+        keras.callbacks.TensorBoard(folder / "logs"),
+        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
         Own(),
     ]
 
@@ -146,7 +149,7 @@ def states(callbacks):
 @pytest.mark.parametrize(
     ("model", "make", "mode", "rule", "numbers"),
     [
-        ("averaged", all_of_keras, "synchronous", "slowmo", (3,)),
+        ("averaged", all_of_keras, "synchronous", "slowmo", (2, 3)),
         ("averaged", all_of_keras, "allreduce", None, (3,)),
         ("scheduled", plain, "asynchronous", None, (1,)),
         long("scheduled", plain, "synchronous", None, None),
@@ -557,6 +560,15 @@ def test_worker_callbacks_see_epochs_and_not_rounds(tmp_path, averaged):
     assert (
         tmp_path / "calls"
     ).read_text() == "train epoch0 batch batch batch batch end epoch1 batch batch batch batch end trained "
+
+
+@pytest.mark.skipif(not hasattr(keras.callbacks, "OrbaxCheckpoint"), reason="an earlier version of Keras")
+def test_the_state_of_orbax_checkpoints():
+    kind = keras.callbacks.OrbaxCheckpoint
+    before, after = kind.__new__(kind), kind.__new__(kind)  # Orbax need not be installed
+    before.best = 0.5
+    callback_states.put(callback_states.take([before]), [after])
+    assert after.best == 0.5
 
 
 def test_rounds_of_data_of_unknown_length_are_an_error(tmp_path, averaged):
