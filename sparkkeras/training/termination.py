@@ -17,7 +17,7 @@ class Termination:
     Attributes:
         requested: Whether a SIGTERM has arrived.
         interrupts: Whether it raises KeyboardInterrupt.
-        handled: Whether the caller is told; otherwise the previous handler gets the signal in the end.
+        handled: Whether the caller raises an error for it; otherwise the previous handler gets the signal in the end.
     """
 
     requested: bool = False
