@@ -21,16 +21,14 @@ nothing about a checkpoint.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparkkeras import arguments
@@ -155,12 +153,12 @@ class CheckpointStore:
                 f"the checkpoint {self.path}/{stored.name} is of {of}; expected one of {_KINDS[kind]}: pass another path."
             )
 
-    def write(self, state: Mapping[str, Any], save_model: Callable[[Path], None] | None = None) -> str:
+    def write(self, state: Mapping[str, Any], save_model: Callable[[io.RawIOBase], None] | None = None) -> str:
         """Write a checkpoint, and then delete old ones and what was left incomplete before.
 
         Args:
             state: Values as `values.pack` accepts them, by name; ``kind`` is one of `newest`.
-            save_model: Writes the model to a local path.
+            save_model: Writes the model to a file, from its beginning to its end.
 
         Returns:
             The name of the checkpoint.
@@ -188,7 +186,7 @@ class CheckpointStore:
         return name
 
     def _write_files(
-        self, folder: str, tree: Any, arrays: Sequence[Array], save_model: Callable[[Path], None] | None
+        self, folder: str, tree: Any, arrays: Sequence[Array], save_model: Callable[[io.RawIOBase], None] | None
     ) -> dict[str, Any]:
         """Write all files but the manifest; returns their sizes and digests."""
         files: dict[str, Any] = {}
@@ -197,10 +195,8 @@ class CheckpointStore:
         with self._file(folder, _STATE, files) as file:
             file.write(json.dumps({"arrays": index, "values": tree}).encode())
         if save_model is not None:
-            with tempfile.TemporaryDirectory(prefix="sparkkeras-") as temporary:
-                save_model(Path(temporary) / MODEL)
-                with (Path(temporary) / MODEL).open("rb") as source, self._file(folder, MODEL, files) as file:
-                    shutil.copyfileobj(source, file, 1024 * 1024)
+            with self._file(folder, MODEL, files) as file:
+                save_model(file)
         return files
 
     def _folders(self) -> list[str]:
@@ -275,8 +271,8 @@ class CheckpointStore:
                 filesystem.remove_folder(f"{self.path}/{name}")
 
 
-class _Hashing:
-    """A file to write to, with the size and digest of what was written."""
+class _Hashing(io.RawIOBase):
+    """A file to write to from its beginning to its end, with the size and digest of what was written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

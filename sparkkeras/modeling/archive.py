@@ -300,18 +300,25 @@ class ModelSaver:
             self._archive = ModelArchive.pack(model, archive.custom.load())
             self._model = self._archive.unpack()
 
-    def save(self, state: ModelState, path: Path) -> None:
-        """Write a ``.keras`` file with this state."""
+    def save(self, state: ModelState, file: io.RawIOBase) -> None:
+        """Write a ``.keras`` file with this state, from its beginning to its end."""
         state.put(self._model)
-        weights = path.with_name("checkpoint.weights.h5")
-        self._model.save_weights(weights)
-        with zipfile.ZipFile(io.BytesIO(self._archive.data)) as archive, zipfile.ZipFile(path, "w") as target:
+        with (
+            tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder,
+            zipfile.ZipFile(io.BytesIO(self._archive.data)) as archive,
+            zipfile.ZipFile(file, "w") as target,
+        ):
             for name in archive.namelist():
                 if not name.startswith(_WEIGHTS):
                     target.writestr(name, archive.read(name))
-            target.write(weights, _WEIGHTS)
-        weights.unlink()
+            weights = Path(folder) / _WEIGHTS
+            self._model.save_weights(weights)
+            with weights.open("rb") as source, target.open(_WEIGHTS, "w", force_zip64=True) as entry:
+                shutil.copyfileobj(source, entry, _COPIED_BYTES)
 
+
+_COPIED_BYTES = 1024 * 1024
+"""The size of pieces in which weights are copied: `zipfile` itself takes 8 KiB, which costs more than writing them."""
 
 _WEIGHTS = "model.weights.h5"
 """The file of an archive with the values of weights and of optimizer variables."""
