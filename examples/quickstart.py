@@ -2,9 +2,10 @@
 
 ::
 
-    python examples/quickstart.py [--output DIR] [--epochs N] [--master local[2]]
+    python examples/quickstart.py [--output DIR] [--epochs N] [--master local[2]] [--checkpoint DIR]
 
-It starts Spark on this machine. The 1,797 handwritten digits come with scikit-learn: nothing is downloaded.
+It starts Spark on this machine. The 1,797 handwritten digits come with scikit-learn: nothing is downloaded. With --checkpoint,
+the same command continues a training that was killed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ with hushed():
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    from sparkkeras import SparkModel, load_spark_model, to_simple_rdd
+    from sparkkeras import Checkpoint, SparkModel, load_spark_model, to_simple_rdd
 
 SEED = 7
 CORRECT, INCORRECT, FAINT = "#2a7f62", "#c8102e", "#8a8f98"
@@ -43,7 +44,8 @@ def main() -> None:
 
     print(f"Training on {len(x_train):,} digits in {rdd.getNumPartitions()} partitions.\n")
     spark_model = SparkModel(build_model(), seed=SEED)
-    history = spark_model.fit(rdd, epochs=options.epochs, validation_split=0.1)
+    checkpoints = {"checkpoint": Checkpoint(options.checkpoint), "resume": True} if options.checkpoint else {}
+    history = spark_model.fit(rdd, epochs=options.epochs, validation_split=0.1, **checkpoints)
 
     loss, accuracy = spark_model.evaluate(x_test, y_test)
     probabilities = spark_model.predict(x_test)
@@ -71,6 +73,7 @@ def command_line() -> argparse.Namespace:
     )
     parser.add_argument("--epochs", type=int, metavar="N", default=20, help="training epochs (default: %(default)s)")
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
+    parser.add_argument("--checkpoint", metavar="DIR", help="write checkpoints here, and continue from the newest")
     return parser.parse_args()
 
 

@@ -13,7 +13,11 @@ from tests.scripts import ROOT, SECONDS, Script, run_scripts
 EXAMPLES = ROOT / "examples"
 
 CASES = {
-    "quickstart.py": (["--epochs", "2"], r"Accuracy +\d+\.\d% of 450 test digits", ["digits.png", "digits.keras"]),
+    "quickstart.py": (
+        ["--epochs", "2", "--checkpoint", "kept"],
+        r"Accuracy +\d+\.\d% of 450 test digits",
+        ["digits.png", "digits.keras"],
+    ),
     "asynchronous.py": (
         ["--epochs", "2", "--modes", "asynchronous"],
         r"updates +\d+ applied",

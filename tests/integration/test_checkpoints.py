@@ -18,6 +18,7 @@ from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.spark import filesystem
 from tests.models import classifier
 from tests.processes import clean_environment
+from tests.scripts import ROOT
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -190,3 +191,33 @@ def test_a_driver_that_is_killed_again_and_again(tmp_path, mode):
         assert ran.returncode == -signal.SIGKILL, ran.stderr[-3000:]
     assert ran.returncode == 0
     assert expected in ran.stdout
+
+
+@pytest.mark.soak
+def test_the_quickstart_continues_after_it_was_killed(tmp_path):
+    def start(name):
+        command = [
+            sys.executable,
+            str(ROOT / "examples" / "quickstart.py"),
+            "--epochs",
+            "6",
+            "--output",
+            str(tmp_path / name),
+        ]
+        command += ["--checkpoint", str(tmp_path / name / "checkpoints")]
+        environment = clean_environment() | {"PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    whole, _ = start("whole").communicate(timeout=200)
+    with start("killed") as killed:
+        store, limit = CheckpointStore(str(tmp_path / "killed" / "checkpoints")), time.monotonic() + 200
+        while len(store.names()) < 2:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        killed.kill()
+    assert not (tmp_path / "killed" / "digits.keras").exists()
+    resumed, _ = start("killed").communicate(timeout=200)
+    results = [re.search(r"Accuracy .*loss \d\.\d+", output)[0] for output in (whole, resumed)]
+    assert results[0] == results[1]
+    assert "Epoch 1/6" not in resumed
+    assert "Epoch 6/6" in resumed
