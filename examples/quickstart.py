@@ -4,8 +4,8 @@
 
     python examples/quickstart.py [--output DIR] [--epochs N] [--master local[2]] [--checkpoint DIR]
 
-It starts Spark on this machine. The 1,797 handwritten digits come with scikit-learn: nothing is downloaded. With --checkpoint,
-the same command continues a training that was killed.
+It starts Spark on this machine. The 1,797 handwritten digits come with scikit-learn: nothing is downloaded.
+With --checkpoint, the same command continues a training that was killed.
 """
 
 from __future__ import annotations
