@@ -415,13 +415,15 @@ class SparkModel:
         limit: SlotLimit | None = None if self.mode == "synchronous" else free_slots
         if self.mode == "allreduce":
             from sparkkeras.training.allreduce import check_all_reduce
-            from sparkkeras.training.allreduce_hosts import all_slots
 
             check_all_reduce(self.model)
-            limit = all_slots
         if self.mode in ASYNCHRONOUS_MODES:
             check_driver()
         recorder = CheckpointRecorder.open(checkpoint, resume, self.mode)
+        if self.mode == "allreduce":
+            from sparkkeras.training.allreduce_hosts import all_slots, all_slots_but_one
+
+            limit = all_slots if recorder is None or not recorder.needs_slot else all_slots_but_one
         saved = None if recorder is None else recorder.saved
         seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
         request = check_fit(

@@ -30,8 +30,8 @@ def free_port():
 
 
 @contextlib.contextmanager
-def interrupted_when(condition):
-    """Interrupt this process, as Ctrl-C does, when a condition holds; the body must raise that within three seconds."""
+def interrupted_when(condition, seconds=3):
+    """Interrupt this process, as Ctrl-C does, when a condition holds; the body must raise that within some seconds."""
     interrupted = []
 
     def interrupt():
@@ -45,5 +45,5 @@ def interrupted_when(condition):
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         yield
-    assert time.monotonic() - interrupted[0] < 3
+    assert time.monotonic() - interrupted[0] < seconds
     thread.join()

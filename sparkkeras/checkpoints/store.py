@@ -36,6 +36,7 @@ from sparkkeras.checkpoints import values
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
 from sparkkeras.spark import filesystem
+from sparkkeras.spark.remote_files import ChecksumError
 from sparkkeras.weights import Array
 
 MODEL = "model.keras"
@@ -99,6 +100,11 @@ class CheckpointStore:
                 "pass resume=True to continue it, or another path to train from the start."
             )
         return store
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether writing takes a slot of Spark, which training must leave free: with Spark Connect, for a URI."""
+        return filesystem.needs_slot(self.path)
 
     def names(self) -> list[str]:
         """The names of the checkpoints that were completed, also of damaged ones, the newest first.
@@ -168,6 +174,8 @@ class CheckpointStore:
             ConfigurationError: A value cannot be stored.
         """
         tree, arrays = values.pack(dict(state), "the state")
+        if not filesystem.is_reachable(self.path):  # else this thread would start Spark anew
+            raise StorageError(f"cannot write {self.path!r}: Spark has been stopped.")
         filesystem.make_folder(self.path)
         number = 1 + max((int(name.split("-")[1]) for name in self._folders()), default=0)
         name = f"checkpoint-{number:08d}-{self._suffix}"
@@ -251,7 +259,7 @@ class CheckpointStore:
     def _bytes(self, name: str, file: str) -> bytes:
         try:
             return filesystem.read_bytes(f"{self.path}/{name}/{file}")
-        except filesystem.ChecksumError as error:
+        except ChecksumError as error:
             raise DamagedError(f"{file} has other contents than were written: {error}") from error
 
     def _delete_old(self, newest: str) -> None:

@@ -148,11 +148,7 @@ class Results(Protocol[R]):
         ...
 
     def of(self, partition: int) -> list[R]:
-        """The results of one partition, in a job of its own.
-
-        Raises:
-            ConfigurationError: With Spark Connect, where a job runs over all partitions.
-        """
+        """The results of one partition, in a job of its own."""
         ...
 
     def reduce(self, merging: Merging[R]) -> list[R]:
@@ -210,6 +206,15 @@ class StoredDataset(Dataset, Protocol):
         """The metadata of each partition, in order."""
         ...
 
+    @property
+    def slots(self) -> int:
+        """The number of tasks that can run at the same time."""
+        ...
+
+    def background(self, call: Callable[[], R]) -> Running[R]:
+        """Run a call that uses this dataset in a background thread."""
+        ...
+
     def train(self, task: TrainingTask[R]) -> Results[R]:
         """Run a task on every partition, lazily, which receives the partition's rows as one block or stream."""
         ...
@@ -231,17 +236,8 @@ class DriverDataset(StoredDataset, Protocol):
     """
 
     @property
-    def slots(self) -> int:
-        """The number of tasks that can run at the same time."""
-        ...
-
-    @property
     def driver(self) -> DriverAddress:
         """The network address at which tasks reach this process."""
-        ...
-
-    def background(self, call: Callable[[], R]) -> Running[R]:
-        """Run a call that uses this dataset in a background thread."""
         ...
 
     def without_rows(self, count: int) -> Dataset:

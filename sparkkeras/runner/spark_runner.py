@@ -160,7 +160,8 @@ class SparkRunner:
             if self.local_mode:
                 ranks = self._on_driver(stack, group, work, source)
             elif session is not None:
-                ranks = self._on_connect(stack, session, work, source, moves_rows)
+                spare = 0 if checkpoints is None or not checkpoints.needs_slot else 1
+                ranks = self._on_connect(stack, session, work, source, moves_rows, spare)
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
             return run_group(group, ranks, timeout, checkpoints=checkpoints)
@@ -182,7 +183,13 @@ class SparkRunner:
         return Ranks(tasks, stack.enter_context(cluster.share(work)), parts)
 
     def _on_connect(
-        self, stack: ExitStack, session: SparkSession, work: Work, source: Source | None, moves_rows: bool
+        self,
+        stack: ExitStack,
+        session: SparkSession,
+        work: Work,
+        source: Source | None,
+        moves_rows: bool,
+        spare_slots: int,
     ) -> Ranks:
         if source is not None and (moves_rows or not self.barrier):
             raise ConfigurationError(
@@ -191,19 +198,19 @@ class SparkRunner:
                 "function, with context().rank and context().world_size."
             )
         cluster = RemoteCluster(session)
-        self._check(cluster, session.conf)
+        self._check(cluster, session.conf, spare_slots)
         shared = cluster.keep(work.with_source() if isinstance(work, Script) else work)
         parts = self._stored(stack, source, everywhere=False)
         return Ranks(ConnectTasks(cluster, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker), shared, parts)
 
-    def _check(self, cluster: AnyCluster, settings: Settings) -> None:
+    def _check(self, cluster: AnyCluster, settings: Settings, spare_slots: int = 0) -> None:
         """Reject ranks that Spark cannot start, before any rows are read."""
         if self.barrier:
             check_static_allocation(settings)
         if self.use_gpu:
             check_gpus(settings, self.num_workers, self.gpus_per_worker)
         if self.barrier:
-            check_slots(cluster, settings, self.num_workers, self.gpus_per_worker)
+            check_slots(cluster, settings, self.num_workers, self.gpus_per_worker, spare_slots)
 
     def _stored(self, stack: ExitStack, source: Source | None, everywhere: bool) -> Parts:
         return Parts() if source is None else stack.enter_context(stored_on_workers(source, self.num_workers, everywhere))

@@ -49,6 +49,7 @@ from sparkkeras.spark.connect import (
     CapturesErrors,
     Failure,
     RemoteCluster,
+    RemoteRunning,
     active_remote_session,
     disable_plan_cache,
     pack_cells,
@@ -219,6 +220,15 @@ class StoredRemoteDataset:
         repair = functools.partial(self._repaired, call)
         return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
 
+    @property
+    def slots(self) -> int:
+        """The number of tasks that can run at the same time."""
+        return self.cluster.slots
+
+    def background(self, call: Callable[[], R]) -> RemoteRunning[R]:
+        """Run a call that uses this dataset in a background thread; see `StoredDataset.background`."""
+        return self.cluster.background(call)
+
     def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
         """Run a task over the files; see `StoredDataset.train`."""
         return self.run(task)
@@ -297,8 +307,9 @@ class RemoteResults(Generic[R]):
         return repaired(found, self.from_source)
 
     def of(self, partition: int) -> list[R]:
-        """See `Results.of`."""
-        raise ConfigurationError("Spark Connect runs a job over all partitions: run the script on the cluster itself.")
+        """See `Results.of`: the tasks of other partitions end at once."""
+        call = _OfPartition(self.call, partition)
+        return repaired(self.cluster.collect(_results(self.source, call)), self.from_source)
 
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers, in one shuffle in which each group has one piece of all results."""
@@ -366,6 +377,22 @@ class OverHandles:
         """Yield the results."""
         for handle in unpack_cells(cell for batch in batches for cell in batch.column("result").to_pylist()):
             yield from self.call(handle.partition, iter([handle]))
+
+
+@dataclass(frozen=True)
+class _OfPartition:
+    """Calls a function for one partition; the rows of others are read and ignored."""
+
+    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    partition: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """Yield the results."""
+        if _partition() == self.partition:
+            yield from self.call(batches)
+        else:
+            for _ in batches:
+                pass
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sparkkeras.sources.connect import OverPartition, RemoteResults
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.sources.tasks import Deferred, task_context
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import CapturesErrors, RemoteCluster, disable_plan_cache, restore_plan_cache
+from sparkkeras.spark.connect import CapturesErrors, RemoteCluster, RemoteRunning, disable_plan_cache, restore_plan_cache
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 
 if TYPE_CHECKING:
@@ -158,6 +158,15 @@ class OpenedRemoteReaderDataset(RemoteReaderDataset):
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.handles)
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that can run at the same time."""
+        return self.cluster.slots
+
+    def background(self, call: Callable[[], R]) -> RemoteRunning[R]:
+        """Run a call that uses this dataset in a background thread; see `StoredDataset.background`."""
+        return self.cluster.background(call)
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:

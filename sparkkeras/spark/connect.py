@@ -16,7 +16,7 @@ import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -145,17 +145,11 @@ class RemoteCluster:
             SparkKerasError: A task raised an error of this package.
         """
         check_slots_for(self.session)
-        tag = f"sparkkeras-{uuid.uuid4().hex}"
-        self.session.addTag(tag)
         try:
-            found = list(unpack_cells(row["result"] for row in frame.collect()))
-        except KeyboardInterrupt:
-            self.session.interruptTag(tag)
-            raise
+            with cancelled_by_interrupt(self.session):
+                found = list(unpack_cells(row["result"] for row in frame.collect()))
         except Exception as error:
             raise translated(error) from error
-        finally:
-            self.session.removeTag(tag)
         for item in found:
             if isinstance(item, Failure):
                 raise item.error()
@@ -178,6 +172,20 @@ class RemoteRunning(LocalRunning[T]):
         """Cancel the queries of the call. Does not wait."""
         with suppress(Exception):  # the server may be gone
             self._session.interruptTag(self._tag)
+
+
+@contextmanager
+def cancelled_by_interrupt(session: SparkSession) -> Iterator[None]:
+    """An interrupt (Ctrl-C) within the ``with`` block cancels the queries of this thread that were started in it."""
+    tag = f"sparkkeras-{uuid.uuid4().hex}"
+    session.addTag(tag)
+    try:
+        yield
+    except KeyboardInterrupt:
+        session.interruptTag(tag)
+        raise
+    finally:
+        session.removeTag(tag)
 
 
 def disable_plan_cache(session: SparkSession) -> None:
@@ -385,10 +393,14 @@ def active_session() -> SparkSession:
 
 
 def active_remote_session() -> SparkSession | None:
-    """The active Spark Connect session; ``None`` if there is none or this process does not use Spark Connect."""
+    """The active Spark Connect session, in a thread that has none the default one; ``None`` if this process has neither."""
     if "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
         return None
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql.connect.session import SparkSession
 
-    found: Any = SparkSession.getActiveSession()
+    try:
+        found: Any = SparkSession.active()
+    except PySparkRuntimeError:
+        return None
     return found  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
 """Atomic reads and writes of files on any file system that Spark can access.
 
 Paths without a scheme are local. Paths with a scheme (``file:``, ``hdfs://``, ``s3a://``) use Spark's Hadoop file systems,
-in the JVM of the driver.
+in the JVM of the driver; with Spark Connect, where this process has no JVM, queries of the session
+(`sparkkeras.spark.remote_files`). These cannot write plain files, but data sets that the functions here read as files.
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparkkeras.data.files import draft_of
 from sparkkeras.errors import StorageError
-
-
-class ChecksumError(StorageError):
-    """The file system found that the contents of a file are not those that were written."""
+from sparkkeras.spark.connect import active_remote_session
+from sparkkeras.spark.remote_files import SUFFIX, ChecksumError, RemoteFiles, read_data_set
 
 
 def read_bytes(path: str) -> bytes:
@@ -37,10 +36,19 @@ def read_bytes(path: str) -> bytes:
         except IsADirectoryError as error:
             raise _folder_error(path, Path(path)) from error
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and Path(path + SUFFIX).is_dir():
+                return read_data_set(Path(path + SUFFIX), path)
             raise StorageError(f"cannot read {path!r}: {error.strerror or error}.") from error
+    remote = _remote_files()
+    if remote is not None:
+        return remote.read(path)
     hadoop = _Hadoop(path)
     with hadoop.errors("read"), _temporary() as local:
-        hadoop.files.copyToLocalFile(False, hadoop.path(path), hadoop.path(local.as_uri()), True)
+        is_data_set = not hadoop.files.exists(hadoop.path(path)) and hadoop.files.exists(hadoop.path(path + SUFFIX))
+        source = path + SUFFIX if is_data_set else path
+        hadoop.files.copyToLocalFile(False, hadoop.path(source), hadoop.path(local.as_uri()), True)
+        if is_data_set:
+            return read_data_set(local, path)
         if local.is_dir():
             raise _folder_error(path, local)
         return local.read_bytes()
@@ -64,6 +72,7 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
     Raises:
         StorageError: The folder does not exist or is not writable, the file exists and ``overwrite`` is ``False``, or the
             path is a directory.
+        ClusterError: The path is a URI, and this process uses Spark Connect.
     """
     if has_scheme(path):
         _write_hadoop(path, data, overwrite)
@@ -114,6 +123,8 @@ def put_file(path: str, source: Path) -> None:
 def new_file(path: str, *, atomic: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which is at the path when the ``with`` block has ended without an error, and not before.
 
+    With Spark Connect, a URI gets a data set in place of a plain file, and replacing it is not atomic.
+
     Args:
         path: The path.
         atomic: ``False`` writes a URI without a rename, which object stores do not have: readers may see a part of the file,
@@ -126,7 +137,12 @@ def new_file(path: str, *, atomic: bool = True) -> Iterator[BinaryIO]:
         with _temporary() as local:
             with local.open("wb") as file:
                 yield file
-            _put_hadoop(path, local, overwrite=True, atomic=atomic)
+            remote = _remote_files()
+            if remote is None:
+                _put_hadoop(path, local, overwrite=True, atomic=atomic)
+                return
+            with local.open("rb") as file:
+                remote.write(path, file)
         return
     try:
         with draft_of(Path(path)) as draft, draft.open("xb") as file:
@@ -160,17 +176,32 @@ def names_in(folder: str) -> list[str]:
 def _names(folder: str, folders: bool) -> list[str]:
     if not has_scheme(folder):
         try:
-            return sorted(path.name for path in Path(folder).iterdir() if (path.is_dir() if folders else path.is_file()))
+            return _chosen(((path.name, path.is_dir()) for path in Path(folder).iterdir()), folders)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise StorageError(f"cannot read {folder!r}: {error.strerror or error}.") from error
+    remote = _remote_files()
+    if remote is not None:
+        names = (file.partition("/") for file in remote.files(folder))
+        return sorted({name for name, inside, _ in names if bool(inside) == folders})
     hadoop = _Hadoop(folder)
     with hadoop.errors("read"):
         if not hadoop.files.exists(hadoop.path(folder)):
             return []
         found = hadoop.files.listStatus(hadoop.path(folder))
-        return sorted(each.getPath().getName() for each in found if (each.isDirectory() if folders else each.isFile()))
+        return _chosen(((each.getPath().getName(), each.isDirectory()) for each in found), folders)
+
+
+def _chosen(names: Iterable[tuple[str, bool]], folders: bool) -> list[str]:
+    """The sorted names of folders, or of files, which data sets are as well."""
+    if folders:
+        return sorted(name for name, is_folder in names if is_folder and not name.endswith(SUFFIX))
+    return sorted(
+        name.removesuffix(SUFFIX) if is_folder else name
+        for name, is_folder in names
+        if not is_folder or name.endswith(SUFFIX)
+    )
 
 
 def make_folder(folder: str) -> None:
@@ -185,6 +216,8 @@ def make_folder(folder: str) -> None:
         except OSError as error:
             raise StorageError(f"cannot create the folder {folder!r}: {error.strerror or error}.") from error
         return
+    if _remote_files() is not None:
+        return  # queries that write create it
     hadoop = _Hadoop(folder)
     with hadoop.errors("create"):
         hadoop.files.mkdirs(hadoop.path(folder))
@@ -201,10 +234,16 @@ def remove(path: str) -> None:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"cannot remove {path!r}: {error.strerror or error}.") from error
+        remove_folder(path + SUFFIX)
+        return
+    remote = _remote_files()
+    if remote is not None:
+        remote.remove(path)
         return
     hadoop = _Hadoop(path)
     with hadoop.errors("remove"):
         hadoop.files.delete(hadoop.path(path), False)
+        hadoop.files.delete(hadoop.path(path + SUFFIX), True)
 
 
 def remove_folder(folder: str) -> None:
@@ -221,6 +260,10 @@ def remove_folder(folder: str) -> None:
         except OSError as error:
             raise StorageError(f"cannot remove {folder!r}: {error.strerror or error}.") from error
         return
+    remote = _remote_files()
+    if remote is not None:
+        remote.remove_folder(folder)
+        return
     hadoop = _Hadoop(folder)
     with hadoop.errors("remove"):
         hadoop.files.delete(hadoop.path(folder), True)
@@ -229,6 +272,24 @@ def remove_folder(folder: str) -> None:
 def has_scheme(path: str) -> bool:
     """Whether a path is a URI."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
+
+
+def is_reachable(path: str) -> bool:
+    """Whether Spark runs, if a path needs it. Other functions here start it."""
+    from pyspark import SparkContext
+
+    return not has_scheme(path) or _remote_files() is not None or SparkContext._active_spark_context is not None
+
+
+def needs_slot(path: str) -> bool:
+    """Whether writing to a path takes a slot of Spark: with Spark Connect, a URI is written by a query."""
+    return has_scheme(path) and _remote_files() is not None
+
+
+def _remote_files() -> RemoteFiles | None:
+    """The file systems of the Spark Connect server, if this process uses one."""
+    session = active_remote_session()
+    return None if session is None else RemoteFiles(session)
 
 
 def _write_hadoop(path: str, data: bytes, overwrite: bool) -> None:

@@ -92,6 +92,11 @@ class CheckpointRecorder:
         assert isinstance(checkpoint, Checkpoint)
         return cls(checkpoint, store, SavedRun.newest(store) if resume else None, mode == "allreduce")
 
+    @property
+    def needs_slot(self) -> bool:
+        """See `CheckpointStore.needs_slot`."""
+        return self._store.needs_slot
+
     def check(self, work: Work, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Check that this call of `fit` can continue from the checkpoint, as far as it is known without the rows.
 

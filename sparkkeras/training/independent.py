@@ -17,7 +17,17 @@ import keras
 import numpy as np
 
 from sparkkeras.data.block import Block, concatenate_alike
-from sparkkeras.data.dataset import Dataset, Results, Rows, Running, Shared, StoredDataset, TaskContext, driver_dataset
+from sparkkeras.data.dataset import (
+    Dataset,
+    DriverDataset,
+    Results,
+    Rows,
+    Running,
+    Shared,
+    StoredDataset,
+    TaskContext,
+    driver_dataset,
+)
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, check_rows
@@ -37,11 +47,6 @@ _BOOTSTRAP = 0xB007
 
 TICK_SECONDS = 0.05
 """The interval at which the driver looks for members that are trained, if it writes checkpoints."""
-
-_NO_CHECKPOINTS = (
-    "checkpoint= runs a job for each member of an ensemble, which Spark Connect does not provide: run the script on the "
-    "cluster itself (spark-submit), or save the ensemble after fit."
-)
 
 Spans = tuple[tuple[int, int | None], ...]
 """For each partition the rows [start, stop); ``None``: to the end."""
@@ -254,8 +259,11 @@ class IndependentStrategy:
     def _train_each(
         self, results: Results[Trained | Diverged], dataset: StoredDataset, checkpoints: MemberCheckpoints
     ) -> list[Trained | Diverged]:
-        """Train the members that are not in the checkpoint, each in a job of its own; keep each when it is trained."""
-        cluster = driver_dataset(dataset, _NO_CHECKPOINTS)
+        """Train the members that are not in the checkpoint, each in a job of its own; keep each when it is trained.
+
+        With Spark Connect a checkpoint may be written by a query, which would wait for all jobs that were started before:
+        so there are never more of these than slots.
+        """
         found: list[Trained | Diverged] = [*checkpoints.trained.values()]
 
         def take(job: Running[list[Trained | Diverged]]) -> None:
@@ -265,16 +273,18 @@ class IndependentStrategy:
                     checkpoints.keep(each)
 
         pending = [number for number in range(len(self._members)) if number not in checkpoints.trained]
-        running = [cluster.background(partial(results.of, number)) for number in pending]
+        most = len(pending) if isinstance(dataset, DriverDataset) else dataset.slots
+        running: list[Running[list[Trained | Diverged]]] = []
         try:
-            while running:
+            while running or pending:
                 for each in [each for each in running if each.done]:
                     running.remove(each)  # if it has failed, those that ended with it are still kept below
                     take(each)
+                while pending and len(running) < most:
+                    running.append(dataset.background(partial(results.of, pending.pop(0))))
                 time.sleep(TICK_SECONDS)
         except BaseException:
-            for each in running:
-                each.cancel()
+            _end(running)
             for each in running:
                 with suppress(Exception):
                     take(each)
@@ -350,6 +360,14 @@ class IndependentStrategy:
                 f"spark.driver.maxResultSize allows {bound / 1e9:.2f} GB for one job: raise it, or train fewer members at "
                 "a time and combine them with EnsembleModel."
             )
+
+
+def _end(running: Sequence[Running[Any]]) -> None:
+    """Cancel jobs, and wait until they have ended. One that Spark has not begun yet takes another attempt."""
+    while left := [each for each in running if not each.done]:
+        for each in left:
+            each.cancel()
+        time.sleep(TICK_SECONDS)
 
 
 def _finished(model: keras.Model, trained: Trained, job: Job) -> keras.callbacks.History:

@@ -244,3 +244,13 @@ def test_a_writer_that_is_killed_leaves_complete_checkpoints(tmp_path, kills):
         assert found in (int(reported.read_text()), int(reported.read_text()) + 1)
         assert len(store.names()) in (2, 3) or found == 1
         last = found
+
+
+def test_a_store_on_a_uri_does_not_start_spark(tmp_path, monkeypatch):
+    """The thread that writes would, after Spark has been stopped during training."""
+    from pyspark import SparkContext
+
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "__init__", None)
+    with pytest.raises(StorageError, match="Spark has been stopped"):
+        CheckpointStore(f"file:{tmp_path}/run").write(state(1))
