@@ -137,7 +137,7 @@ class CheckpointRecorder:
             reasons.append(f"it was trained with every={saved.every!r}, and this is every={self._checkpoint.every!r}")
         if saved.backend != keras.backend.backend():
             reasons.append(f"it was trained with the backend {saved.backend}, and this is {keras.backend.backend()}")
-        if reasons:
+        if reasons and not self.is_complete(job.epochs):
             warn(
                 f"training continues from the checkpoint {saved.name}, but the weights will differ in their bits from those "
                 f"of a training without interruption: {'; '.join(reasons)}."
