@@ -35,7 +35,7 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import BlockStream, Rows, Shared, StoredDataset, TaskContext, common_spec
 from sparkkeras.data.files import Handle
-from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError, counted, warn
+from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import compiled_with
@@ -369,10 +369,10 @@ class _Restarts:
 
         Raises:
             WorkerError: No restart is left, or none would help: the epoch has failed with the same error before.
-            SparkKerasError: A worker raised an error of this package, which would occur again.
+            SparkKerasError: A worker raised an error of this package, which would occur again or has.
         """
         raised = package_error(error.worker_traceback)
-        if raised is not None:
+        if raised is not None and not isinstance(raised, DriverConnectionError):  # the driver may have been stopped
             raise raised from error
         cause = epoch, error.worker_traceback.rstrip().rpartition("\n")[2]
         recurs = not _is_loss(error) and cause in self._causes
@@ -381,6 +381,8 @@ class _Restarts:
             after = f" (after {counted(self.count, 'restart')}, max_restarts={self.limit})" if self.count else ""
             if recurs:
                 after = f" (for the second time in epoch {epoch})"
+            if raised is not None:
+                raise raised from error
             raise WorkerError(f"{error}{after}", error.worker_traceback) from error
         self.count, self.reason = self.count + 1, error
         where = f"epoch {epoch}, after {counted(batches, 'batch')}" if batches else f"the beginning of epoch {epoch}"

@@ -21,7 +21,7 @@ from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalShared, LocalStream
 from sparkkeras.data.values import DelayedValue
-from sparkkeras.errors import ClusterError
+from sparkkeras.errors import ClusterError, DriverConnectionError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
@@ -419,6 +419,19 @@ def test_an_error_that_would_occur_again_is_raised_at_once():
     with pytest.raises(DataError, match="row 3 has no label"):
         training.run()
     assert len(training.starts) == 1
+
+
+def test_training_continues_after_the_driver_was_not_reached():
+    """It may have been stopped for longer than workers wait; if they never reach it, the error is theirs."""
+    text = "DriverConnectionError: rank 1 received no reply from the driver"
+    traceback = f"Traceback (most recent call last):\nsparkkeras.errors.{text}\n"
+    unreached = WorkerError(f"rank 1 of 2 failed: {text}", traceback)
+    training = Training(["epoch", unreached], ["epoch", "epoch"])
+    with pytest.warns(UserWarning, match="from the beginning of epoch 2.*rank 1 received no reply from the driver"):
+        training.run()
+    training = Training([unreached], [unreached])
+    with pytest.warns(UserWarning, match="restart 1"), pytest.raises(DriverConnectionError, match="received no reply"):
+        training.run()
 
 
 def test_training_continues_with_as_many_workers_as_there_are_slots(capsys):
