@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -42,7 +43,8 @@ class Checkpoint:
     keep: int = 3
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", arguments.path("path", self.path))
+        path = arguments.path("path", self.path)
+        object.__setattr__(self, "path", str(Path(path).expanduser()) if path.startswith("~") else path)
         object.__setattr__(self, "keep", arguments.integer("keep", self.keep))
         every, seconds = self.every, self.every_seconds
         if every != "epoch":

@@ -77,6 +77,7 @@ class CheckpointStore:
         self.path = path.rstrip("/") or path
         self._keep = keep
         self._suffix = uuid.uuid4().hex[:8]
+        self._last: int | None = None  # the number of the newest folder, when it was looked at last
 
     @classmethod
     def open(cls, checkpoint: object, resume: object) -> CheckpointStore | None:
@@ -144,7 +145,7 @@ class CheckpointStore:
                 warn(f"the checkpoint {self.path}/{other} is damaged, and {name} is used: {reason}")
             return stored
         if damaged and not skipped:
-            each = "; ".join(f"{name}: {reason}" for name, reason in damaged.items())
+            each = " ".join(f"{name}: {reason}" for name, reason in damaged.items())
             raise DamagedError(
                 f"all checkpoints in {self.path!r} are damaged: restore them from a copy, or use another path to train from "
                 f"the start. {each}"
@@ -156,7 +157,7 @@ class CheckpointStore:
         if kind is not None and found != kind:
             of = _KINDS.get(str(found), "something else")
             raise ConfigurationError(
-                f"the checkpoint {self.path}/{stored.name} is of {of}; expected one of {_KINDS[kind]}: pass another path."
+                f"the checkpoint {self.path}/{stored.name} is of {of}, and this is {_KINDS[kind]}: pass another path."
             )
 
     def write(self, state: Mapping[str, Any], save_model: Callable[[io.RawIOBase], None] | None = None) -> str:
@@ -177,7 +178,7 @@ class CheckpointStore:
         if not filesystem.is_reachable(self.path):  # else this thread would start Spark anew
             raise StorageError(f"cannot write {self.path!r}: Spark has been stopped.")
         filesystem.make_folder(self.path)
-        number = 1 + max((int(name.split("-")[1]) for name in self._folders()), default=0)
+        number = 1 + self._number_of_newest()
         name = f"checkpoint-{number:08d}-{self._suffix}"
         folder = f"{self.path}/{name}"
         filesystem.make_folder(folder)
@@ -189,9 +190,41 @@ class CheckpointStore:
             with suppress(StorageError):
                 filesystem.remove_folder(folder)  # perhaps the disk is full
             raise
+        self._last = number
         with suppress(StorageError):  # what is left is deleted after the next one
             self._delete_old(name)
         return name
+
+    def check_writable(self) -> None:
+        """Check that the folder can be written, with an empty file that is removed, before training begins.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        self._last = self._number_of_newest()
+        if self.needs_slot:
+            return  # a query for each file would take seconds
+        filesystem.make_folder(self.path)
+        probe = f"{self.path}/.{self._suffix}"
+        with filesystem.new_file(probe, atomic=False):
+            pass
+        filesystem.remove(probe)
+
+    def _number_of_newest(self) -> int:
+        """The largest number of a folder.
+
+        Raises:
+            StorageError: Another process has written it since this one has written or looked.
+        """
+        newest = next(iter(self._folders()), None)
+        number = 0 if newest is None else int(newest.split("-")[1])
+        if newest is not None and self._last is not None and number > self._last and not newest.endswith(self._suffix):
+            raise StorageError(
+                f"another process has written {newest} to {self.path!r} meanwhile. Each training needs a folder of its own: "
+                "end the other one, or pass another path."
+            )
+        self._last = number
+        return number
 
     def _write_files(
         self, folder: str, tree: Any, arrays: Sequence[Array], save_model: Callable[[io.RawIOBase], None] | None

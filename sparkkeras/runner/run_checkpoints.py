@@ -72,7 +72,12 @@ class RunCheckpoints:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """The ranks run within this context, at the end of which the last checkpoint has been written."""
+        """The ranks run within this context, at the end of which the last checkpoint has been written.
+
+        Raises:
+            StorageError: The folder cannot be written.
+        """
+        self._store.check_writable()
         try:
             yield
         finally:

@@ -282,6 +282,10 @@ class DriverCallbacks:
         """
         self._progress.on_round_end(rows, done, startup)
 
+    def on_resume(self, text: str) -> None:
+        """Report from where training continues."""
+        self._progress.on_resume(text)
+
     def on_pace(self, rows: int, seconds: float, details: str, startup: float = 0.0) -> None:
         """Report the speed of the epoch that ends now: ``rows`` in ``seconds``, followed by the text ``details``.
 
@@ -330,6 +334,11 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._seconds, self._details = None, ""
         if self._verbose:
             self._write(f"Epoch {epoch + 1}/{self._epochs}\n")
+
+    def on_resume(self, text: str) -> None:
+        """Print from where training continues."""
+        if self._verbose:
+            self._write(f"{text}\n")
 
     def on_workers(self, count: int) -> None:
         """Change the number of workers that train, and print it."""

@@ -30,7 +30,8 @@ from sparkkeras.errors import (
     warn,
 )
 from sparkkeras.modeling.archive import ModelArchive, ModelSaver
-from sparkkeras.modeling.state import ModelState, put_generators, take_generators
+from sparkkeras.modeling.optimizers import iterations
+from sparkkeras.modeling.state import ModelState, learning_rate, put_generators, take_generators
 from sparkkeras.parameter.rules import State
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
@@ -107,12 +108,14 @@ class CheckpointRecorder:
         callback_states.check(callbacks)
         if self.saved is not None:
             self._check(self.saved.work.differences(work))
+            self._work = replace(work, learning_rate=self.saved.work.learning_rate)  # with which training has begun
 
     def check_data(self, job: Job, dataset: StoredDataset) -> None:
         """Check that the data is that of the checkpoint. Warns if the result will have other bits.
 
         Raises:
             ConfigurationError: The rows differ, or the number of steps in an epoch is unknown.
+            StorageError: The folder cannot be written.
         """
         if self.every_steps is not None and None in job.split.train:
             raise ConfigurationError(
@@ -121,6 +124,8 @@ class CheckpointRecorder:
             )
         self._data, self._partitions = data_of(job, dataset), list(job.split.train)
         saved = self.saved
+        if not self.is_complete(job.epochs):
+            self._store.check_writable()
         if saved is None:
             return
         self._check(differences(saved.data, self._data))
@@ -217,10 +222,11 @@ class CheckpointRecorder:
         """The message for a training that a SIGTERM has ended."""
         path = self._store.path
         how = f"To continue, call fit again with checkpoint=Checkpoint({path!r}), resume=True."
+        again = "It has not completed a round, so it has to begin again." if failure is None else str(failure)
         if failure is not None:
-            how = f"A checkpoint could not be written: {failure} {how}" if self._written else f"{failure}"
+            how = f"A checkpoint could not be written: {failure} {how}"
         if not self._written:
-            return f"training was interrupted by SIGTERM, and there is no checkpoint in {path!r}. {how}"
+            return f"training was interrupted by SIGTERM, and there is no checkpoint in {path!r}. {again}"
         assert self._reached is not None
         part = self._reached.part
         where = f"epoch {part.epoch + 1}" + (f", after {counted(part.batches, 'batch')}" if part.batches else "")
@@ -257,7 +263,17 @@ class CheckpointRecorder:
         self._first_history = _continue_histories(job.histories, record.histories)
         _replace(job.rule_state, progress.rule_state)
         self._rounds = progress.rounds
+        rate, has_trained = learning_rate(job.model), any(iterations(job.model))
         self._restore(progress)
+        if has_trained and learning_rate(job.model) != rate:
+            warn(
+                f"the model has the learning rate {rate}, and training continues with that of the checkpoint, "
+                f"{learning_rate(job.model)}. To train with another one, pass the model of SparkModel.from_checkpoint and "
+                "another path."
+            )
+        part = progress.part
+        after = f", after {counted(part.batches, 'batch')}" if part.batches else ""
+        callbacks.on_resume(f"Continuing from {self._store.path}/{saved.name} with epoch {part.epoch + 1}{after}.")
         job.model.stop_training = progress.stopped
         if progress.part.batches:
             self._epoch_to_continue = progress.part

@@ -300,12 +300,12 @@ class _Training:
             return
         cut, rule_state = self._cuts.now(), self._job.rule_state
         partitions = cut.progress.partitions.values()
-        if cut.progress.next_epoch == self._epoch and any(each.sequence for each in partitions):
-            batches = max((each.batch for each in partitions if each.epoch == self._epoch), default=0)
+        batches = max(self._job.batches if each.epoch > self._epoch else each.batch for each in partitions)
+        if cut.progress.next_epoch == self._epoch and batches:
             at_epoch_end = dict(rule_state)  # it belongs to the weights in the model
             rule_state.update(cut.rule_state)
             state = ModelState(cut.weights, model_state.take_optimizer(self._job.model))
-            self._job.recorder.end_round(EpochPart(self._epoch, max(1, batches)), state, cut.progress)
+            self._job.recorder.end_round(EpochPart(self._epoch, batches), state, cut.progress)
             rule_state.clear()
             rule_state.update(at_epoch_end)
 

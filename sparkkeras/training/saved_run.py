@@ -11,6 +11,7 @@ import keras
 from sparkkeras.checkpoints.differences import differences
 from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
 from sparkkeras.data.dataset import StoredDataset, common_spec
+from sparkkeras.errors import counted
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import learning_rate, put_generators
@@ -69,7 +70,7 @@ def arguments_of(request: FitRequest) -> dict[str, Any]:
         "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
         "steps_per_epoch": request.steps_per_epoch,
         "validation_split": request.validation_split,
-        "validation_freq": request.validation_freq if request.validates else None,
+        "validation": f"every {counted(request.validation_freq, 'epoch')}" if request.validates else None,
     }
 
 

@@ -107,7 +107,7 @@ def test_all_damaged(store, tmp_path):
     (tmp_path / "run" / store.write(state(1)) / "arrays.bin").unlink()
     (tmp_path / "run" / store.write(state(2)) / "manifest.json").write_bytes(b"")
     message = (
-        "all checkpoints in .* are damaged: restore .*checkpoint-00000002-.*: manifest.json is not valid.; "
+        "all checkpoints in .* are damaged: restore .*checkpoint-00000002-.*: manifest.json is not valid. "
         "checkpoint-00000001-.*: arrays.bin is missing."
     )
     with pytest.raises(StorageError, match=message):  # and no warning that another one is used
@@ -160,11 +160,11 @@ def test_an_error_of_the_store_is_raised_and_a_checksum_that_differs_is_damage(s
 def test_a_checkpoint_of_another_kind(store):
     name = store.write({"kind": "run"})
     assert store.newest("run").name == store.newest().name == name
-    message = f"the checkpoint {store.path}/{name} is of SparkRunner.run; expected one of SparkModel.fit or KerasEstimator"
+    message = f"the checkpoint {store.path}/{name} is of SparkRunner.run, and this is SparkModel.fit or KerasEstimator"
     with pytest.raises(ConfigurationError, match=message):
         store.newest("fit")
     store.write({"kind": "a later one"})
-    with pytest.raises(ConfigurationError, match="is of something else; expected one of a member of SparkEnsemble.fit"):
+    with pytest.raises(ConfigurationError, match="is of something else, and this is a member of SparkEnsemble.fit"):
         store.newest("member")
 
 
@@ -254,3 +254,25 @@ def test_a_store_on_a_uri_does_not_start_spark(tmp_path, monkeypatch):
     monkeypatch.setattr(SparkContext, "__init__", None)
     with pytest.raises(StorageError, match="Spark has been stopped"):
         CheckpointStore(f"file:{tmp_path}/run").write(state(1))
+
+
+def test_a_second_process_in_the_folder_is_an_error_and_loses_nothing(tmp_path):
+    path = str(tmp_path / "run")
+    first, second = CheckpointStore(path), CheckpointStore(path)
+    first.check_writable()
+    first.write(state(1), save_model)
+    second.check_writable()
+    newest = second.write(state(2), save_model)
+    with pytest.raises(StorageError, match=rf"another process has written {newest} to .*a folder of its own"):
+        first.write(state(3))
+    second.write(state(4), save_model)
+    assert number_of(CheckpointStore(path).newest()) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("file", "file/run"):
+        with pytest.raises(StorageError, match="Not a directory"):
+            CheckpointStore(str(tmp_path / name)).check_writable()
+    CheckpointStore(str(tmp_path / "run")).check_writable()
+    assert list((tmp_path / "run").iterdir()) == []

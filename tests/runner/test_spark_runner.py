@@ -385,10 +385,10 @@ def test_a_run_continues_from_what_rank_0_has_saved(forks, tmp_path):
     assert local(1).run(train, 4, None, **arguments) == [(4, [10.0] * 3, {"losses": [0.5] * 3})]
     with pytest.raises(ConfigurationError, match=r"checkpoints? of an earlier training.*pass resume=True"):
         local(1).run(train, 4, None, checkpoint=Checkpoint(path))
-    with pytest.raises(ConfigurationError, match="is of SparkRunner.run; expected one of SparkModel.fit"):
+    with pytest.raises(ConfigurationError, match="is of SparkRunner.run, and this is SparkModel.fit"):
         SparkModel.from_checkpoint(path)
     CheckpointStore(str(tmp_path / "fit")).write({"kind": "fit"})
-    with pytest.raises(ConfigurationError, match="is of SparkModel.fit .*; expected one of SparkRunner.run"):
+    with pytest.raises(ConfigurationError, match="is of SparkModel.fit .*, and this is SparkRunner.run"):
         local(1).run(train, 4, None, checkpoint=Checkpoint(tmp_path / "fit"), resume=True)
 
 

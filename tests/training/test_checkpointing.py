@@ -626,6 +626,16 @@ def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged,
     assert int(averaged.model.optimizer.iterations) == 2 + 2 * 2 + (kept == 1)
 
 
+def test_a_learning_rate_that_the_checkpoint_replaces_is_a_warning(tmp_path, averaged):
+    averaged.reset()
+    train(averaged, tmp_path, epochs=1)
+    averaged.model.optimizer.learning_rate = 0.3
+    with pytest.warns(UserWarning, match="has the learning rate 0.3.*with that of the checkpoint, 0.05"):
+        train(averaged, tmp_path, epochs=2, resume=True)
+    newest = CheckpointStore(str(tmp_path)).newest().values
+    assert newest["work"]["learning_rate"] is None
+
+
 def test_logs_that_cannot_be_stored_end_the_first_epoch(tmp_path, averaged):
     class Adds(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

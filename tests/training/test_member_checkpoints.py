@@ -111,9 +111,9 @@ def test_a_damaged_member_is_trained_again_and_an_error_of_the_store_is_raised(p
 
 def test_paths_of_other_kinds(path, models):
     train(begun(path, models), models, 0)
-    with pytest.raises(ConfigurationError, match="is of SparkEnsemble.fit; expected one of SparkModel.fit or Keras"):
+    with pytest.raises(ConfigurationError, match="is of SparkEnsemble.fit, and this is SparkModel.fit or Keras"):
         SavedRun.newest(CheckpointStore(str(path)))
-    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit; expected one of SparkModel.fit"):
+    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkModel.fit"):
         SavedRun.newest(CheckpointStore(str(path / "member-00000")))
-    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit; expected one of SparkEnsemble.fit"):
+    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkEnsemble.fit"):
         MemberCheckpoints.open(Checkpoint(path / "member-00000"), True)
