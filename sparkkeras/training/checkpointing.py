@@ -31,7 +31,13 @@ from sparkkeras.errors import (
 )
 from sparkkeras.modeling.archive import ModelArchive, ModelSaver
 from sparkkeras.modeling.optimizers import iterations
-from sparkkeras.modeling.state import ModelState, learning_rate, put_generators, take_generators
+from sparkkeras.modeling.state import (
+    ModelState,
+    has_settable_rate,
+    learning_rate,
+    put_generators,
+    take_generators,
+)
 from sparkkeras.parameter.rules import State
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
@@ -263,9 +269,14 @@ class CheckpointRecorder:
         self._first_history = _continue_histories(job.histories, record.histories)
         _replace(job.rule_state, progress.rule_state)
         self._rounds = progress.rounds
-        rate, has_trained = learning_rate(job.model), any(iterations(job.model))
+        rate = learning_rate(job.model)
+        may_be_set = any(iterations(job.model)) and has_settable_rate(job.model)  # else it was compared
         self._restore(progress)
-        if has_trained and learning_rate(job.model) != rate:
+        if (
+            may_be_set
+            and learning_rate(job.model) != rate
+            and not any(isinstance(each, _SETTERS) for each in callbacks.given)
+        ):
             warn(
                 f"the model has the learning rate {rate}, and training continues with that of the checkpoint, "
                 f"{learning_rate(job.model)}. To train with another one, pass the model of SparkModel.from_checkpoint and "
@@ -376,6 +387,10 @@ class CheckpointRecorder:
         error = self._writer.new_error()
         if error is not None:
             warn(f"a checkpoint could not be written, training continues: {error}")
+
+
+_SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+"""Callbacks that change the learning rate of a model, also in an epoch that was interrupted."""
 
 
 def _constant(value: Any) -> Any:

@@ -511,6 +511,24 @@ def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
     assert not np.array_equal(ModelState.take(averaged.model).weights.vector, averaged.state.weights.vector)
 
 
+def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch):
+    """The first write ends after the last epoch; of the states in between, only the last one is written."""
+    trained = threading.Event()
+    real = CheckpointStore.write
+
+    def write(self, *arguments):
+        assert trained.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(CheckpointStore, "write", write)
+    averaged.reset()
+    callback = keras.callbacks.LambdaCallback(on_train_end=lambda logs: trained.set())
+    train(averaged, tmp_path, every="epoch", callbacks=[callback])
+    store = CheckpointStore(str(tmp_path))
+    assert len(store.names()) == 2
+    assert store.newest().values["progress"]["finished"]
+
+
 @pytest.mark.soak
 def test_all_reduce_continues_with_other_workers_or_rounds(at_once, tmp_path, averaged):
     averaged.reset()
