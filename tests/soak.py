@@ -15,6 +15,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -83,7 +84,10 @@ def run(shard: str, folder: Path, extra: list[str]) -> bool:
     started = time.monotonic()
     python = lowest_environment(DONE / "environment") if shard == "lowest" else sys.executable
     environment = os.environ | ({} if shard in NOT_SOAK else {"SPARKKERAS_SOAK": "1"}) | {"PYSPARK_PYTHON": python}
-    code = subprocess.run([python, *command(shard, folder / shard), *extra], cwd=ROOT, env=environment).returncode
+    with tempfile.TemporaryDirectory(prefix="soak-") as temporary:  # pytest keeps those of its last three runs only
+        files = [] if shard == "mutants" else [f"--basetemp={temporary}/{shard}"]
+        arguments = [*command(shard, folder / shard), *files, *extra]
+        code = subprocess.run([python, *arguments], cwd=ROOT, env=environment).returncode
     passed = code in (0, NO_TESTS_COLLECTED)
     outcome = "passed" if passed else f"failed (exit status {code})"
     sys.stderr.write(f"\nsoak: {shard} {outcome} after {(time.monotonic() - started) / 60:.1f} minutes\n\n")
