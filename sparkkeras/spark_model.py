@@ -413,16 +413,14 @@ class SparkModel:
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
         limit: SlotLimit | None = None if self.mode == "synchronous" else free_slots
-        if self.mode == "allreduce":
-            from sparkkeras.training.allreduce import check_all_reduce
-
-            check_all_reduce(self.model)
         if self.mode in ASYNCHRONOUS_MODES:
             check_driver()
         recorder = CheckpointRecorder.open(checkpoint, resume, self.mode)
         if self.mode == "allreduce":
+            from sparkkeras.training.allreduce import check_all_reduce
             from sparkkeras.training.allreduce_hosts import all_slots, all_slots_but_one
 
+            check_all_reduce(self.model)
             limit = all_slots if recorder is None or not recorder.needs_slot else all_slots_but_one
         saved = None if recorder is None else recorder.saved
         seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call

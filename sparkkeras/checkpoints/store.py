@@ -94,6 +94,7 @@ class CheckpointStore:
                 raise ConfigurationError("resume=True: pass checkpoint=Checkpoint(path) with the folder to resume from.")
             return None
         store = cls(str(found.path), found.keep)
+        store._number_of_newest()  # from here on, another process that writes there is noticed
         names = [] if resumes else store.names()
         if names:
             raise ConfigurationError(
@@ -201,7 +202,7 @@ class CheckpointStore:
         Raises:
             StorageError: It cannot be written.
         """
-        self._last = self._number_of_newest()
+        self._number_of_newest()
         if self.needs_slot:
             return  # a query for each file would take seconds
         filesystem.make_folder(self.path)

@@ -258,10 +258,12 @@ def test_a_store_on_a_uri_does_not_start_spark(tmp_path, monkeypatch):
 
 def test_a_second_process_in_the_folder_is_an_error_and_loses_nothing(tmp_path):
     path = str(tmp_path / "run")
-    first, second = CheckpointStore(path), CheckpointStore(path)
+    first, third = (CheckpointStore.open(Checkpoint(path), True) for _ in range(2))
     first.check_writable()
     first.write(state(1), save_model)
-    second.check_writable()
+    with pytest.raises(StorageError, match="another process has written"):  # since it has read the folder
+        third.check_writable()
+    second = CheckpointStore.open(Checkpoint(path), True)
     newest = second.write(state(2), save_model)
     with pytest.raises(StorageError, match=rf"another process has written {newest} to .*a folder of its own"):
         first.write(state(3))
