@@ -109,6 +109,14 @@ class RemoteCluster:
         """Reject workers that lack an optional module; see `Cluster.require`."""
         check_optional(_equipped[self.session], module, package, purpose)
 
+    def await_slots(self, count: int) -> None:
+        """Wait until so many tasks can run at the same time, in a barrier stage without work.
+
+        The number of slots that queries see is not enough: Spark reports at least two, also with one executor left.
+        """
+        numbers = self.session.range(0, count, 1, count)
+        self.collect(numbers.mapInArrow(_ignored, RESULT, barrier=True))
+
     def training_workers(self) -> AbstractContextManager[None]:
         """Do nothing: Spark Connect has no separate Python workers for training."""
         return nullcontext()
@@ -172,6 +180,13 @@ class RemoteRunning(LocalRunning[T]):
         """Cancel the queries of the call. Does not wait."""
         with suppress(Exception):  # the server may be gone
             self._session.interruptTag(self._tag)
+
+
+def _ignored(batches: Iterator[Any]) -> Iterator[Any]:
+    """No results for the rows of a partition."""
+    for _ in batches:
+        pass
+    return iter(())
 
 
 @contextmanager

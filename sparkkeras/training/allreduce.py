@@ -477,24 +477,34 @@ class _Training:
         return self._hosts.size()
 
     def _train(self, plan: Plan, moves_rows: bool) -> WorkerError | None:
-        """Run a group of ranks; see `_start`."""
+        """Run a group of ranks; see `_start`.
+
+        After an error, contexts do not remove shared values: with Spark Connect, that query would have the rows of a lost
+        executor read again on those that are left, before another one has replaced it.
+        """
         job, dataset, size = self._job, self._dataset, len(plan.partitions)
-        with ExitStack() as stack:
-            work = TrainInStep(
-                stack.enter_context(dataset.share(job.archive)),
-                stack.enter_context(dataset.share(self._state)),
-                stack.enter_context(dataset.share(job.options)),
-                plan,
-                validation_plan(job, stack),
-            )
-            ranks = stack.enter_context(self._hosts.ranks(work, size, moves_rows))
-            self._started = time.perf_counter()
-            largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
-            try:
-                run_group(Group(size), ranks, answer=self._answer, max_value=largest)
-            except WorkerError as error:
-                return error
-        return None
+        failure: WorkerError | None = None
+        try:
+            with ExitStack() as stack:
+                work = TrainInStep(
+                    stack.enter_context(dataset.share(job.archive)),
+                    stack.enter_context(dataset.share(self._state)),
+                    stack.enter_context(dataset.share(job.options)),
+                    plan,
+                    validation_plan(job, stack),
+                )
+                ranks = stack.enter_context(self._hosts.ranks(work, size, moves_rows))
+                self._started = time.perf_counter()
+                largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
+                try:
+                    run_group(Group(size), ranks, answer=self._answer, max_value=largest)
+                except WorkerError as error:
+                    failure = error
+                    raise
+        except WorkerError as error:
+            if error is not failure:
+                raise
+        return failure
 
     def _planned(self, size: int) -> Plan:
         job, number = self._job, self._dataset.num_partitions

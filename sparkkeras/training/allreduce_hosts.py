@@ -136,6 +136,8 @@ class ConnectHosts:
                 f"the rows are in {counted(count, 'partition')} of the workers, but Spark has only {counted(slots, 'slot')} "
                 "left, and with Spark Connect each partition needs one: call fit again."
             )
+        if not self.dataset.cluster.is_local:  # else what is written beside the rows may miss a new executor
+            self.dataset.cluster.await_slots(count)
         return count
 
     @contextmanager
