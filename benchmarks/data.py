@@ -61,72 +61,22 @@ def table(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
 
 def large_mlp() -> Any:
     """784-4096-5120-10: 24 million weights, 97 MB. Its optimizer has no variables, which would be sent with the weights."""
-    from keras import Input, Sequential, layers
-
-    return _compiled(
-        Sequential(
-            [
-                Input((SIDE * SIDE,)),
-                layers.Dense(4096, activation="relu", name="first"),
-                layers.Dense(5120, activation="relu", name="second"),
-                layers.Dense(10, activation="softmax", name="digit"),
-            ],
-            name="large_mlp",
-        ),
-        optimizer="sgd",
-    )
+    return _compiled(_dense("large_mlp", SIDE * SIDE, 4096, 5120), optimizer="sgd")
 
 
 def middle_mlp() -> Any:
     """784-2048-440-10: 2.5 million weights, 10 MB, and 20 MB of optimizer variables."""
-    from keras import Input, Sequential, layers
-
-    return _compiled(
-        Sequential(
-            [
-                Input((SIDE * SIDE,)),
-                layers.Dense(2048, activation="relu", name="first"),
-                layers.Dense(440, activation="relu", name="second"),
-                layers.Dense(10, activation="softmax", name="digit"),
-            ],
-            name="middle_mlp",
-        )
-    )
+    return _compiled(_dense("middle_mlp", SIDE * SIDE, 2048, 440))
 
 
 def mlp(steps_per_execution: int = 1) -> Any:
     """784-128-128-10: so small that the overhead of a step costs more than its arithmetic."""
-    from keras import Input, Sequential, layers
-
-    return _compiled(
-        Sequential(
-            [
-                Input((SIDE * SIDE,)),
-                layers.Dense(128, activation="relu", name="first"),
-                layers.Dense(128, activation="relu", name="second"),
-                layers.Dense(10, activation="softmax", name="digit"),
-            ],
-            name="mlp",
-        ),
-        steps_per_execution,
-    )
+    return _compiled(_dense("mlp", SIDE * SIDE, 128, 128), steps_per_execution)
 
 
 def table_mlp(columns: int) -> Any:
     """columns-128-128-10, for `table`."""
-    from keras import Input, Sequential, layers
-
-    return _compiled(
-        Sequential(
-            [
-                Input((columns,)),
-                layers.Dense(128, activation="relu", name="first"),
-                layers.Dense(128, activation="relu", name="second"),
-                layers.Dense(10, activation="softmax", name="class"),
-            ],
-            name="table_mlp",
-        )
-    )
+    return _compiled(_dense("table_mlp", columns, 128, 128, "class"))
 
 
 def cnn() -> Any:
@@ -162,6 +112,21 @@ def small_mlp() -> Any:
             ],
             name="small_mlp",
         )
+    )
+
+
+def _dense(name: str, width: int, first: int, second: int, output: str = "digit") -> Any:
+    """A model with two hidden layers and ten outputs."""
+    from keras import Input, Sequential, layers
+
+    return Sequential(
+        [
+            Input((width,)),
+            layers.Dense(first, activation="relu", name="first"),
+            layers.Dense(second, activation="relu", name="second"),
+            layers.Dense(10, activation="softmax", name=output),
+        ],
+        name=name,
     )
 
 

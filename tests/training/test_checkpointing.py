@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import keras
@@ -650,8 +650,18 @@ def test_a_learning_rate_that_the_checkpoint_replaces_is_a_warning(tmp_path, ave
     averaged.model.optimizer.learning_rate = 0.3
     with pytest.warns(UserWarning, match="has the learning rate 0.3.*with that of the checkpoint, 0.05"):
         train(averaged, tmp_path, epochs=2, resume=True)
-    newest = CheckpointStore(str(tmp_path)).newest().values
-    assert newest["work"]["learning_rate"] is None
+
+
+def test_the_learning_rate_with_which_training_began_is_kept(tmp_path, averaged):
+    """So that the first script is still accepted after one with another rate has continued."""
+    averaged.reset()
+    recorder = CheckpointRecorder.open(Checkpoint(tmp_path), False, "synchronous")
+    recorder.check(replace(work(averaged), learning_rate=0.05), [])
+    fit(averaged, partitions(8), recorder=recorder)
+    recorder = CheckpointRecorder.open(Checkpoint(tmp_path), True, "synchronous")
+    recorder.check(work(averaged), [])  # of a model that has trained, whose rate is not compared
+    fit(averaged, partitions(8), epochs=2, recorder=recorder)
+    assert SavedRun.newest(CheckpointStore(str(tmp_path))).work.learning_rate == 0.05
 
 
 def test_logs_that_cannot_be_stored_end_the_first_epoch(tmp_path, averaged):
