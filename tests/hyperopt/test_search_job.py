@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -235,7 +236,7 @@ def finish(client, ledger, lease, outcome):
     deadline = time.monotonic() + 10
     while ledger.is_saving:
         assert time.monotonic() < deadline
-        threading.Event().wait(0.001)  # tests replace time.sleep
+        time.sleep(0.001)
 
 
 def test_models_are_uploaded_in_pieces_and_the_best_are_kept(served):
@@ -342,22 +343,22 @@ def test_reports_of_an_epoch_are_recorded_once(served):
         assert client.report(lease, 4, 0.1) == STOP
 
 
+def replace_sleep(monkeypatch, sleep):
+    """Have the clients call ``sleep``; other threads of the process, such as those of py4j, keep theirs."""
+    monkeypatch.setattr(service, "time", SimpleNamespace(sleep=sleep))
+
+
 def test_a_copy_of_a_worker_waits_until_the_worker_has_no_trial(served, monkeypatch):
     ledger, _, address = served
     waits = []
 
-    thread, sleep = threading.current_thread(), time.sleep
-
     def wait(seconds):
-        if threading.current_thread() is not thread:  # of a server
-            sleep(seconds)
-            return
         waits.append(seconds)
         if len(waits) == 2:
             for assignment in assignments:
                 finish(first, ledger, assignment.lease, Outcome(OK, 1.0))
 
-    monkeypatch.setattr(service.time, "sleep", wait)
+    replace_sleep(monkeypatch, wait)
     with (
         SearchClient(address, Worker("a/0", task=0, attempt=0)) as first,
         SearchClient(address, Worker("b/0", task=0, attempt=1)) as copy,
@@ -373,7 +374,7 @@ def test_a_copy_of_a_worker_waits_until_the_worker_has_no_trial(served, monkeypa
 
 def test_a_copy_of_a_worker_gets_the_lost_trial_of_that_worker(served, monkeypatch):
     ledger, _, address = served
-    monkeypatch.setattr(service.time, "sleep", lambda seconds: first.release(assignments[3].lease, "it was killed"))
+    replace_sleep(monkeypatch, lambda seconds: first.release(assignments[3].lease, "it was killed"))
     with SearchClient(address, Worker("a/0")) as first, SearchClient(address, Worker("b/0", attempt=1)) as copy:
         assignments = [first.ask() for _ in range(6)]
         assert copy.ask().number == 3
