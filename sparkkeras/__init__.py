@@ -22,6 +22,8 @@ __version__ = "0.1.0"
 # The modules of the public names. Type checkers read __init__.pyi, which has the same names.
 _HOMES = {
     "checkpoints.checkpoint": ["Checkpoint"],
+    "diagnostics.doctor": ["diagnose"],
+    "diagnostics.findings": ["Diagnosis", "Finding"],
     "sources.arrays": ["to_simple_rdd"],
     "sources.conversions": ["from_data_frame", "to_data_frame"],
     "data.one_hot": ["encode_label"],

@@ -1,6 +1,9 @@
 # What type checkers and editors know of the package; __init__.py loads the same names when they are first used.
 from sparkkeras.checkpoints.checkpoint import Checkpoint as Checkpoint
 from sparkkeras.data.one_hot import encode_label as encode_label
+from sparkkeras.diagnostics.doctor import diagnose as diagnose
+from sparkkeras.diagnostics.findings import Diagnosis as Diagnosis
+from sparkkeras.diagnostics.findings import Finding as Finding
 from sparkkeras.ensembles.ensemble import EnsembleModel as EnsembleModel
 from sparkkeras.ensembles.ensemble import load_ensemble_model as load_ensemble_model
 from sparkkeras.ensembles.greedy import greedy_ensemble as greedy_ensemble

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
+from sparkkeras.spark.master import is_local
 
 REGISTER_SECONDS = 10.0
 """How long executors have to register, before a barrier stage has too few slots."""
@@ -109,15 +110,14 @@ def check_gpus(settings: Settings, ranks: int, gpus_per_worker: int | None) -> N
         ConfigurationError: It assigns none to tasks, or does not support resource profiles.
     """
     master = settings.get("spark.master", "") or ""
-    is_local = master.startswith("local") and not master.startswith("local-cluster")
     here = f"SparkRunner({ranks}, use_gpu=True, local_mode=True), which distributes the GPUs of this machine"
-    if gpus_per_worker is not None and is_local:
+    if gpus_per_worker is not None and is_local(master):
         raise ConfigurationError(
             f"gpus_per_worker={gpus_per_worker} requests GPUs by a resource profile, which Spark supports on standalone "
             f"clusters, YARN and Kubernetes, and not with the master {master!r}: use {here}."
         )
     if gpus_per_worker is None and not _gpus_of_tasks(settings):
-        if is_local:
+        if is_local(master):
             raise ConfigurationError(f"use_gpu=True, but Spark assigns no GPUs with the master {master!r}: use {here}.")
         raise ConfigurationError(
             "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "

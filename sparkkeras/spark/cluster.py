@@ -32,6 +32,7 @@ from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
+from sparkkeras.spark.master import is_local
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.spark.worker_checks import PACKAGE, check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
@@ -83,8 +84,7 @@ class Cluster:
     @property
     def is_local(self) -> bool:
         """Whether the workers run on this machine and share its files (master ``local[...]``)."""
-        master = self.context.master or ""
-        return master.startswith("local") and not master.startswith("local-cluster")
+        return is_local(self.context.master or "")
 
     @property
     def max_result_bytes(self) -> int:
@@ -92,7 +92,7 @@ class Cluster:
 
         Results that pass through files of this machine have none.
         """
-        return 0 if self.is_local else _settings_of(self.context).max_result_bytes
+        return 0 if self.is_local else max_result_bytes(self.context)
 
     @property
     def slots(self) -> int:
@@ -111,12 +111,8 @@ class Cluster:
 
     @property
     def driver(self) -> DriverAddress:
-        """The address at which tasks reach this process: Spark's driver address, or the loopback if Spark runs locally."""
-        if self.is_local:
-            return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
-        conf = self.context.getConf()
-        host = conf.get("spark.driver.host") or "127.0.0.1"
-        return DriverAddress(host, conf.get("spark.driver.bindAddress") or host, is_local=False)
+        """The address at which tasks reach this process; see `driver_address`."""
+        return driver_address(self.context)
 
     def require(self, module: str, package: str, purpose: str) -> None:
         """Reject workers that lack an optional module.
@@ -290,6 +286,20 @@ class SparkRunning(LocalRunning[R]):
             return None
         slots = slots_of(self._context)
         return max(0, slots - running_tasks(self._context)), slots
+
+
+def max_result_bytes(context: SparkContext) -> int:
+    """The limit on the size of all results of one job, in bytes (``spark.driver.maxResultSize``); 0: no limit."""
+    return _settings_of(context).max_result_bytes
+
+
+def driver_address(context: SparkContext) -> DriverAddress:
+    """The address at which tasks reach this process: Spark's driver address, or the loopback if Spark runs locally."""
+    if is_local(context.master or ""):
+        return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+    conf = context.getConf()
+    host = conf.get("spark.driver.host") or "127.0.0.1"
+    return DriverAddress(host, conf.get("spark.driver.bindAddress") or host, is_local=False)
 
 
 def running_tasks(context: SparkContext, tag: str | None = None) -> int:

@@ -29,6 +29,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import translated
+from sparkkeras.spark.master import is_local
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.spark.worker_checks import check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
@@ -77,27 +78,24 @@ class RemoteCluster:
 
     def __init__(self, session: SparkSession, environment: Environment = worker_environment) -> None:
         self.session = session
-        self.task_cores = int(session.conf.get("spark.task.cpus", "1") or 1)
+        self.task_cores = task_cores(session)
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         _equip(self)
 
     @property
     def is_local(self) -> bool:
         """Whether all workers run on the machine of the server, and share its files."""
-        master = self.session.conf.get("spark.master", "") or ""
-        return master.startswith("local") and not master.startswith("local-cluster")
+        return is_local(self.session.conf.get("spark.master", "") or "")
 
     @property
     def slots(self) -> int:
-        """The number of tasks that can run at the same time: by default, Spark divides data into a partition for each core.
+        """The number of tasks that can run at the same time; see `slots_of_session`.
 
         Raises:
             ConfigurationError: The job that counts them would never start; see `check_slots_for`.
         """
         check_slots_for(self.session)
-        numbered = f"SELECT spark_partition_id() AS number FROM range({_MOST_SLOTS})"
-        last = self.session.sql(f"SELECT max(number) FROM ({numbered})").collect()[0][0]
-        slots = _slots[self.session] = max(1, (int(last) + 1) // self.task_cores)
+        slots = _slots[self.session] = slots_of_session(self.session)
         return slots
 
     @property
@@ -381,6 +379,18 @@ def check_session(session: SparkSession) -> None:
         check_running(session.sparkContext)
     elif cast(Any, session).is_stopped:
         raise ClusterError(STOPPED)
+
+
+def slots_of_session(session: SparkSession) -> int:
+    """The number of tasks that can run at the same time: by default, Spark divides data into a partition for each core."""
+    numbered = f"SELECT spark_partition_id() AS number FROM range({_MOST_SLOTS})"
+    last = session.sql(f"SELECT max(number) FROM ({numbered})").collect()[0][0]
+    return max(1, (int(last) + 1) // task_cores(session))
+
+
+def task_cores(session: SparkSession) -> int:
+    """CPU cores per task (``spark.task.cpus``)."""
+    return int(session.conf.get("spark.task.cpus", "1") or 1)
 
 
 def check_slots_for(session: SparkSession) -> None:

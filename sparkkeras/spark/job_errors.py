@@ -20,6 +20,7 @@ from sparkkeras.errors import (
     TrainingInterruptedError,
     WorkerError,
 )
+from sparkkeras.spark.master import is_local
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -38,6 +39,12 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Before the SparkContext starts, set the "
             "environment variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python of that version "
             "with Keras installed."
+        )
+    no_python = _NO_PYTHON.search(text)
+    if no_python and "PythonWorkerFactory" in text:
+        return ClusterError(
+            f"Spark's workers cannot start Python: {no_python[0]}. Before the SparkContext starts, set the environment "
+            "variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python that exists on all executors."
         )
     if "maxResultSize" in text:
         return ClusterError(
@@ -90,6 +97,9 @@ def task_failed(traceback: str) -> WorkerError:
     return WorkerError(f"a task failed on a worker: {found} The traceback:\n\n{shortened}", traceback)
 
 
+_NO_PYTHON = re.compile(r'Cannot run program "[^"]+": [^\n]*')
+"""The message of Java for a program that it cannot start."""
+
 _DISK_FULL = "No space left on device"
 """What the message of an executor says if it cannot write the rows of a shuffle."""
 
@@ -131,11 +141,11 @@ def _worker_died(text: str, master: str | None) -> str:
         text: Spark's message.
         master: Spark's master; ``None`` if unknown.
     """
-    is_local = master is not None and master.startswith("local") and not master.startswith("local-cluster")
+    on_one_machine = master is not None and is_local(master)
     attempts = re.search(r"failed (\d+) times", text)
     times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
     help_ = ["smaller batches (batch_size=)", "fewer concurrent tasks per machine"]
-    if is_local:
+    if on_one_machine:
         slots = re.match(r"local\[(\d+|\*)", str(master))
         fewer = "local[2]" if slots is None or slots[1] == "*" else f"local[{int(slots[1]) // 2}]"
         if slots is not None and slots[1] != "1":
@@ -144,7 +154,7 @@ def _worker_died(text: str, master: str | None) -> str:
         help_[1] += " (fewer cores per executor, or a larger spark.task.cpus)"
         help_.append("more off-heap memory for the executors (spark.executor.memoryOverhead)")
     retries = ""
-    if is_local and attempts is not None and attempts[1] == "1":
+    if on_one_machine and attempts is not None and attempts[1] == "1":
         retries = " With the master local[N], Spark runs a task only once; with local[N,4], up to four times."
     lost = next((line.strip() for line in text.splitlines() if _WORKER_DIED.search(line)), "")
     return (
