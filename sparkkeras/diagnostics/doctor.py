@@ -52,7 +52,7 @@ def diagnose(
         start_seconds: How long Spark, and the executors, may take to start.
 
     Returns:
-        The findings. ``print(diagnose(spark))`` lists them.
+        The findings, which print as a list.
 
     Raises:
         ConfigurationError: ``port`` or ``start_seconds`` is out of range, or ``spark`` is something else.
@@ -60,7 +60,6 @@ def diagnose(
     Example::
 
         diagnosis = sparkkeras.diagnose(spark, model, train_df)
-        print(diagnosis)
         assert diagnosis.is_ok(strict=True)
     """
     from sparkkeras.spark.connect import active_session, check_session
@@ -135,7 +134,7 @@ def unsupported(backend: str) -> Callable[[Described], Sequence[str]]:
             version = described["packages"].get(requirement.name)
             if version is None or requirement.marker is not None or requirement.name not in inspection.PACKAGES:
                 continue
-            if requirement.name == "tensorflow" and backend != "tensorflow":
+            if requirement.name in inspection.BACKENDS and requirement.name != backend:
                 continue
             if not requirement.specifier.contains(version, prereleases=True):
                 found.append(f"{requirement.name} {version} is not supported ({requirement.specifier})")

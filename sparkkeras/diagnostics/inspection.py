@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("keras", "tensorflow", "jax", "torch", "numpy", "pyarrow", "pandas", "pyspark", "sparkkeras")
+BACKENDS = ("tensorflow", "jax", "torch")
+
+PACKAGES = ("keras", *BACKENDS, "numpy", "pyarrow", "pandas", "pyspark", "sparkkeras")
 """The packages whose versions are of interest."""
 
 CONNECT_SECONDS = 5.0
@@ -50,7 +52,8 @@ else:
     devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 loaded = time.perf_counter()
 total = float(keras.ops.sum(keras.ops.ones(3)))
-print("\\n" + json.dumps({"backend": backend, "gpus": devices, "seconds": loaded - started, "works": total == 3.0}))
+found = {"backend": backend, "gpus": devices, "seconds": loaded - started, "works": total == 3.0}
+sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 """
 """Loads the backend in a process of its own, which may crash, and prints what it has found as the last line."""
 

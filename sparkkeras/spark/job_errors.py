@@ -44,7 +44,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
     if no_python and "PythonWorkerFactory" in text:
         return ClusterError(
             f"Spark's workers cannot start Python: {no_python[0]}. Before the SparkContext starts, set the environment "
-            "variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python that exists on all executors."
+            "variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python that all executors have."
         )
     if "maxResultSize" in text:
         return ClusterError(
