@@ -17,7 +17,6 @@ from sparkkeras.diagnostics.findings import ERROR, OK, Diagnosis, Finding
 from sparkkeras.diagnostics.inspection import Inspection
 from sparkkeras.diagnostics.spark_facts import SparkFacts, describe
 from sparkkeras.errors import SparkKerasError, counted
-from sparkkeras.rpc.options import check_seconds
 
 if TYPE_CHECKING:
     import keras
@@ -62,6 +61,7 @@ def diagnose(
         diagnosis = sparkkeras.diagnose(spark, model, train_df)
         assert diagnosis.is_ok(strict=True)
     """
+    from sparkkeras.rpc.options import check_seconds
     from sparkkeras.spark.connect import active_session, check_session
 
     port = arguments.port("port", port)
@@ -121,7 +121,10 @@ def backend_name() -> str:
 
 def unsupported(backend: str) -> Callable[[Described], Sequence[str]]:
     """A function that lists the packages of a process that are missing, or whose versions this package does not support."""
-    requirements = importlib.metadata.requires("sparkkeras") or []
+    try:
+        requirements = importlib.metadata.requires("sparkkeras") or []
+    except importlib.metadata.PackageNotFoundError:  # on the path, and not installed
+        requirements = []
 
     def problems(described: Described) -> list[str]:
         found = [f"{name} is not installed" for name in ("keras", backend) if name not in described["packages"]]

@@ -16,7 +16,6 @@ from sparkkeras.diagnostics import inspection
 from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.diagnostics.inspection import Inspection, Server
 from sparkkeras.errors import SparkKerasError
-from sparkkeras.runner.connect_hosts import client_address
 from sparkkeras.spark.cluster import SparkRunning, driver_address
 from sparkkeras.spark.connect import RemoteRunning, is_remote, slots_of_session
 from sparkkeras.spark.job_errors import translated
@@ -172,6 +171,8 @@ def _no_executor(settings: Mapping[str, str], seconds: float) -> Finding:
 
 
 def _describe_remote(session: SparkSession, backend: str, host: str | None, port: int, seconds: float) -> SparkFacts:
+    from sparkkeras.runner.connect_hosts import client_address
+
     settings = dict(cast(Any, session.conf).getAll)
     facts = SparkFacts(session.version, settings.get("spark.master", ""), True, settings)
     slots = in_time(lambda: slots_of_session(session), seconds)
