@@ -120,7 +120,7 @@ def test_a_full_disk(examined, python, tmp_path):
     try:
         [error] = examined(python(f"export SPARK_LOCAL_DIRS={folder}"))
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "-l", folder], check=True)
     assert error.startswith(f"disk: {folder} on ")
     assert "cannot be written to: No space left on device" in error
 
@@ -206,7 +206,7 @@ def test_a_driver_host_that_executors_do_not_reach():
 @pytest.mark.programs
 def test_a_gpu_that_the_backend_does_not_see(tmp_path):
     script = tmp_path / "gpus"
-    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0"]}'\n""")
+    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["77"]}'\n""")
     script.chmod(0o755)
     settings = {
         "spark.worker.resource.gpu.amount": "1",
@@ -215,10 +215,10 @@ def test_a_gpu_that_the_backend_does_not_see(tmp_path):
         "spark.task.resource.gpu.amount": "1",
     }
     confs = [f"--conf={name}={value}" for name, value in settings.items()]
-    code, findings, stderr = doctor("--master", "local-cluster[1,1,1024]", *confs, CUDA_VISIBLE_DEVICES="")
+    code, findings, stderr = doctor("--master", "local-cluster[1,1,1024]", *confs)
     [error] = found(findings)
     assert code == 1, stderr
-    assert "1 GPU (0), and tensorflow sees none." in error
+    assert "1 GPU (77), and tensorflow sees none." in error
 
 
 @pytest.mark.programs

@@ -1,0 +1,17 @@
+"""The doctor behind Spark Connect."""
+
+from sparkkeras import diagnose
+from tests.models import classifier
+
+
+def test_a_good_set_up(spark):
+    diagnosis = diagnose(spark, classifier())
+    assert not diagnosis.errors, str(diagnosis)
+    messages = [finding.message for finding in diagnosis.findings]
+    assert "workers reach the driver" in messages
+    assert "2 slots on 1 executor" in messages
+
+
+def test_a_port_that_workers_do_not_reach(spark):
+    [error] = diagnose(spark, host="192.0.2.1").errors
+    assert "does not reach the driver at 192.0.2.1:" in error.message
