@@ -27,6 +27,7 @@ START_SECONDS = 60.0
 """How long Spark, and the workers of a cluster, may take to start."""
 
 
+@arguments.known_arguments
 def diagnose(
     spark: SparkSession | SparkContext | None = None,
     model: keras.Model | None = None,

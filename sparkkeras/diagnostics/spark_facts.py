@@ -17,7 +17,7 @@ from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.diagnostics.inspection import Inspection, Server
 from sparkkeras.errors import SparkKerasError
 from sparkkeras.spark.cluster import SparkRunning, driver_address
-from sparkkeras.spark.connect import RemoteRunning, is_remote, slots_of_session
+from sparkkeras.spark.connect import RemoteRunning, is_remote, slots_of_session, task_cores
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.spark.master import is_local
 from sparkkeras.spark.slots import slots_of
@@ -175,7 +175,7 @@ def _describe_remote(session: SparkSession, backend: str, host: str | None, port
 
     settings = dict(cast(Any, session.conf).getAll)
     facts = SparkFacts(session.version, settings.get("spark.master", ""), True, settings)
-    slots = in_time(lambda: slots_of_session(session), seconds)
+    slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
     if isinstance(slots, Exception):
         return replace(facts, findings=(_not_run(slots, seconds),))
     facts = replace(facts, slots=slots)

@@ -95,7 +95,7 @@ class RemoteCluster:
             ConfigurationError: The job that counts them would never start; see `check_slots_for`.
         """
         check_slots_for(self.session)
-        slots = _slots[self.session] = slots_of_session(self.session)
+        slots = _slots[self.session] = slots_of_session(self.session, self.task_cores)
         return slots
 
     @property
@@ -381,11 +381,16 @@ def check_session(session: SparkSession) -> None:
         raise ClusterError(STOPPED)
 
 
-def slots_of_session(session: SparkSession) -> int:
-    """The number of tasks that can run at the same time: by default, Spark divides data into a partition for each core."""
+def slots_of_session(session: SparkSession, task_cores: int) -> int:
+    """The number of tasks that can run at the same time: by default, Spark divides data into a partition for each core.
+
+    Args:
+        session: The session.
+        task_cores: CPU cores per task.
+    """
     numbered = f"SELECT spark_partition_id() AS number FROM range({_MOST_SLOTS})"
     last = session.sql(f"SELECT max(number) FROM ({numbered})").collect()[0][0]
-    return max(1, (int(last) + 1) // task_cores(session))
+    return max(1, (int(last) + 1) // task_cores)
 
 
 def task_cores(session: SparkSession) -> int:
