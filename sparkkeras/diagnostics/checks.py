@@ -17,8 +17,8 @@ MINIMUM_JAVA = 17
 MINIMUM_DISK = 1 << 30
 """With fewer free bytes than this, there is a warning."""
 
-BACKEND_BYTES = 700 << 20
-"""About what a worker needs for Python, Keras, its backend and a small model (measured with TensorFlow: 600 MB)."""
+BACKEND_BYTES = 840 << 20
+"""What a worker needs for Python, Keras, its backend and a small model: 837 MB with TensorFlow 2.21, 491 MB with JAX."""
 
 STATE_COPIES = 3
 """How many times a worker holds the state of a model while it trains: its variables, gradients, and a message."""
@@ -30,12 +30,10 @@ class Needs:
 
     Attributes:
         state_bytes: The size of weights and optimizer variables; 0 if unknown.
-        rows: The number of rows; ``None`` if unknown.
         data_bytes: The size of the rows on disk; 0 if unknown.
     """
 
     state_bytes: int = 0
-    rows: int | None = None
     data_bytes: int = 0
 
 
@@ -315,23 +313,29 @@ def _slow_settings(facts: SparkFacts) -> Iterator[Finding]:
         )
 
 
+_RISKY = (
+    (
+        "spark.speculation",
+        "true",
+        "Spark starts second attempts of slow tasks, which take slots and memory.",
+        "Set it to false for training, unless the cluster has slow machines and free slots.",
+    ),
+    (
+        "spark.dynamicAllocation.enabled",
+        "true",
+        "executors that are idle between rounds are removed, and their rows are written again; Spark runs no barrier "
+        "stages, which all-reduce training and SparkRunner need.",
+        "Set it to false, or spark.dynamicAllocation.minExecutors to the number of executors.",
+    ),
+)
+"""Settings that break something: name, value, what happens, and the remedy."""
+
+
 def _risky_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -> Iterator[Finding]:
     settings = facts.settings
-    if settings.get("spark.speculation", "false") == "true":
-        yield Finding(
-            WARNING,
-            "settings",
-            "spark.speculation=true: Spark starts second attempts of slow tasks, which take slots and memory.",
-            "Set it to false for training, unless the cluster has slow machines and free slots.",
-        )
-    if settings.get("spark.dynamicAllocation.enabled", "false") == "true":
-        yield Finding(
-            WARNING,
-            "settings",
-            "spark.dynamicAllocation.enabled=true: executors that are idle between rounds are removed, and their rows are "
-            "written again; Spark runs no barrier stages, which all-reduce training and SparkRunner need.",
-            "Set it to false, or spark.dynamicAllocation.minExecutors to the number of executors.",
-        )
+    for name, value, problem, remedy in _RISKY:
+        if settings.get(name) == value:
+            yield Finding(WARNING, "settings", f"{name}={value}: {problem}", remedy)
     if settings.get("spark.task.maxFailures") == "1" and not facts.is_local:
         yield Finding(
             WARNING,

@@ -186,7 +186,7 @@ def _check_data(data: Any, needs: Needs) -> tuple[Finding, Needs]:
         each = sum(getattr(array, "nbytes", 0) for array in arrays) // max(rows, 1)
     if not rows:
         return Finding(ERROR, "data", "has no rows.", "Pass the data to train on."), needs
-    found = Needs(needs.state_bytes, rows, rows * each)
+    found = Needs(needs.state_bytes, rows * each)
     return Finding(OK, "data", f"{counted(rows, 'row')}, about {rows * each / 1e6:,.1f} MB"), found
 
 

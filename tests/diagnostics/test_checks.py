@@ -57,7 +57,7 @@ def test_a_good_set_up_has_no_problems():
         checks.check_java("17.0.15", ""),
         *checks.check_spark(facts, "4.3.0"),
         *checks.check_workers(facts, described(), "tensorflow", nothing_wanted),
-        *checks.check_resources(facts, described(), Needs(50 << 20, 1000, GB)),
+        *checks.check_resources(facts, described(), Needs(50 << 20, GB)),
         *checks.check_settings(facts, Needs(50 << 20), GB),
     ]
     assert problems(found) == []
@@ -157,7 +157,7 @@ def test_disk():
         (ERROR, "/tmp on one cannot be written to: No space left on device."),
         (WARNING, "/tmp on two has only 512.0 MB free."),
     ]
-    found = list(checks.check_resources(spark(described(), described(host="two")), described(), Needs(0, 9, 250 * GB)))
+    found = list(checks.check_resources(spark(described(), described(host="two")), described(), Needs(0, 250 * GB)))
     assert problems(found) == [
         (ERROR, f"/tmp on {name} has 100.0 GB free, and its rows need about 125.0 GB.") for name in ("one", "two")
     ]
@@ -166,10 +166,10 @@ def test_disk():
 def test_memory():
     few = spark(*[described(memory=GB)] * 2)
     assert problems(checks.check_resources(few, described(), Needs())) == [
-        (WARNING, "one has 1.0 GB available, and 2 workers there need about 1.4 GB (700.0 MB each).")
+        (WARNING, "one has 1.0 GB available, and 2 workers there need about 1.6 GB (840.0 MB each).")
     ]
     [(status, message)] = problems(checks.check_resources(few, described(), Needs(GB)))
-    assert (status, message.rpartition(", ")[2]) == (ERROR, "and 2 workers there need about 7.4 GB (3.7 GB each).")
+    assert (status, message.rpartition(", ")[2]) == (ERROR, "and 2 workers there need about 7.6 GB (3.8 GB each).")
     assert problems(checks.check_resources(spark(described(memory=None)), described(), Needs(GB))) == []
 
 

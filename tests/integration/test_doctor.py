@@ -53,14 +53,10 @@ def examined(sc, spark, driver, monkeypatch):
     return examine
 
 
-def package(folder, name, code="", version=None):
+def package(folder, name, code):
     """Write a package to a folder that comes first on the path of a worker."""
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text(code)
-    if version is not None:
-        metadata = folder / f"{name}-{version}.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     return folder
 
 
@@ -153,9 +149,9 @@ def test_a_port_that_is_blocked_for_workers(examined, python, tmp_path):
 @pytest.mark.cluster
 def test_one_executor_with_another_keras(examined, python, tmp_path):
     other = tmp_path / "other"
-    for name in ("keras-3.12.9.dist-info",):
-        (other / name).mkdir(parents=True)
-        (other / name / "METADATA").write_text("Metadata-Version: 2.1\nName: keras\nVersion: 3.12.9\n")
+    metadata = other / "keras-3.12.9.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: keras\nVersion: 3.12.9\n")
     first = f'mkdir {tmp_path}/first 2>/dev/null && export PYTHONPATH="{other}:$PYTHONPATH"'
     [error] = examined(python(first))
     assert error.startswith("worker packages: ")
