@@ -20,6 +20,7 @@ from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
+from sparkkeras.events import Events, PhaseStarted, WorkersChanged, listeners
 from sparkkeras.modeling.archive import ModelArchive, load_bytes
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
@@ -43,14 +44,17 @@ from sparkkeras.sources.connect import check_driver
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.source import NamedColumns, SlotLimit, check_row_count, free_slots, is_batch_function
 from sparkkeras.spark import filesystem
+from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
+from sparkkeras.training.description import describe_fit
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
+from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
@@ -465,6 +469,8 @@ class SparkModel:
         server = Server(
             self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
         )
+        progress = Progress(request.verbose, request.epochs, missing_settings())
+        events = Events(listeners([progress, *request.callbacks]))
         coordination = Coordination(
             self.frequency,
             rule,
@@ -474,9 +480,14 @@ class SparkModel:
             MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
             self.training_histories,
             recorder or NoRecorder(),
+            events,
         )
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
-        with prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored):
+        with (
+            events.running(describe_fit("fit", self.model, request, self._described(rule))),
+            watching_spark(events),
+            prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored),
+        ):
             if recorder is not None:
                 recorder.check_data(job, stored)
                 vars(self)["seed"] = settings["seed"]  # users cannot set it during training
@@ -486,7 +497,8 @@ class SparkModel:
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
-            progress = Progress(request.verbose, job.epochs, job.num_workers, missing_settings())
+            events.emit(WorkersChanged(job.num_workers))
+            events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
             on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.steps, progress)
             try:
                 with nullcontext() if recorder is None else recorder.recording(job.archive, job.model):
@@ -695,6 +707,13 @@ class SparkModel:
         spark_model = _restored(model, dict(saved.work.settings), saved.progress.rule_state, objects)
         spark_model.training_histories.extend(saved.progress.record.histories)
         return spark_model
+
+    def _described(self, rule: UpdateRule) -> dict[str, Any]:
+        """The settings that are not in the call of `fit`, for display."""
+        described = {name: getattr(self, name) for name in ("mode", "frequency", "num_workers", "gradient_dtype")}
+        if self.mode in ASYNCHRONOUS_MODES:
+            described["parameter_server_mode"] = self.parameter_server_mode or "http"
+        return described | ({} if self.mode == "allreduce" else {"rule": repr(rule)})
 
     def _settings(self) -> dict[str, Any]:
         """The settings to save with the model, as values for JSON."""

@@ -11,8 +11,10 @@ import sparkkeras
 PACKAGE = Path(sparkkeras.__file__).parent
 
 LAYERS = [
+    "events",
     "errors",
     "arguments",
+    "status_line",
     "weights",
     "rpc",
     "parameter",

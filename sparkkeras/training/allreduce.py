@@ -36,6 +36,7 @@ from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import BlockStream, Rows, Shared, StoredDataset, TaskContext, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError, counted, warn
+from sparkkeras.events import Events, Incident, RowsTrained, WorkersChanged
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import compiled_with
@@ -350,11 +351,13 @@ class _Restarts:
 
     Attributes:
         limit: The largest number of restarts.
+        events: Gets each restart.
         count: Their number so far.
         reason: The failure before the last restart.
     """
 
     limit: int
+    events: Events
     count: int = 0
     reason: WorkerError | None = None
     _causes: set[tuple[int | None, str]] = field(default_factory=set)
@@ -386,7 +389,9 @@ class _Restarts:
             raise WorkerError(f"{error}{after}", error.worker_traceback) from error
         self.count, self.reason = self.count + 1, error
         where = f"epoch {epoch}, after {counted(batches, 'batch')}" if batches else f"the beginning of epoch {epoch}"
-        warn(f"training continues from {where} (restart {self.count} of at most {self.limit}), since {_reason(error)}")
+        message = f"training continues from {where} (restart {self.count} of at most {self.limit}), since {_reason(error)}"
+        self.events.emit(Incident("restart", message))
+        warn(message)
 
 
 def _reason(error: WorkerError) -> str:
@@ -418,7 +423,7 @@ class _Training:
             WorkerError: A worker failed once more often than restarts are allowed, or raised the same error again.
             SparkKerasError: A worker raised an error of this package, which would occur again.
         """
-        restarts, moves_rows = _Restarts(self._job.max_restarts), False
+        restarts, moves_rows = _Restarts(self._job.max_restarts, self._job.events), False
         while True:
             try:
                 error = self._start(moves_rows)
@@ -462,7 +467,8 @@ class _Training:
                 )
             self._part, self._state = EpochPart(self._part.epoch), self._at_begin
         plan = self._plan = self._planned(size)
-        self._callbacks.on_workers(sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions))
+        training = sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions)
+        job.events.emit(WorkersChanged(training))
         error = self._train(plan, moves_rows)
         if error is not None and error is self._raised:  # by a callback
             raise error
@@ -550,7 +556,7 @@ class _Training:
         last = plan.last(part.batches)
         is_end = last == plan.batches
         done = 1.0 if is_end else last / plan.batches
-        self._callbacks.on_round_end(sum(report.rows for report in trained), done, max(0.0, startup))
+        job.events.emit(RowsTrained(sum(report.rows for report in trained), done, max(0.0, startup)))
         reports = (_without_padding(model, each, most) for each in ranks if each.report is not None)
         so_far = [part.metrics] if part.reports else []
         self._part = EpochPart(

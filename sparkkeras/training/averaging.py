@@ -18,6 +18,7 @@ import numpy as np
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import BlockStream, Shared, StoredDataset, TaskContext
 from sparkkeras.errors import DataError, DivergenceError
+from sparkkeras.events import RowsTrained
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
@@ -127,7 +128,7 @@ class AveragingStrategy:
                 callbacks.on_epoch_begin(epoch)
                 part = job.recorder.begin_epoch(epoch)
                 while part.batches < job.batches:
-                    part, state = self._round(job, dataset, (archive, options), callbacks, part)
+                    part, state = self._round(job, dataset, (archive, options), part)
                     job.recorder.end_round(part, state)
                 logs = epoch_logs(model, part.metrics, part.reports)
                 add_histories(job, epoch, part.reports)
@@ -149,7 +150,6 @@ class AveragingStrategy:
         job: Job,
         dataset: StoredDataset,
         shared: tuple[Shared[ModelArchive], Shared[FitOptions]],
-        callbacks: DriverCallbacks,
         part: EpochPart,
     ) -> tuple[EpochPart, ModelState]:
         """Run a round: train all workers from the master model's state, average them, apply the rule to the master model.
@@ -174,7 +174,7 @@ class AveragingStrategy:
         after.put(job.model)
         # All processes load Keras at the same time, each in its first task.
         startup = max(report.startup_seconds for report in mean.reports)
-        callbacks.on_round_end(mean.rows, last / job.batches, startup)
+        job.events.emit(RowsTrained(mean.rows, last / job.batches, startup))
         state_so_far = metrics.merge([*([part.metrics] if part.reports else []), mean.metrics])
         return EpochPart(epoch, last, state_so_far, (*part.reports, *mean.reports)), after
 

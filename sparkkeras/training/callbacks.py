@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from sparkkeras.errors import ConfigurationError, known_names, warn
+from sparkkeras.events import EventListener
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.optimizers import inner_optimizer
 from sparkkeras.modeling.state import has_settable_rate
-from sparkkeras.scoring.inference import as_line
 from sparkkeras.worker.trainer import batch_hooks, overrides
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
@@ -49,7 +47,7 @@ def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbac
                 "number as the learning rate, or leave the callback out."
             )
         hooks = batch_hooks(callback)
-        if hooks:
+        if hooks and not isinstance(callback, EventListener):  # which gets the progress of workers by events
             warn(
                 f"{name}.{hooks[0]} is never called: callbacks run on the driver, once per epoch, and batches run on the "
                 "workers. Pass the callback as worker_callbacks= to run it there."
@@ -199,7 +197,7 @@ class DriverCallbacks:
         model: The master model.
         epochs: The epoch at which training ends.
         batches: The number of batches per epoch of the worker with the most batches; ``None`` if it is unknown.
-        progress: Prints the progress.
+        progress: Prints the progress; it is called before the user's callbacks.
 
     Attributes:
         given: The user's callbacks.
@@ -211,9 +209,8 @@ class DriverCallbacks:
         model: keras.Model,
         epochs: int,
         batches: int | None,
-        progress: Progress,
+        progress: keras.callbacks.Callback,
     ) -> None:
-        self._progress = progress
         self.given = list(callbacks)
         self._list = keras.callbacks.CallbackList(
             [progress, *callbacks], add_history=True, add_progbar=False, model=model, epochs=epochs, verbose=0, steps=batches
@@ -270,111 +267,3 @@ class DriverCallbacks:
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """Call the callbacks at the end of validation, with its metrics."""
         self._list.on_test_end(logs)
-
-    def on_workers(self, count: int) -> None:
-        """Report that ``count`` workers train from now on."""
-        self._progress.on_workers(count)
-
-    def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
-        """Report progress: ``rows`` more rows were trained, and the fraction ``done`` of the epoch is complete.
-
-        ``startup`` seconds of the time since the last report were spent on loading Keras.
-        """
-        self._progress.on_round_end(rows, done, startup)
-
-    def on_resume(self, text: str) -> None:
-        """Report from where training continues."""
-        self._progress.on_resume(text)
-
-    def on_pace(self, rows: int, seconds: float, details: str, startup: float = 0.0) -> None:
-        """Report the speed of the epoch that ends now: ``rows`` in ``seconds``, followed by the text ``details``.
-
-        Before that, workers took ``startup`` seconds to start.
-        """
-        self._progress.on_pace(rows, seconds, details, startup)
-
-
-class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Prints the progress of training on standard output.
-
-    Args:
-        verbose: 0: silent, 1: a progress bar (on a terminal) and one line per epoch, 2: one line per epoch.
-        epochs: The epoch at which training ends.
-        num_workers: The number of workers that train.
-        missing_settings: Settings with which Spark would be faster.
-    """
-
-    _WIDTH = 20
-    _MIN_STARTUP = 0.1
-    """The shortest start-up, in seconds, that is printed."""
-
-    def __init__(
-        self, verbose: int, epochs: int, num_workers: int, missing_settings: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__()
-        self._verbose, self._epochs, self._num_workers = verbose, epochs, num_workers
-        self._missing_settings = missing_settings or {}
-        self._rows = 0
-        self._started = 0.0
-        self._seconds: float | None = None
-        self._startup = 0.0
-        self._details = ""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Print the number of workers, and settings with which Spark would start their tasks faster."""
-        if self._verbose:
-            self._write(f"Training on {self._workers()}.\n")
-            if self._missing_settings:
-                settings = " ".join(f"--conf {name}={value}" for name, value in self._missing_settings.items())
-                self._write(f"Spark would start tasks faster with {settings}\n")
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Print the epoch's number."""
-        self._rows, self._started, self._startup = 0, time.perf_counter(), 0.0
-        self._seconds, self._details = None, ""
-        if self._verbose:
-            self._write(f"Epoch {epoch + 1}/{self._epochs}\n")
-
-    def on_resume(self, text: str) -> None:
-        """Print from where training continues."""
-        if self._verbose:
-            self._write(f"{text}\n")
-
-    def on_workers(self, count: int) -> None:
-        """Change the number of workers that train, and print it."""
-        if count != self._num_workers:
-            self._num_workers = count
-            if self._verbose:
-                self._write(f"Training continues on {self._workers()}.\n")
-
-    def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
-        """Update the progress bar. ``startup`` seconds of the time since the last round were spent on loading Keras."""
-        self._rows += rows
-        self._startup += startup
-        if self._verbose == 1 and done < 1 and sys.stdout.isatty():
-            filled = int(done * self._WIDTH)
-            self._write(f"\r[{'=' * filled}{'.' * (self._WIDTH - filled)}] {self._pace()}")
-
-    def on_pace(self, rows: int, seconds: float, details: str, startup: float = 0.0) -> None:
-        """Replace this object's counts for the epoch that ends by more accurate ones; ``seconds`` exclude start-up."""
-        self._rows, self._seconds, self._startup, self._details = rows, seconds, startup, f" - {details}"
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Print the metrics."""
-        if not self._verbose:
-            return
-        start = "\r\033[K" if self._verbose == 1 and sys.stdout.isatty() else ""
-        self._write(f"{start}{self._pace()} - {as_line(logs or {})}\n")
-
-    def _pace(self) -> str:
-        seconds = time.perf_counter() - self._started - self._startup if self._seconds is None else self._seconds
-        startup = f" + {self._startup:.1f}s start-up" if self._startup >= self._MIN_STARTUP else ""
-        return f"{self._workers()} - {seconds:.1f}s{startup} - {self._rows / max(seconds, 1e-9):,.0f} rows/s{self._details}"
-
-    def _workers(self) -> str:
-        return f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
-
-    @staticmethod
-    def _write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()

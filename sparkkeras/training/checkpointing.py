@@ -29,6 +29,7 @@ from sparkkeras.errors import (
     counted,
     warn,
 )
+from sparkkeras.events import CheckpointWritten, Incident, RunResumed
 from sparkkeras.modeling.archive import ModelArchive, ModelSaver
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import (
@@ -284,7 +285,8 @@ class CheckpointRecorder:
             )
         part = progress.part
         after = f", after {counted(part.batches, 'batch')}" if part.batches else ""
-        callbacks.on_resume(f"Continuing from {self._store.path}/{saved.name} with epoch {part.epoch + 1}{after}.")
+        text = f"Continuing from {self._store.path}/{saved.name} with epoch {part.epoch + 1}{after}."
+        job.events.emit(RunResumed(text, record.epochs, record.history))
         job.model.stop_training = progress.stopped
         if progress.part.batches:
             self._epoch_to_continue = progress.part
@@ -381,12 +383,17 @@ class CheckpointRecorder:
             "every": self._checkpoint.every,
         }
         state = progress.result or progress.state
+        began = time.monotonic()
         self._written = self._store.write(stored, functools.partial(self._saver.save, state))
+        path, seconds = f"{self._store.path}/{self._written}", time.monotonic() - began
+        self._job.events.emit(CheckpointWritten(path, progress.part.epoch, seconds))
 
     def _warn_of_errors(self) -> None:
         error = self._writer.new_error()
         if error is not None:
-            warn(f"a checkpoint could not be written, training continues: {error}")
+            message = f"a checkpoint could not be written, training continues: {error}"
+            self._job.events.emit(Incident("warning", message))
+            warn(message)
 
 
 _SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)

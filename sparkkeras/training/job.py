@@ -12,6 +12,7 @@ import keras
 from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError, counted
+from sparkkeras.events import Events
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import Average, State, UpdateRule
@@ -124,6 +125,7 @@ class Coordination:
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
     recorder: Recorder = field(default_factory=NoRecorder)
+    events: Events = field(default_factory=Events)
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Job:
         max_restarts: How often all-reduce training starts again after a worker has failed.
         histories: Receives a record for each worker and epoch.
         recorder: Gets the progress, to write checkpoints.
+        events: Passes on what happens.
     """
 
     model: keras.Model
@@ -165,6 +168,7 @@ class Job:
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
     recorder: Recorder = field(default_factory=NoRecorder)
+    events: Events = field(default_factory=Events)
 
     @property
     def batches(self) -> int:

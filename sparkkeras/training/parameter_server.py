@@ -28,6 +28,7 @@ from sparkkeras.data.dataset import (
     driver_dataset,
 )
 from sparkkeras.errors import DivergenceError, counted, warn
+from sparkkeras.events import EpochMeasured, Incident, RowsTrained, Updates
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.custom_code import ByValue
@@ -118,6 +119,7 @@ class _Training:
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
         self._iterations = tuple(iterations(job.model))
         self._pace = _Pace()
+        self._takeovers = 0
         self._warned = False
         self._epoch = epochs.start
 
@@ -180,6 +182,8 @@ class _Training:
                 with holding_slots(self._num_concurrent):
                     stopped = self._stopped(running)
                 for worker in self._ledger.pop_missing():
+                    text = f"the rows of worker {worker} are read again, since the executor that had them is gone"
+                    self._job.events.emit(Incident("repair", text))
                     running.append(self._dataset.background(_Repair(results, worker, self._ledger)))
                     stopped = stopped and self._job.model.stop_training
             return [variables for each in running for variables in each.result()]
@@ -262,7 +266,7 @@ class _Training:
         job.rule_state.clear()
         job.rule_state.update(rule_state)
         rows, trained = sum(report.rows for report in end.reports), max(report.seconds for report in end.reports)
-        self._callbacks.on_pace(*self._pace.of_epoch(stats, rows, trained))
+        job.events.emit(self._pace.of_epoch(end.epoch, stats, rows, trained))
         if end.num_absent and not self._warned:
             self._warned = True
             warn(
@@ -312,7 +316,13 @@ class _Training:
     def _report_progress(self) -> None:
         if self._job.recorder.is_late:
             self._record_cut()
-        self._callbacks.on_round_end(self._pace.rows_since(self._ledger.rows), self._ledger.progress(self._epoch))
+        rows = self._pace.rows_since(self._ledger.rows)
+        self._job.events.emit(RowsTrained(rows, self._ledger.progress(self._epoch)))
+        takeovers = self._ledger.takeovers
+        if takeovers > self._takeovers:
+            workers = counted(takeovers - self._takeovers, "lost worker")
+            self._takeovers = takeovers
+            self._job.events.emit(Incident("takeover", f"another task has continued for {workers}"))
 
     def _put_optimizer(self, optimizer: Flat) -> None:
         """Set the driver's optimizer to the mean of the workers, except for a learning rate that a callback has set."""
@@ -370,7 +380,7 @@ class _Repair:
 
 
 class _Pace:
-    """The speed of training, for the progress bar."""
+    """The speed of training."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -381,10 +391,11 @@ class _Pace:
         new, self._rows = rows - self._rows, rows
         return new
 
-    def of_epoch(self, stats: ParameterServerStats, rows: int, trained: float) -> tuple[int, float, str, float]:
-        """The rows of an epoch, its seconds, a description of its updates, and the seconds before the first epoch.
+    def of_epoch(self, epoch: int, stats: ParameterServerStats, rows: int, trained: float) -> EpochMeasured:
+        """The speed of an epoch; the time before the first one is that in which workers started.
 
         Args:
+            epoch: The epoch.
             stats: The statistics of the server at the end of the epoch.
             rows: The rows of the epoch.
             trained: The training time of the slowest worker.
@@ -399,11 +410,10 @@ class _Pace:
             staleness=dict(+counts),
         )
         self._last = stats
-        description = (
-            f"{recent.updates_per_second:,.0f} updates/s - staleness {recent.mean_staleness:.1f} mean, "
-            f"{recent.max_staleness} max"
+        updates = Updates(
+            recent.pushes, recent.updates_per_second, recent.staleness, recent.mean_staleness, recent.max_staleness
         )
-        return rows, recent.seconds, description, startup
+        return EpochMeasured(epoch, rows, recent.seconds, startup, updates)
 
 
 def unmoved_warning(rule: UpdateRule, updates: int) -> str:

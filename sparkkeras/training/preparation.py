@@ -19,6 +19,7 @@ from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, warn
+from sparkkeras.events import PhaseStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.custom_code import ByValue
@@ -221,6 +222,7 @@ def prepare_fit(
     monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
     check_monitors(models, custom_objects, *monitors)
     with ExitStack() as stack:
+        coordination.events.emit(PhaseStarted("Storing rows on the workers"))
         training = request.source.dataset(partitioning.num_workers, partitioning.slices, partitioning.limit)
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
@@ -232,6 +234,7 @@ def prepare_fit(
             spans = split.validation_spans
             validation = Validation(stored, request.validation_options, request.validation_freq, spans)
         elif request.held_out is not None:
+            coordination.events.emit(PhaseStarted("Storing rows to validate on"))
             held_out = request.held_out.dataset(slices=partitioning.slices)
             rows = stack.enter_context(stack.enter_context(held_out).stored())
             _check_stored(models, request.held_out, rows, request.validation_options)
@@ -258,6 +261,7 @@ def prepare_fit(
                 max_restarts=coordination.max_restarts,
                 histories=coordination.histories,
                 recorder=coordination.recorder,
+                events=coordination.events,
             ),
             stored,
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparkkeras.data.dataset import Merging, Results
 from sparkkeras.errors import DivergenceError, counted, warn
+from sparkkeras.events import WorkerEpoch, WorkersReported
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.training.job import Job
@@ -124,16 +125,16 @@ def _mean(values: Sequence[tuple[Any, int]]) -> Any:
 
 
 def add_histories(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None:
-    """Append a record of each worker's epoch to the job's histories; its metrics are row-weighted means of its rounds."""
+    """Report each worker's epoch, and append it to the job's histories; its metrics are row-weighted means of its rounds."""
+    found = []
     for worker in sorted({report.worker for report in reports}):
         rounds = [report for report in reports if report.worker == worker]
-        fixed = {
-            "worker": worker,
-            "epoch": epoch,
-            "rows": sum(report.rows for report in rounds),
-            "seconds": sum(report.seconds for report in rounds),
-        }
-        job.histories.append(fixed | mean_logs(rounds) | fixed)  # a metric may have the name "rows"
+        rows, seconds = sum(report.rows for report in rounds), sum(report.seconds for report in rounds)
+        logs = mean_logs(rounds)
+        found.append(WorkerEpoch(worker, rows, seconds, logs))
+        fixed = {"worker": worker, "epoch": epoch, "rows": rows, "seconds": seconds}
+        job.histories.append(fixed | logs | fixed)  # a metric may have the name "rows"
+    job.events.emit(WorkersReported(epoch, tuple(found)))
 
 
 def divergence(loss: float | None) -> str:

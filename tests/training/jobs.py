@@ -8,14 +8,16 @@ import numpy as np
 
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
+from sparkkeras.events import Events, RowsTrained, listeners
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training import allreduce
-from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, Server, TrainValidationSplit
+from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker.batches import FitOptions
@@ -65,15 +67,17 @@ def partitions(*sizes):
     )
 
 
-class RecordedProgress(Progress):
-    """Records rounds instead of printing them."""
+class RecordedEvents:
+    """Keeps the events of a training."""
 
     def __init__(self):
-        super().__init__(0, 1, 1)
-        self.rounds = []
+        self.events = []
 
-    def on_round_end(self, rows, done, startup=0.0):
-        self.rounds.append((rows, done))
+    def on_event(self, event):
+        self.events.append(event)
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
 
 
 def fit(
@@ -101,6 +105,7 @@ def fit(
 ):
     """Train; return the history and the recorded rounds."""
     sizes = tuple(handle.rows for handle in dataset.handles)
+    recorded = RecordedEvents()
     job = Job(
         model=given.model,
         archive=ModelArchive.pack(given.model),
@@ -118,9 +123,9 @@ def fit(
         server=server or Server("inprocess"),
         histories=[] if histories is None else histories,
         recorder=recorder or NoRecorder(),
+        events=Events([recorded, *listeners(callbacks)]),
     )
-    progress = RecordedProgress()
-    driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, progress)
+    driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, Progress(0, epochs))
     strategy = (
         IndependentStrategy([given.model], [job.archive], "all", seed) if mode == "independent" else make_strategy(mode)
     )
@@ -131,7 +136,7 @@ def fit(
         if recorder is not None:
             stack.enter_context(recorder.recording(job.archive, job.model))
         strategy.fit(job, dataset, driver)
-    return given.model.history, progress.rounds
+    return given.model.history, [(event.rows, event.done) for event in recorded.of(RowsTrained)]
 
 
 def close(model, weights, optimizer=None, atol=1e-6):

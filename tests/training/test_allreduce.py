@@ -22,6 +22,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalShared, LocalStream
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, DriverConnectionError
+from sparkkeras.events import Events, WorkersChanged
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
@@ -41,8 +42,9 @@ from sparkkeras.training.allreduce import (
     check_all_reduce,
 )
 from sparkkeras.training.allreduce_hosts import all_slots
-from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import TrainValidationSplit
+from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.training.worker_validation import ValidationPlan
@@ -292,7 +294,7 @@ class Training(_Training):
 
     def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=(), recorder=None):
         model = Model(optimizer="sgd").model
-        dataset = partitions(8, 8)
+        dataset, progress = partitions(8, 8), Progress(2, epochs)
         job = SimpleNamespace(
             model=model,
             split=TrainValidationSplit((8, 8), (0, 0)),
@@ -304,8 +306,10 @@ class Training(_Training):
             histories=[],
             options=SimpleNamespace(batch_size=4),
             recorder=recorder or NoRecorder(),
+            events=Events([progress]),
         )
-        driver = DriverCallbacks(callbacks, model, epochs, 2, Progress(2, epochs, 2))
+        driver = DriverCallbacks(callbacks, model, epochs, 2, progress)
+        progress.on_event(WorkersChanged(2))
         driver.on_train_begin()
         super().__init__(job, dataset, driver, range(epochs))
         self.groups, self.slots = iter(groups), slots

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel
+from sparkkeras.events import EpochMeasured, RowsTrained, Updates, WorkersChanged
 from sparkkeras.modeling import metrics
 from sparkkeras.parameter.stats import ParameterServerStats
-from sparkkeras.training.callbacks import Progress, check_directions, check_monitors, check_names
+from sparkkeras.training.callbacks import check_directions, check_monitors, check_names
 from sparkkeras.training.parameter_server import _Pace
+from sparkkeras.training.progress import Progress
 from tests.models import regression
 
 EarlyStopping, ReduceLROnPlateau = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
@@ -145,7 +147,9 @@ def test_fit_checks_monitors_before_spark_is_needed():
 
 
 def test_progress_starts_with_settings_that_make_spark_faster(capsys):
-    Progress(1, 3, 2, {"spark.fast": "true", "spark.a": "b"}).on_train_begin()
+    progress = Progress(1, 3, {"spark.fast": "true", "spark.a": "b"})
+    progress.on_event(WorkersChanged(2))
+    progress.on_train_begin()
     assert capsys.readouterr().out == (
         "Training on 2 workers.\nSpark would start tasks faster with --conf spark.fast=true --conf spark.a=b\n"
     )
@@ -153,31 +157,34 @@ def test_progress_starts_with_settings_that_make_spark_faster(capsys):
 
 def test_rows_per_second_exclude_start_up(monkeypatch, capsys):
     now = [100.0]
-    monkeypatch.setattr("sparkkeras.training.callbacks.time.perf_counter", lambda: now[0])
-    progress = Progress(2, 3, 2)
+    monkeypatch.setattr("sparkkeras.training.progress.time.perf_counter", lambda: now[0])
+    progress = Progress(2, 3)
+    progress.on_event(WorkersChanged(2))
 
     def epoch(number, wall, *rounds, pace=None):
         progress.on_epoch_begin(number)
         for rows, startup in rounds:
-            progress.on_round_end(rows, 1.0, startup)
+            progress.on_event(RowsTrained(rows, 1.0, startup))
         now[0] += wall
         if pace:
-            progress.on_pace(*pace)
+            progress.on_event(pace)
         progress.on_epoch_end(number, {"loss": 0.5})
         return capsys.readouterr().out.splitlines()[-1]
 
     assert epoch(0, 32.0, (1000, 30.0), (1000, 0.0)) == "2 workers - 2.0s + 30.0s start-up - 1,000 rows/s - loss: 0.5000"
     assert epoch(1, 2.0, (1000, 0.001)) == "2 workers - 2.0s - 500 rows/s - loss: 0.5000"
-    assert epoch(2, 9.0, pace=(300, 3.0, "5 updates/s", 6.0)) == (
-        "2 workers - 3.0s + 6.0s start-up - 100 rows/s - 5 updates/s - loss: 0.5000"
+    assert epoch(2, 9.0, pace=EpochMeasured(2, 300, 3.0, 6.0, Updates(15, 5.0, {0: 14, 3: 1}, 0.2, 3))) == (
+        "2 workers - 3.0s + 6.0s start-up - 100 rows/s - 5 updates/s - staleness 0.2 mean, 3 max - loss: 0.5000"
     )
 
 
 def test_progress_shows_how_many_workers_remain(capsys):
-    progress = Progress(2, 3, 2)
-    progress.on_workers(2)
-    assert capsys.readouterr().out == ""
-    progress.on_workers(1)
+    progress = Progress(2, 3)
+    progress.on_event(WorkersChanged(2))
+    progress.on_train_begin()
+    progress.on_event(WorkersChanged(2))
+    assert capsys.readouterr().out == "Training on 2 workers.\n"
+    progress.on_event(WorkersChanged(1))
     progress.on_epoch_end(1, {"loss": 0.5})
     assert [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()] == [
         "Training continues on 1 worker.",
@@ -187,13 +194,9 @@ def test_progress_shows_how_many_workers_remain(capsys):
 
 def test_time_before_the_first_epoch_with_a_parameter_server_is_start_up():
     pace = _Pace()
-    assert pace.of_epoch(ParameterServerStats(seconds=12.0, pushes=20), 100, 2.0)[:2] == (100, 2.0)
-    assert pace.of_epoch(ParameterServerStats(seconds=13.0, pushes=50), 100, 0.5) == (
-        100, 1.0, "30 updates/s - staleness 0.0 mean, 0 max", 0.0,
-    )  # fmt: skip
-    assert _Pace().of_epoch(ParameterServerStats(seconds=12.0, pushes=20), 100, 2.0)[2:] == (
-        "10 updates/s - staleness 0.0 mean, 0 max", 10.0,
-    )  # fmt: skip
+    first, second = ParameterServerStats(seconds=12.0, pushes=20), ParameterServerStats(seconds=13.0, pushes=50)
+    assert pace.of_epoch(0, first, 100, 2.0) == EpochMeasured(0, 100, 2.0, 10.0, Updates(20, 10.0, {}, 0.0, 0))
+    assert pace.of_epoch(1, second, 100, 0.5) == EpochMeasured(1, 100, 1.0, 0.0, Updates(30, 30.0, {}, 0.0, 0))
 
 
 def offset(y_true, y_pred):

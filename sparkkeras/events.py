@@ -1,0 +1,310 @@
+"""Events: what happens during training, a search or a run, for monitoring, progress and experiment tracking.
+
+A Keras callback of the driver that has a method ``on_event(event)`` gets them, in addition to Keras's own calls::
+
+    class PrintIncidents(keras.callbacks.Callback):
+        def on_event(self, event):
+            if isinstance(event, sparkkeras.events.Incident):
+                print(event.kind, event.text)
+
+    spark_model.fit(df, epochs=10, callbacks=[PrintIncidents()])
+
+`HyperParamModel.minimize`, `SparkEnsemble.fit` and `SparkRunner.run` take such objects as ``monitor=``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class Event:
+    """The base class of all events."""
+
+
+@dataclass(frozen=True)
+class HyperParameter:
+    """A hyper-parameter of a search.
+
+    Attributes:
+        name: The label in the space.
+        options: The options of a choice, as text; empty for numbers.
+        is_log: Whether it is sampled on a logarithmic scale.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+    is_log: bool = False
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """A run begins; it has been checked, and nothing has been sent to workers.
+
+    Attributes:
+        kind: ``"fit"``, ``"search"``, ``"ensemble"`` or ``"function"`` (of `SparkRunner`).
+        name: The name of the model or the function.
+        settings: The settings of the run by name, for display.
+        epochs: The epoch at which training ends; ``None`` if there are none.
+        initial_epoch: The epoch at which it begins.
+        metric: The metric that a search optimizes; empty otherwise.
+        minimizes: Whether smaller values of it are better.
+        max_trials: The number of trials of a search; ``None`` if it is not limited.
+        parameters: The hyper-parameters of a search.
+    """
+
+    kind: str
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int | None = None
+    initial_epoch: int = 0
+    metric: str = ""
+    minimizes: bool = True
+    max_trials: int | None = None
+    parameters: tuple[HyperParameter, ...] = ()
+
+
+@dataclass(frozen=True)
+class PhaseStarted(Event):
+    """The driver begins something that may take long, such as storing rows; ``text`` describes it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class WorkersChanged(Event):
+    """``count`` workers (or ranks, or processes of a search) train from now on."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class RunResumed(Event):
+    """Training continues from a checkpoint.
+
+    Attributes:
+        text: From where, in a sentence.
+        epochs: The epochs that were trained before, counted from 0.
+        history: Their logs, as in ``keras.callbacks.History.history``.
+    """
+
+    text: str
+    epochs: Sequence[int] = ()
+    history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowsTrained(Event):
+    """Workers have trained on more rows.
+
+    Attributes:
+        rows: The rows since the last such event.
+        done: The fraction of the epoch that is complete.
+        startup_seconds: The part of the time since the last such event in which workers loaded Keras.
+    """
+
+    rows: int
+    done: float
+    startup_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The updates of a parameter server in an epoch.
+
+    Attributes:
+        count: Their number.
+        per_second: Their number per second.
+        staleness: How many updates had which staleness: the number of other updates since their base.
+        mean_staleness: The mean of it.
+        max_staleness: The largest one.
+    """
+
+    count: int
+    per_second: float
+    staleness: Mapping[int, int]
+    mean_staleness: float
+    max_staleness: int
+
+
+@dataclass(frozen=True)
+class EpochMeasured(Event):
+    """The speed of an epoch with a parameter server, which replaces the sums of its `RowsTrained`.
+
+    Attributes:
+        epoch: The epoch, counted from 0.
+        rows: The rows of all workers.
+        seconds: The duration, without the start of the workers.
+        startup_seconds: The time that workers took to start before it.
+        updates: The updates.
+    """
+
+    epoch: int
+    rows: int
+    seconds: float
+    startup_seconds: float
+    updates: Updates
+
+
+@dataclass(frozen=True)
+class WorkerEpoch:
+    """A worker's part of an epoch.
+
+    Attributes:
+        worker: The index of the worker.
+        rows: The rows that it trained on.
+        seconds: The time that this took.
+        logs: Its metrics.
+    """
+
+    worker: int
+    rows: int
+    seconds: float
+    logs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkersReported(Event):
+    """All workers have ended an epoch, counted from 0; its metrics follow in ``on_epoch_end``."""
+
+    epoch: int
+    workers: tuple[WorkerEpoch, ...]
+
+
+@dataclass(frozen=True)
+class Incident(Event):
+    """Something went wrong, and the run continues.
+
+    Attributes:
+        kind: ``"retry"`` (Spark runs a failed task again), ``"repair"`` (rows are read again), ``"takeover"`` (another
+            worker continues for a lost one), ``"restart"`` (all workers start again), ``"executor"`` (executors were lost
+            or added) or ``"warning"``.
+        text: What happened, in a sentence.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckpointWritten(Event):
+    """A checkpoint is complete.
+
+    Attributes:
+        path: Its path.
+        epoch: The epoch that training continues with, counted from 0.
+        seconds: The time that writing took, in the background.
+    """
+
+    path: str
+    epoch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrialChanged(Event):
+    """A trial of a search has started, reported an epoch, or ended.
+
+    Attributes:
+        trial: The trial, a `sparkkeras.hyperopt.Trial`.
+        params: Its hyper-parameters by label, with the options of choices as text.
+    """
+
+    trial: Any
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MemberTrained(Event):
+    """A member of an ensemble is trained.
+
+    Attributes:
+        member: Its index.
+        epochs: The epochs that it was trained for, counted from 0.
+        history: Its logs, as in ``keras.callbacks.History.history``.
+    """
+
+    member: int
+    epochs: Sequence[int]
+    history: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class RankChanged(Event):
+    """A rank of `SparkRunner` has changed its state.
+
+    Attributes:
+        rank: The rank.
+        state: ``"started"`` or ``"finished"``.
+        host: The machine that it runs on.
+    """
+
+    rank: int
+    state: str
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class OutputWritten(Event):
+    """A rank has written complete lines to its standard output or error."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    """A run has ended; ``error`` is the exception that ended it, ``None`` without one."""
+
+    error: BaseException | None = None
+
+
+@runtime_checkable
+class EventListener(Protocol):
+    """Gets the events of runs, one at a time, from any thread of the driver."""
+
+    def on_event(self, event: Event) -> None:
+        """Handle an event. It must return quickly, and may be called while another thread of the driver trains."""
+        ...
+
+
+class Events:
+    """Passes the events of one run on to listeners.
+
+    Args:
+        listeners: The listeners.
+    """
+
+    def __init__(self, listeners: Iterable[EventListener] = ()) -> None:
+        self._listeners = tuple(listeners)
+        self._lock = threading.RLock()
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def emit(self, event: Event) -> None:
+        """Pass an event on."""
+        if self._listeners:
+            with self._lock:
+                for listener in self._listeners:
+                    listener.on_event(event)
+
+    @contextmanager
+    def running(self, run: RunStarted) -> Iterator[None]:
+        """Emit the beginning of a run, and its end when the ``with`` block ends, also after an error."""
+        self.emit(run)
+        try:
+            yield
+        except BaseException as error:
+            self.emit(RunEnded(error))
+            raise
+        self.emit(RunEnded())
+
+
+def listeners(objects: Iterable[Any]) -> list[EventListener]:
+    """Those of several objects that get events."""
+    return [each for each in objects if isinstance(each, EventListener)]

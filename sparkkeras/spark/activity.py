@@ -1,0 +1,106 @@
+"""What Spark does to a run, as events: tasks that failed, executors that were lost or added.
+
+Spark's own store of its status has it, also without the web UI, for the driver's SparkContext; Spark Connect offers no such
+store to its clients.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sparkkeras.errors import counted
+from sparkkeras.events import Events, Incident
+from sparkkeras.spark.job_errors import quietly
+
+POLL_SECONDS = 1.0
+"""The shortest interval at which the store is read."""
+
+_MAX_COST = 0.005
+"""The largest fraction of the time to spend on that: with many executors, the interval is longer."""
+
+
+@dataclass(frozen=True)
+class ExecutorState:
+    """What Spark knows of an executor.
+
+    Attributes:
+        host: Its host and port.
+        failed_tasks: The number of its tasks that have failed so far.
+        lost: Why it is gone; empty while it runs.
+    """
+
+    host: str
+    failed_tasks: int = 0
+    lost: str = ""
+
+
+@contextmanager
+def watching_spark(events: Events) -> Iterator[None]:
+    """Emit an `Incident` for each change, while the context is open; with Spark Connect none.
+
+    Args:
+        events: Gets the incidents, from another thread.
+    """
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None or context._jsc is None:
+        yield
+        return
+    ends = threading.Event()
+    thread = threading.Thread(target=_watch, args=(context, events, ends), name="sparkkeras-spark-activity", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def incidents(before: dict[str, ExecutorState], after: dict[str, ExecutorState]) -> list[Incident]:
+    """What has happened between two readings of the executors by their IDs."""
+    found = []
+    for name, now in after.items():
+        then = before.get(name)
+        if then is None and name != "driver" and before and not now.lost:
+            found.append(Incident("executor", f"executor {name} on {now.host} was added"))
+        failed = now.failed_tasks - (0 if then is None else then.failed_tasks)
+        if failed > 0:
+            where = "" if name == "driver" else f" on executor {name} ({now.host})"
+            text = f"{counted(failed, 'task')} failed{where}; Spark runs a task up to spark.task.maxFailures times"
+            found.append(Incident("retry", text))
+        if now.lost and (then is None or not then.lost) and before:
+            found.append(Incident("executor", f"executor {name} on {now.host} was lost: {now.lost}"))
+    return found
+
+
+def _watch(context: Any, events: Events, ends: threading.Event) -> None:
+    def poll() -> None:
+        before, seconds, is_last = executor_states(context), 0.0, False
+        while not is_last:
+            is_last = ends.wait(max(POLL_SECONDS, seconds / _MAX_COST))
+            began = time.perf_counter()
+            after = executor_states(context)
+            seconds = time.perf_counter() - began
+            for incident in incidents(before, after):
+                events.emit(incident)
+            before = after
+
+    quietly(poll)  # the context may have been stopped
+
+
+def executor_states(context: Any) -> dict[str, ExecutorState]:
+    """All executors of a SparkContext by their IDs, also those that are gone."""
+    found = context._jsc.sc().statusStore().executorList(False)
+    states = {}
+    for index in range(found.size()):
+        executor = found.apply(index)
+        reason = executor.removeReason()
+        lost = "" if executor.isActive() else str(reason.get()) if reason.isDefined() else "Spark gives no reason"
+        states[executor.id()] = ExecutorState(executor.hostPort(), executor.failedTasks(), lost)
+    return states

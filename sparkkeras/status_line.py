@@ -1,0 +1,79 @@
+"""The standard output of all calls that take long: lines that stay, and one below them that changes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+
+LOG_SECONDS = 60.0
+"""Where no line can change, as in the log of a job, the interval at which what it would show is written as a line."""
+
+UPDATE_SECONDS = 0.1
+"""The shortest interval at which a line changes."""
+
+
+class StatusLine:
+    """Lines on standard output, the last of which changes: on a terminal and in a notebook. Elsewhere a line a minute.
+
+    Args:
+        verbose: 0: silent; 1: with the line that changes; 2: without it.
+    """
+
+    def __init__(self, verbose: int) -> None:
+        self._verbose = verbose
+        self._lock = threading.Lock()
+        self._changes = verbose == 1 and _can_change()
+        self._shown = ""
+        self._next = time.monotonic() + (0.0 if self._changes else LOG_SECONDS)
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is a line that changes."""
+        return self._changes
+
+    def write(self, text: str) -> None:
+        """Write a line that stays, in place of the one that changes."""
+        if self._verbose:
+            with self._lock:
+                self._replace(f"{text}\n")
+
+    def update(self, text: str) -> None:
+        """Set the line that changes, unless it has changed just now."""
+        if self._verbose != 1:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next:
+                return
+            self._next = now + (UPDATE_SECONDS if self._changes else LOG_SECONDS)
+            # A line that wraps could not be erased.
+            self._replace(text[: shutil.get_terminal_size().columns - 1] if self._changes else f"{text}\n")
+
+    def clear(self) -> None:
+        """Remove the line that changes."""
+        if self._verbose:
+            with self._lock:
+                self._replace("")
+
+    def _replace(self, text: str) -> None:
+        # Notebooks do not know the sequence that erases a line.
+        start = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        self._shown = "" if text.endswith("\n") else text
+        if start or text:
+            sys.stdout.write(start + text)
+            sys.stdout.flush()
+
+
+def _can_change() -> bool:
+    """Whether standard output is a terminal or a notebook, on which Spark draws no bars of its own."""
+    is_notebook = type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
+    return (sys.stdout.isatty() or is_notebook) and not _has_spark_bars()
+
+
+def _has_spark_bars() -> bool:
+    """Whether the driver's Spark shows progress bars (``spark.ui.showConsoleProgress``), in the same place."""
+    pyspark = sys.modules.get("pyspark")
+    context = None if pyspark is None else pyspark.SparkContext._active_spark_context
+    return context is not None and context.getConf().get("spark.ui.showConsoleProgress", "false") == "true"
