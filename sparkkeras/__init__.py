@@ -61,6 +61,7 @@ _HOMES = {
     "loading": ["load_spark_model"],
     "ml.image_featurizer": ["ImageFeaturizer"],
     "mllib.model": ["SparkMLlibModel"],
+    "monitor.monitor": ["Monitor"],
     "parameter.options": ["ParameterServerOptions"],
     "rpc.options": ["ServerOptions"],
     "parameter.rules": [

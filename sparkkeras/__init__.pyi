@@ -37,6 +37,7 @@ from sparkkeras.mllib.conversions import to_labeled_point as to_labeled_point
 from sparkkeras.mllib.conversions import to_matrix as to_matrix
 from sparkkeras.mllib.conversions import to_vector as to_vector
 from sparkkeras.mllib.model import SparkMLlibModel as SparkMLlibModel
+from sparkkeras.monitor.monitor import Monitor as Monitor
 from sparkkeras.parameter.options import ParameterServerOptions as ParameterServerOptions
 from sparkkeras.parameter.rules import AGN as AGN
 from sparkkeras.parameter.rules import DCASGD as DCASGD

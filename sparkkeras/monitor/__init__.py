@@ -1,0 +1,1 @@
+"""A page that shows runs while they run, and as a file afterwards."""

@@ -1,0 +1,305 @@
+"""Events as messages for the page: JSON objects, in the order in which things happened.
+
+Every message has a ``type``, the ``run`` that it is about, and the ``time`` in seconds since 1970. The page computes what it
+shows from them (`page/state.js`), in the browser, so that a saved file needs no Python. Epochs are counted from 0. Numbers
+that JSON does not have are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.errors import TrainingInterruptedError
+from sparkkeras.events import (
+    CheckpointWritten,
+    EpochMeasured,
+    Event,
+    Incident,
+    MemberTrained,
+    OutputWritten,
+    PhaseStarted,
+    RankChanged,
+    RowsTrained,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    TrialChanged,
+    WorkersChanged,
+    WorkersReported,
+)
+
+PROGRESS_SECONDS = 0.5
+"""The shortest interval between two messages about the progress within an epoch."""
+
+
+class Messages:
+    """All messages so far, of which one may replace an earlier one, such as the progress of the same run.
+
+    One thread at a time may add, while others read: a list is only appended to, and its items are replaced by ``None``.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str | None] = []
+        self._places: dict[tuple[Any, ...], int] = {}
+
+    def add(self, message: Mapping[str, Any], key: tuple[Any, ...] | None = None) -> None:
+        """Add a message; with a key, in place of the last one with that key."""
+        if key is not None:
+            before = self._places.get(key)
+            if before is not None:
+                self._texts[before] = None
+            self._places[key] = len(self._texts)
+        self._texts.append(json.dumps(plain(message), separators=(",", ":"), allow_nan=False))
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def after(self, number: int, most: int) -> tuple[int, str]:
+        """The messages from a number on, at most so many; returns the next number, and the messages as a JSON array."""
+        texts = self._texts[max(0, number) : max(0, number) + most]
+        return max(0, number) + len(texts), f"[{','.join(text for text in texts if text is not None)}]"
+
+
+class RunReporter:
+    """Translates the events and Keras calls of one run after the other.
+
+    Args:
+        messages: Gets the messages.
+        clock: The time in seconds since 1970.
+    """
+
+    def __init__(self, messages: Messages, clock: Callable[[], float] = time.time) -> None:
+        self._messages, self._clock = messages, clock
+        self._run: _Run | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the run that runs now; empty if there is none."""
+        return "" if self._run is None else self._run.started.kind
+
+    def begin(self, started: RunStarted) -> None:
+        """A run begins."""
+        now = self._clock()
+        name = f"{datetime.fromtimestamp(now):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        self._run = _Run(name, started, now)
+        self._add(
+            "run",
+            kind=started.kind,
+            name=started.name,
+            settings=started.settings,
+            epochs=started.epochs,
+            initial_epoch=started.initial_epoch,
+            metric=started.metric,
+            minimizes=started.minimizes,
+            max_trials=started.max_trials,
+            parameters=[{"name": each.name, "options": each.options, "is_log": each.is_log} for each in started.parameters],
+        )
+
+    def end(self, status: str, error: BaseException | None = None) -> None:
+        """The run ends.
+
+        Args:
+            status: ``"finished"``, ``"failed"``, ``"interrupted"`` or ``"stopped"``.
+            error: The error that ended it.
+        """
+        if self._run is None:
+            return
+        line = "" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        trace = "" if error is None else "".join(traceback.format_exception(error))
+        self._add("end", status=status, error=line, traceback=trace, seconds=self._clock() - self._run.began)
+        self._run = None
+
+    def add_history(self, started: RunStarted, epochs: Sequence[int], history: Mapping[str, Sequence[Any]]) -> None:
+        """Add a run that has ended, from the logs of its epochs; its durations are not known."""
+        self.begin(started)
+        for index, epoch in enumerate(epochs):
+            logs = {name: values[index] for name, values in history.items() if index < len(values)}
+            self._add("epoch", epoch=epoch, logs=logs, rows=None, seconds=None, startup_seconds=None)
+        self._add("end", status="finished", error="", traceback="", seconds=None)
+        self._run = None
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Keras's ``on_epoch_begin``."""
+        if self._run is not None:
+            self._run.begin_epoch(epoch, self._clock())
+
+    def epoch_ends(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Keras's ``on_epoch_end``."""
+        if self._run is None:
+            return
+        rows, seconds, startup = self._run.end_epoch(epoch, self._clock())
+        self._add("epoch", epoch=epoch, logs=logs, rows=rows, seconds=seconds, startup_seconds=startup)
+
+    def batches_done(self, rows: int, done: float, logs: Mapping[str, Any]) -> None:
+        """Keras's ``on_train_batch_end``: so many more rows, and the fraction of the epoch."""
+        self._progress(rows, done, 0.0, logs)
+
+    def handle(self, event: Event) -> None:
+        """Translate an event."""
+        match event:
+            case RunStarted():
+                self.begin(event)
+            case RunEnded(error):
+                self.end(_status(error), error)
+            case _ if self._run is None:
+                pass
+            case PhaseStarted(text):
+                self._add("phase", key=("phase",), text=text)
+            case WorkersChanged(count):
+                self._add("count", workers=count)
+            case RunResumed(text, epochs, history):
+                self._add("resumed", text=text, epochs=epochs, history=history)
+            case RowsTrained(rows, done, startup):
+                self._progress(rows, done, startup, {})
+            case EpochMeasured():
+                self._measure(event)
+            case WorkersReported(epoch, workers):
+                self._add(
+                    "workers",
+                    epoch=epoch,
+                    worker=[each.worker for each in workers],
+                    rows=[each.rows for each in workers],
+                    seconds=[each.seconds for each in workers],
+                )
+            case Incident(kind, text):
+                self._add("incident", kind=kind, text=text)
+            case CheckpointWritten(path, epoch, seconds):
+                self._add("checkpoint", path=path, epoch=epoch, seconds=seconds)
+            case TrialChanged(trial, params):
+                self._trial(trial, params)
+            case MemberTrained(member, epochs, history):
+                self._add("member", member=member, epochs=epochs, history=history)
+            case RankChanged(rank, state, host):
+                self._add("rank", rank=rank, state=state, host=host)
+            case OutputWritten(rank, text):
+                self._add("output", rank=rank, text=text)
+
+    def _add(self, of_type: str, /, key: tuple[Any, ...] | None = None, **fields: Any) -> None:
+        assert self._run is not None
+        full_key = None if key is None else (self._run.name, *key)
+        self._messages.add({"type": of_type, "run": self._run.name, "time": self._clock(), **fields}, full_key)
+
+    def _progress(self, rows: int, done: float, startup: float, logs: Mapping[str, Any]) -> None:
+        if self._run is None:
+            return
+        now = self._clock()
+        fields = self._run.progress(rows, done, startup, now)
+        if fields is not None:
+            self._add("progress", key=("progress",), **fields, logs=logs)
+
+    def _measure(self, event: EpochMeasured) -> None:
+        assert self._run is not None
+        self._run.measured = event
+        updates = event.updates
+        self._add(
+            "updates",
+            epoch=event.epoch,
+            count=updates.count,
+            per_second=updates.per_second,
+            mean_staleness=updates.mean_staleness,
+            max_staleness=updates.max_staleness,
+            staleness={str(value): count for value, count in updates.staleness.items()},
+        )
+
+    def _trial(self, trial: Any, params: Mapping[str, Any]) -> None:
+        self._add(
+            "trial",
+            key=("trial", trial.number),
+            trial=trial.number,
+            status=trial.status,
+            params=params,
+            value=trial.value,
+            best_epoch=trial.best_epoch,
+            values=trial.intermediate_values,
+            seconds=trial.seconds,
+            worker=trial.worker,
+            attempts=trial.attempts,
+            error=trial.error,
+            traceback=trial.traceback,
+        )
+
+
+class _Run:
+    """What the translation of a run's events needs to remember."""
+
+    def __init__(self, name: str, started: RunStarted, now: float) -> None:
+        self.name, self.started, self.began = name, started, now
+        self.measured: EpochMeasured | None = None
+        self._epoch = started.initial_epoch
+        self._epoch_began = now
+        self._rows, self._startup = 0, 0.0
+        self._seconds_of_epochs = 0.0
+        self._trained = 0
+        self._next = 0.0
+
+    def begin_epoch(self, epoch: int, now: float) -> None:
+        self._epoch, self._epoch_began, self._rows, self._startup, self.measured = epoch, now, 0, 0.0, None
+
+    def end_epoch(self, epoch: int, now: float) -> tuple[int, float, float]:
+        """The rows, the seconds and the seconds of start-up of the epoch that ends."""
+        wall = now - self._epoch_began
+        self._seconds_of_epochs, self._trained, self._next = self._seconds_of_epochs + wall - self._startup, epoch + 1, 0.0
+        if self.measured is not None:
+            return self.measured.rows, self.measured.seconds, self.measured.startup_seconds
+        return self._rows, max(0.0, wall - self._startup), self._startup
+
+    def progress(self, rows: int, done: float, startup: float, now: float) -> dict[str, Any] | None:
+        """The fields of a message about the progress; ``None`` if it is too early for one."""
+        self._rows += rows
+        self._startup += startup
+        if now < self._next:
+            return None
+        self._next = now + PROGRESS_SECONDS
+        seconds = max(now - self._epoch_began - self._startup, 1e-9)
+        return {
+            "epoch": self._epoch,
+            "done": done,
+            "rows": self._rows,
+            "rows_per_second": self._rows / seconds,
+            "startup_seconds": self._startup,
+            "seconds_left": self._seconds_left(done, seconds),
+        }
+
+    def _seconds_left(self, done: float, seconds: float) -> float | None:
+        """The time that the rest takes, if it is as fast as what was trained so far."""
+        trained = self._trained - self.started.initial_epoch if self._trained else 0
+        epochs = trained + done
+        if self.started.epochs is None or epochs < 0.05:
+            return None
+        of_epoch = (self._seconds_of_epochs + seconds) / epochs
+        return of_epoch * max(0.0, self.started.epochs - self.started.initial_epoch - epochs)
+
+
+def _status(error: BaseException | None) -> str:
+    if error is None:
+        return "finished"
+    return "interrupted" if isinstance(error, (KeyboardInterrupt, TrainingInterruptedError, SystemExit)) else "failed"
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON's types."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NOT_FINITE.get(value, "NaN")
+    if isinstance(value, Mapping):
+        return {str(name): plain(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [plain(member) for member in value]
+    try:
+        array = np.asarray(value)
+    except Exception:
+        return str(value)
+    return plain(array.tolist()) if array.dtype.kind in "biuf" else str(value)
+
+
+_NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}

@@ -1,0 +1,227 @@
+"""`Monitor`: shows runs on a page while they run, and saves it as a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import keras
+
+from sparkkeras import arguments
+from sparkkeras.arguments import known_arguments
+from sparkkeras.errors import ConfigurationError, StorageError, warn
+from sparkkeras.events import Event, RunEnded, RunStarted
+from sparkkeras.monitor.messages import Messages, RunReporter
+from sparkkeras.monitor.page import saved_page
+from sparkkeras.monitor.server import PageServer
+from sparkkeras.spark import filesystem
+from sparkkeras.training.description import describe_model
+
+
+class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
+    """Shows training live on a web page: metrics, speed, workers, what Spark did, checkpoints, trials of a search.
+
+    Pass it as a callback of `SparkModel.fit` or of ``keras.Model.fit``, or as ``monitor=`` of `HyperParamModel.minimize`,
+    `SparkEnsemble.fit` and `SparkRunner.run`. The page is served from now on until `close`, or the end of the process, and
+    shows all runs that get this Monitor, one after the other. Only those who have its address, which has a random token, can
+    open it.
+
+    Args:
+        port: The port to listen on; 0: any free port.
+        host: The address to listen on. The default serves this machine only; ``"0.0.0.0"`` serves all that can reach it,
+            over unencrypted HTTP.
+        save_to: A file ending in ``.html`` to write whenever a run ends, also after a failure: the same page with all runs
+            so far, which needs no server and no network. ``None``: none.
+        verbose: Whether to print the address.
+
+    Attributes:
+        url: The address of the page.
+
+    Raises:
+        ConfigurationError: An argument is unknown or out of range, or the address cannot be used.
+        StorageError: The folder of ``save_to`` does not exist or cannot be written.
+
+    Example::
+
+        monitor = Monitor(save_to="training.html")
+        spark_model.fit(df, epochs=10, callbacks=[monitor])
+    """
+
+    @known_arguments
+    def __init__(
+        self,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        save_to: str | os.PathLike[str] | None = None,
+        verbose: bool = True,
+    ) -> None:
+        super().__init__()
+        self._save_to = None if save_to is None else _html_path("save_to", save_to)
+        if not isinstance(host, str) or not host:
+            raise ConfigurationError(
+                f'host={host!r}: expected an address of this machine, such as "127.0.0.1" (this machine only) or "0.0.0.0".'
+            )
+        arguments.flag("verbose", verbose)
+        self._messages = Messages()
+        self._reporter = RunReporter(self._messages)
+        self._server = PageServer(self._messages, host, arguments.port("port", port))
+        self.url = self._server.url
+        self._next_batch = 0.0
+        if verbose:
+            sys.stdout.write(f"Monitor: {self.url}\n")
+            sys.stdout.flush()
+
+    def __repr__(self) -> str:
+        return f"Monitor(url={self.url!r})"
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._end(RunEnded(error))
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigurationError(
+            "a Monitor cannot be pickled: it runs on the driver. Pass it as callbacks= (not worker_callbacks=) of fit, and as "
+            "monitor= of a search, an ensemble or a SparkRunner."
+        )
+
+    def close(self) -> None:
+        """Stop serving the page, and end a run that has not reported its end (of ``keras.Model.fit``) as stopped."""
+        if self._reporter.kind:
+            self._reporter.end("stopped")
+            self._write()
+        self._server.close()
+
+    @staticmethod
+    @known_arguments
+    def save(
+        history: keras.callbacks.History | Mapping[str, keras.callbacks.History],
+        path: str | os.PathLike[str],
+    ) -> None:
+        """Write the page of trainings that have ended.
+
+        Args:
+            history: What ``fit`` returned; or several by name, to compare them.
+            path: The local path of the file, which ends in ``.html``; an existing file is replaced.
+
+        Raises:
+            ConfigurationError: ``history`` is not a History, or ``path`` does not end in ``.html``.
+            StorageError: The file cannot be written.
+        """
+        target = _html_path("path", path)
+        messages = Messages()
+        for name, each in _histories(history).items():
+            _add_history(messages, name, each)
+        _write_page(messages, target)
+
+    def on_event(self, event: Event) -> None:
+        """Show an event of a run; see `sparkkeras.events`."""
+        if isinstance(event, RunStarted):
+            self._begin(event)
+        elif isinstance(event, RunEnded):
+            self._end(event)
+        else:
+            self._reporter.handle(event)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin a run, unless a `RunStarted` has begun it: that of ``keras.Model.fit``."""
+        if self._reporter.kind in ("", "keras"):
+            settings = {"batches": self.params.get("steps"), **describe_model(self.model)}
+            shown = {name: value for name, value in settings.items() if value is not None}
+            self._begin(RunStarted("keras", self.model.name, shown, self.params.get("epochs")))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the beginning of an epoch."""
+        self._reporter.epoch_begins(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Show the progress of ``keras.Model.fit`` within an epoch, twice a second."""
+        steps, now = self.params.get("steps"), time.monotonic()
+        if steps and now >= self._next_batch:
+            self._next_batch = now + 0.5
+            self._reporter.batches_done(0, min(1.0, (batch + 1) / steps), logs or {})
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Show the metrics of an epoch."""
+        self._reporter.epoch_ends(epoch, logs or {})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """End the run of ``keras.Model.fit``; others end with `RunEnded`."""
+        if self._reporter.kind == "keras":
+            self._end(RunEnded())
+
+    def _begin(self, started: RunStarted) -> None:
+        if self._reporter.kind == "keras":  # Keras calls nothing after an error
+            self._reporter.end("stopped")
+        if self._reporter.kind:
+            raise ConfigurationError(
+                "this Monitor shows another run, which has not ended: create a Monitor for each run of the same time."
+            )
+        self._reporter.begin(started)
+
+    def _end(self, event: RunEnded) -> None:
+        self._reporter.handle(event)
+        self._write()
+
+    def _write(self) -> None:
+        if self._save_to is not None:
+            try:
+                _write_page(self._messages, self._save_to)
+            except StorageError as error:
+                warn(f"the page of the monitor could not be saved: {error}")
+
+
+def _html_path(name: str, value: Any) -> Path:
+    """The path of a file to write.
+
+    Raises:
+        ConfigurationError: It does not end in ``.html``.
+        StorageError: Its folder does not exist, or cannot be written.
+    """
+    path = Path(arguments.path(name, value))
+    if path.suffix != ".html":
+        raise ConfigurationError(f"{name}={str(path)!r} must end in .html: the file is a web page.")
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        problem = "cannot be written" if folder.is_dir() else "does not exist"
+        raise StorageError(
+            f"{name}={str(path)!r}: the folder {str(folder)!r} {problem}. Create it, or use another local path."
+        )
+    return path.absolute()
+
+
+def _write_page(messages: Messages, path: Path) -> None:
+    """Write the page, complete or not at all.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    filesystem.write_bytes(str(path), saved_page(messages.after(0, len(messages))[1]).encode(), overwrite=True)
+
+
+def _histories(history: Any) -> dict[str, keras.callbacks.History]:
+    found = history if isinstance(history, Mapping) else {"": history}
+    for each in found.values():
+        if not isinstance(each, keras.callbacks.History):
+            raise ConfigurationError(
+                f"history: expected a keras.callbacks.History, as fit returns it, or a dict of them by name; received {each!r}."
+            )
+    return {str(name): each for name, each in found.items()}
+
+
+def _add_history(messages: Messages, name: str, history: keras.callbacks.History) -> None:
+    """Add the messages of a run that a History describes; the durations of its epochs are not known."""
+    model = history.model
+    settings = {} if model is None else describe_model(model)
+    shown = {key: value for key, value in settings.items() if value is not None}
+    epochs = (history.params or {}).get("epochs")
+    started = RunStarted("fit", name or ("training" if model is None else model.name), shown, epochs)
+    RunReporter(messages).add_history(started, history.epoch, history.history)

@@ -1,0 +1,43 @@
+"""The page of the monitor: one HTML document with its style, its scripts and the chart library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+
+SCRIPTS: Sequence[str] = ("page.js",)
+"""The scripts of the page, in the order in which it runs them."""
+
+
+def live_page(nonce: str) -> str:
+    """The page of a server, which requests the messages.
+
+    Args:
+        nonce: The nonce of its scripts in the Content-Security-Policy.
+    """
+    return _document().replace('nonce="NONCE"', f'nonce="{nonce}"')
+
+
+def saved_page(messages: str) -> str:
+    """A page that needs no server.
+
+    Args:
+        messages: All messages, as a JSON array.
+    """
+    data = '{"messages":' + messages.replace("<", "\\u003c") + "}"
+    return _document().replace("<!--data-->null", data, 1)
+
+
+@cache
+def _document() -> str:
+    folder = resources.files(__package__) / "page"
+    parts = {
+        "/*style*/": ["page.css"],
+        "/*charts*/": ["echarts.min.js"],
+        "/*script*/": SCRIPTS,
+    }
+    document = (folder / "page.html").read_text("utf-8")
+    for marker, names in parts.items():
+        document = document.replace(marker, "\n".join((folder / name).read_text("utf-8") for name in names), 1)
+    return document
