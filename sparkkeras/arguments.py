@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError, counted, known_names
+from sparkkeras.events import EventListener
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -203,6 +204,17 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
         raise ConfigurationError(f"{name}={value!r}: expected True or False.")
     return bool(value)
+
+
+def listeners(name: str, value: Any) -> list[EventListener]:
+    """One or several objects with a method ``on_event``, or ``None``, as a list."""
+    given = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    for each in given:
+        if not isinstance(each, EventListener) or isinstance(each, type):
+            raise ConfigurationError(
+                f"{name}={each!r}: expected a Monitor, or another object with a method on_event(event), or a list of them."
+            )
+    return given
 
 
 def fraction(name: str, value: Any) -> float:

@@ -2,12 +2,12 @@
 
 A Keras callback of the driver that has a method ``on_event(event)`` gets them, in addition to Keras's own calls::
 
-    class PrintIncidents(keras.callbacks.Callback):
+    class LogIncidents(keras.callbacks.Callback):
         def on_event(self, event):
             if isinstance(event, sparkkeras.events.Incident):
-                print(event.kind, event.text)
+                logging.warning("%s: %s", event.kind, event.text)
 
-    spark_model.fit(df, epochs=10, callbacks=[PrintIncidents()])
+    spark_model.fit(df, epochs=10, callbacks=[LogIncidents()])
 
 `HyperParamModel.minimize`, `SparkEnsemble.fit` and `SparkRunner.run` take such objects as ``monitor=``.
 """

@@ -58,8 +58,8 @@ class StatusLine:
                 self._replace("")
 
     def _replace(self, text: str) -> None:
-        # Notebooks do not know the sequence that erases a line.
-        start = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        erase = "\r\033[K" if sys.stdout.isatty() else f"\r{' ' * len(self._shown)}\r"  # notebooks do not know the sequence
+        start = erase if self._shown else ""
         self._shown = "" if text.endswith("\n") else text
         if start or text:
             sys.stdout.write(start + text)

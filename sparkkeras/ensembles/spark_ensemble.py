@@ -21,13 +21,16 @@ from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError, counted
+from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.inference import Verbose, as_line
 from sparkkeras.sources.frame import Columns, Loaders
+from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
+from sparkkeras.training.description import describe_fit
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
@@ -147,6 +150,7 @@ class SparkEnsemble:
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
         checkpoint: Checkpoint | None = None,
         resume: bool = False,
+        monitor: EventListener | Sequence[EventListener] | None = None,
     ) -> list[keras.callbacks.History]:
         """Train all members. A further call continues from their current weights.
 
@@ -176,6 +180,8 @@ class SparkEnsemble:
             checkpoint: Where to write each member when it is trained. Each trains in a Spark job of its own then.
             resume: Whether to continue what an earlier call has written: members that were trained are not trained again,
                 and the others get the same bits as without the interruption. The models and the arguments must be the same.
+            monitor: A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets each
+                member when it is trained. Each trains in a Spark job of its own then.
 
         Returns:
             The history of each member.
@@ -191,6 +197,7 @@ class SparkEnsemble:
         """
         for model in self.models:
             check_trainable(model)
+        events = Events(arguments.listeners("monitor", monitor))
         checkpoints = MemberCheckpoints.open(checkpoint, resume)
         seed = self.seed, self._fits
         if checkpoints is not None and checkpoints.seed is not None:
@@ -222,18 +229,26 @@ class SparkEnsemble:
             )
             if checkpoints is not None:
                 checkpoints.check(self.models, self.sampling, request)
-            self.histories = self._train(request, seed, checkpoints)
+            settings = {"members": len(self.models), "sampling": self.sampling, "voting": self.voting}
+            with events.running(describe_fit("ensemble", self.models[0], request, settings)), watching_spark(events):
+                self.histories = self._train(request, seed, checkpoints, events)
         return self.histories
 
     def _train(
-        self, request: FitRequest, seed: tuple[int, int], checkpoints: MemberCheckpoints | None
+        self, request: FitRequest, seed: tuple[int, int], checkpoints: MemberCheckpoints | None, events: Events
     ) -> list[keras.callbacks.History]:
         archives = [ModelArchive.pack(model, self.custom_objects) for model in self.models]
         num_workers = len(self.models) if self.sampling == "partition" else None
         partitioning = Partitioning(num_workers, slices=1)  # a single file of arrays, which all members memory-map
         strategy = IndependentStrategy(self.models, archives, self.sampling, seed[0], checkpoints)
         rows = prepare_fit(
-            request, self.models, archives, self.custom_objects, partitioning, Coordination(), workers_validate=True
+            request,
+            self.models,
+            archives,
+            self.custom_objects,
+            partitioning,
+            Coordination(events=events),
+            workers_validate=True,
         )
         with rows as (job, stored):
             trained = 0
@@ -244,6 +259,7 @@ class SparkEnsemble:
             if request.verbose:
                 rest = f" {trained} of them {'is' if trained == 1 else 'are'} in the checkpoint." if trained else ""
                 sys.stdout.write(f"Training {counted(len(self.models), 'member')}, each in its own task.{rest}\n")
+            events.emit(PhaseStarted("Training members"))
             strategy.fit(job, stored)
         if request.verbose:
             for number, history in enumerate(strategy.histories):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.parameters import Parameter, describe_params
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+from sparkkeras.status_line import StatusLine
 
 TABLE_ROWS = 5
 """The number of best trials in the final table."""
@@ -18,8 +18,8 @@ class SearchProgress:
     """A progress line during a search, and a table of the best trials at its end.
 
     Args:
-        verbose: 0 is silent; 1 updates one progress line (if the output is not a terminal, it writes a line for each new
-            best trial); 2 writes a line for each trial.
+        verbose: 0 is silent; 1 updates one progress line (if no line can change, it writes a line for each new best trial,
+            and see `StatusLine`); 2 writes a line for each trial.
         ledger: The trials.
         metric: The name of the optimized metric.
         sign: 1 if smaller values are better, -1 if larger ones are.
@@ -43,14 +43,14 @@ class SearchProgress:
         self._reported = {trial.number for trial in ledger.finished}
         self._earlier_count = len(self._reported)
         self._began = ledger.seconds
-        self._is_live = verbose == 1 and sys.stdout.isatty()
+        self._status = StatusLine(verbose)
 
     def begin(self) -> None:
         """Report the start: workers take a few seconds to load Keras."""
         if self._verbose:
             workers = f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
             resumed = f", resuming after {self._earlier_count} trials" if self._earlier_count else ""
-            self._write(f"Searching on {workers}, which load Keras first{resumed}.\n")
+            self._status.write(f"Searching on {workers}, which load Keras first{resumed}.")
 
     def tick(self) -> None:
         """Report the trials that have ended since the last call, and update the progress line."""
@@ -64,20 +64,19 @@ class SearchProgress:
             seen = [each for each in finished if each.number in self._reported]
             is_best = ranked(seen, self._sign)[:1] == [trial]
             is_first_failure = trial.status == FAILED and sum(each.status == FAILED for each in seen) == 1
-            if self._verbose == 2 or is_first_failure or (is_best and not self._is_live):
-                self._write(f"{self._start()}{self._line(trial)}\n")
-        if self._is_live:
-            self._write(self._start() + self.summary())
+            if self._verbose == 2 or is_first_failure or (is_best and not self._status.changes):
+                self._status.write(self._line(trial))
+        self._status.update(self.summary())
 
     def end(self) -> None:
         """Write the summary and the table."""
         if self._verbose:
             self.tick()
             reason = f" The search ended early: {self._ledger.reason}." if self._ledger.reason else ""
-            self._write(f"{self._start()}{self.summary()}.{reason}\n")
+            self._status.write(f"{self.summary()}.{reason}")
             best = ranked(self._ledger.finished, self._sign)[:TABLE_ROWS]
             if best:
-                self._write(table(best, self._metric, self._parameters) + "\n")
+                self._status.write(table(best, self._metric, self._parameters))
 
     def summary(self) -> str:
         """The progress of the search in one line."""
@@ -104,14 +103,6 @@ class SearchProgress:
         error = f": {trial.error.splitlines()[0]}" if trial.error else ""
         params = describe_params(self._parameters, trial.chosen)
         return f"trial {trial.number}{status}{value} {params} ({format_duration(trial.seconds)}){error}"
-
-    def _start(self) -> str:
-        return "\r\033[K" if self._is_live else ""
-
-    @staticmethod
-    def _write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
 
 
 def table(trials: Sequence[Trial], metric: str, parameters: Sequence[Parameter]) -> str:

@@ -18,6 +18,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, warn
+from sparkkeras.events import EventListener, Events
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
 from sparkkeras.hyperopt.journal import Journal
@@ -29,12 +30,14 @@ from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
+from sparkkeras.hyperopt.trial_events import TrialEvents, search_started
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
 from sparkkeras.sources.frame import ColumnMapping, Columns
+from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.connectivity import check_connectivity, serving
 
 Verbose = Literal["auto", 0, 1, 2]
@@ -182,6 +185,7 @@ class HyperParamModel:
         save_to: str | Path | None = None,
         keep_models: int | str = 10,
         verbose: Verbose = "auto",
+        monitor: EventListener | Sequence[EventListener] | None = None,
     ) -> keras.Model | None:
         """Search for the hyper-parameters with the smallest (``mode="max"``: the largest) value.
 
@@ -224,6 +228,8 @@ class HyperParamModel:
                 call with the same folder resumes the search and repeats no finished trial.
             keep_models: How many trained models to keep on disk, those of the best trials; ``"all"``, or 0 for none.
             verbose: 0 is silent, 1 shows a progress line, 2 writes a line for each trial; ``"auto"`` is 1.
+            monitor: A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets each
+                trial when it starts, reports an epoch and ends.
 
         Returns:
             The best model, compiled, with the weights of its best epoch; ``None`` if no models are kept.
@@ -260,6 +266,7 @@ class HyperParamModel:
             lease_seconds=self._server_options.lease_seconds,
         )
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
+        events = Events(arguments.listeners("monitor", monitor))
         num_models = num_kept_models(keep_models)
         arguments.optional_integer("seed", seed, low=0)
         check_columns(data, columns)
@@ -279,8 +286,26 @@ class HyperParamModel:
             sample = None if shared is None or model is None else shared["x"]
             results = SearchResults(ledger, journal, search_space, metric, sign, model, sample, objects)
             self._results, self.seed = results, definition.seed
-            with saver.running(ledger):
-                self._search(workers, settings, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose)
+            started = search_started(
+                getattr(objective or model, "__name__", "search"),
+                {
+                    "algo": algo if isinstance(algo, str) else getattr(algo, "__name__", repr(algo)),
+                    "pruner": pruner if isinstance(pruner, str) or pruner is None else repr(pruner),
+                    "epochs": epochs if objective is None else None,
+                    "batch_size": batch_size if objective is None else None,
+                    "seed": definition.seed,
+                    "timeout": timeout,
+                    "save_to": folder,
+                },
+                metric=metric,
+                minimizes=sign > 0,
+                max_trials=limits.max_evals,
+                parameters=search_space.parameters,
+            )
+            with events.running(started), watching_spark(events), saver.running(ledger):
+                self._search(
+                    workers, settings, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose, events
+                )
         results.check(limits.max_failures)
         return self.best_model
 
@@ -398,6 +423,7 @@ class HyperParamModel:
         results: SearchResults,
         max_evals: int | None,
         verbose: int,
+        events: Events,
     ) -> None:
         ledger, slots = results.ledger, workers.free_slots
         count = min(self.num_workers or slots, slots)
@@ -409,6 +435,13 @@ class HyperParamModel:
             )
         progress = SearchProgress(verbose, ledger, results.metric, results.sign, max_evals, count, results.space.parameters)
         progress.begin()
+        trials = TrialEvents(events, ledger, results.space.parameters)
+        trials.begin(count)
+
+        def tick() -> None:
+            progress.tick()
+            trials.tick()
+
         dataset = workers.dataset(count)
         service = SearchService(ledger, results.journal, results.space.encode)
         try:
@@ -426,9 +459,10 @@ class HyperParamModel:
                         "workers."
                     ) from error
                 task = SearchTask(stack.enter_context(dataset.share(settings)), shared, address)
-                supervise(dataset, task, ledger, workers.background, progress.tick)
+                supervise(dataset, task, ledger, workers.background, tick)
         finally:
             self.seconds = ledger.seconds
+            trials.tick()
         progress.end()
 
 

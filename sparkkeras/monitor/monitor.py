@@ -89,8 +89,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __reduce__(self) -> NoReturn:
         raise ConfigurationError(
-            "a Monitor cannot be pickled: it runs on the driver. Pass it as callbacks= (not worker_callbacks=) of fit, and as "
-            "monitor= of a search, an ensemble or a SparkRunner."
+            "a Monitor cannot be pickled: it runs on the driver. Pass it as callbacks= (not worker_callbacks=) of fit, and "
+            "as monitor= of a search, an ensemble or a SparkRunner."
         )
 
     def close(self) -> None:
@@ -212,7 +212,8 @@ def _histories(history: Any) -> dict[str, keras.callbacks.History]:
     for each in found.values():
         if not isinstance(each, keras.callbacks.History):
             raise ConfigurationError(
-                f"history: expected a keras.callbacks.History, as fit returns it, or a dict of them by name; received {each!r}."
+                "history: expected a keras.callbacks.History, as fit returns it, or a dict of them by name; received "
+                f"{each!r}."
             )
     return {str(name): each for name, each in found.items()}
 

@@ -301,6 +301,11 @@ class Group:
             joined = (each for each in self._ranks if each.attempt is not None)
             return all(each.has_ended or each.disconnected is not None for each in joined)
 
+    def states(self) -> list[str]:
+        """The state of each rank: ``"started"``, ``"finished"``, or empty before it has started."""
+        with self._lock:
+            return ["finished" if each.is_complete else "started" if each.has_started else "" for each in self._ranks]
+
     @property
     def seconds(self) -> float:
         """The time since all ranks have started; 0 before that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from sparkkeras.data.dataset import DriverAddress, Running, Shared
 from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError, WorkerTimeoutError, counted, warn
+from sparkkeras.events import Events, OutputWritten, RankChanged
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.runner.group import Failure, Group
 from sparkkeras.runner.hosts import Host, Parts
@@ -94,6 +96,7 @@ def run_group(
     answer: Answer | None = None,
     max_value: int = VALUE_BYTES,
     checkpoints: RunCheckpoints | None = None,
+    events: Events | None = None,
 ) -> list[Any]:
     """Run a group until all processes and tasks have ended; returns the results of the ranks.
 
@@ -104,6 +107,7 @@ def run_group(
         answer: Answers what the ranks ask the driver, in this thread. An error that it raises ends the group.
         max_value: The largest size of what a rank asks the driver, in bytes.
         checkpoints: Writes what rank 0 saves.
+        events: Gets the output and the states of the ranks.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
@@ -111,19 +115,20 @@ def run_group(
         SparkKerasError: The task of a rank failed, or the job was cancelled.
         RowsMissingError: A host did not find the rows of its rank.
     """
+    shown = _Shown(group, events or Events())
     service = GroupService(group, max_value, checkpoints)
     with serving("socket", service, ServerOptions(), 0, ranks.hosts.driver, group.size) as address, interrupts_here():
         parts = ranks.parts
         host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts)
         running = ranks.hosts.start(host, parts.handles)
         try:
-            error = _watch(group, running, timeout, answer)
+            error = _watch(group, running, timeout, answer, shown)
         except BaseException:
             _end(group, running, INTERRUPT_SECONDS)
             raise
         ended_itself = _end(group, running, STOP_SECONDS)
         cause = _error_of(running) if ended_itself else None
-        _show(group)
+        shown.update()
         if error is not None:
             if cause is not None and _explains(cause, group.failure(is_final=True)):
                 raise cause
@@ -137,13 +142,15 @@ def run_group(
     return [_result(group, rank) for rank in range(group.size)]
 
 
-def _watch(group: Group, running: Running[Any], timeout: float | None, answer: Answer | None) -> WorkerError | None:
+def _watch(
+    group: Group, running: Running[Any], timeout: float | None, answer: Answer | None, shown: _Shown
+) -> WorkerError | None:
     """Show output and answer the ranks until the hosts have ended or the group has failed; returns the error."""
     exits_until: float | None = None
     waiting = _Waiting(group, running)
     while True:
         is_done = running.done
-        _show(group)
+        shown.update()
         waiting.check()
         if answer is not None:
             _answer(group, answer)
@@ -214,11 +221,29 @@ def _wait(group: Group, running: Running[Any], seconds: float) -> bool:
     return running.done and group.has_ended
 
 
-def _show(group: Group) -> None:
-    lines = group.console.take()
-    if lines:
-        sys.stdout.write("".join(lines))
-        sys.stdout.flush()
+class _Shown:
+    """What was shown of a group so far: the output of its ranks, and their states."""
+
+    def __init__(self, group: Group, events: Events) -> None:
+        self._group, self._events = group, events
+        self._states = [""] * group.size
+
+    def update(self) -> None:
+        """Write new output, and emit it and new states as events."""
+        lines = self._group.console.take()
+        if lines:
+            sys.stdout.write("".join(f"[{rank}] {line}\n" for rank, line in lines))
+            sys.stdout.flush()
+        if self._events:
+            for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0]):
+                self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
+            self._emit_states()
+
+    def _emit_states(self) -> None:
+        for rank, state in enumerate(self._group.states()):
+            if state != self._states[rank]:
+                self._states[rank] = state
+                self._events.emit(RankChanged(rank, state, self._group.host(rank)))
 
 
 def _error_of(running: Running[Any]) -> BaseException | None:

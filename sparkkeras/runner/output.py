@@ -94,22 +94,22 @@ class Console:
 
     def __init__(self, size: int) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[str] = deque(maxlen=WAITING_LINES)
+        self._waiting: deque[tuple[int, str]] = deque(maxlen=WAITING_LINES)
         self._tails = [deque[str](maxlen=TAIL_LINES) for _ in range(size)]
 
     def add(self, rank: int, lines: Sequence[str]) -> None:
         """Add lines that a rank wrote."""
         with self._lock:
             self._tails[rank].extend(lines)
-            self._waiting.extend(f"[{rank}] {line}\n" for line in lines)
+            self._waiting.extend((rank, line) for line in lines)
 
     def show(self, rank: int, line: str) -> None:
         """Add a line about a rank that it did not write itself."""
         with self._lock:
-            self._waiting.append(f"[{rank}] {line}\n")
+            self._waiting.append((rank, line))
 
-    def take(self) -> list[str]:
-        """The lines that were not taken before, each with its rank and a line break."""
+    def take(self) -> list[tuple[int, str]]:
+        """The lines that were not taken before, each after its rank."""
         with self._lock:
             taken = list(self._waiting)
             self._waiting.clear()

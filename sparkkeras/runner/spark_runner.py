@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.arguments import flag, integer, known_arguments, optional_integer
+from sparkkeras.arguments import flag, integer, known_arguments, listeners, optional_integer
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.events import EventListener, Events, RunStarted
 from sparkkeras.rpc.options import check_seconds
 from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.data import source_of, stored_on_driver, stored_on_workers
@@ -24,6 +26,7 @@ from sparkkeras.runner.spark_hosts import SparkTasks
 from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import RemoteFrameSource, Source
+from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
 from sparkkeras.worker.device import forking_environment
@@ -99,6 +102,7 @@ class SparkRunner:
         timeout: float | None = None,
         checkpoint: Checkpoint | None = None,
         resume: bool = False,
+        monitor: EventListener | Sequence[EventListener] | None = None,
         **kwargs: Any,
     ) -> list[Any]:
         """Run a function or a Python file once for each rank.
@@ -116,6 +120,8 @@ class SparkRunner:
             timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
             checkpoint: Where ``context().save(epoch, state)`` writes what rank 0 passes, and how many are kept.
             resume: Whether ``context().restored()`` returns what was saved last by an earlier run, if there was one.
+            monitor: A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets the
+                output and the states of the ranks.
             **kwargs: Arguments of the function by name. Those of a parameter with one of the names above are bound with
                 ``functools.partial``.
 
@@ -137,14 +143,24 @@ class SparkRunner:
         if data is None and (features is not None or label is not None):
             named = "features" if features is not None else "label"
             raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
+        events = Events(listeners("monitor", monitor))
         work = work_of(function_or_file, args, kwargs)
         checkpoints = RunCheckpoints.open(checkpoint, resume, self.barrier)
         source = None if data is None else source_of(data, features, label)
-        with nullcontext() if checkpoints is None else checkpoints.writing():
+        with (
+            events.running(RunStarted("function", _name(function_or_file), self._described())),
+            watching_spark(events),
+            nullcontext() if checkpoints is None else checkpoints.writing(),
+        ):
             try:
-                return self._run(work, source, timeout, checkpoints)
+                return self._run(work, source, timeout, checkpoints, events)
             except RowsMissingError:
-                return self._run(work, source, timeout, checkpoints, moves_rows=True)
+                return self._run(work, source, timeout, checkpoints, events, moves_rows=True)
+
+    def _described(self) -> dict[str, Any]:
+        """The settings, for display."""
+        names = ("num_workers", "local_mode", "use_gpu", "gpus_per_worker", "barrier")
+        return {name: getattr(self, name) for name in names}
 
     def _run(
         self,
@@ -152,6 +168,7 @@ class SparkRunner:
         source: Source | None,
         timeout: float | None,
         checkpoints: RunCheckpoints | None,
+        events: Events,
         moves_rows: bool = False,
     ) -> list[Any]:
         group = Group(self.num_workers, together=self.barrier)
@@ -164,7 +181,7 @@ class SparkRunner:
                 ranks = self._on_connect(stack, session, work, source, moves_rows, spare)
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
-            return run_group(group, ranks, timeout, checkpoints=checkpoints)
+            return run_group(group, ranks, timeout, checkpoints=checkpoints, events=events)
 
     def _on_driver(self, stack: ExitStack, group: Group, work: Work, source: Source | None) -> Ranks:
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
@@ -221,6 +238,13 @@ _WITHOUT_CONNECTION = (
     "(spark-submit), or with all ranks on this machine: SparkRunner(num_workers, local_mode=True)."
 )
 """What to do if the workers cannot connect to this process, for the message."""
+
+
+def _name(function_or_file: Any) -> str:
+    """The name of a function, or of a file."""
+    if isinstance(function_or_file, (str, os.PathLike)):
+        return Path(function_or_file).name
+    return str(getattr(function_or_file, "__name__", type(function_or_file).__name__))
 
 
 def _remote_session(source: Source | None) -> SparkSession | None:

@@ -49,7 +49,7 @@ def watching_spark(events: Events) -> Iterator[None]:
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
-    if context is None or context._jsc is None:
+    if not events or context is None or context._jsc is None:
         yield
         return
     ends = threading.Event()

@@ -29,6 +29,7 @@ from sparkkeras.data.dataset import (
     driver_dataset,
 )
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, counted
+from sparkkeras.events import MemberTrained
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, check_rows
 from sparkkeras.modeling.state import ModelState
@@ -46,7 +47,7 @@ SAMPLING = ("all", "partition", "bootstrap")
 _BOOTSTRAP = 0xB007
 
 TICK_SECONDS = 0.05
-"""The interval at which the driver looks for members that are trained, if it writes checkpoints."""
+"""The interval at which the driver looks for members that are trained, if it writes checkpoints or reports them."""
 
 Spans = tuple[tuple[int, int | None], ...]
 """For each partition the rows [start, stop); ``None``: to the end."""
@@ -245,7 +246,8 @@ class IndependentStrategy:
                 validation,
             )
             results = where.run(task)
-            found = results.collect() if checkpoints is None else self._train_each(results, dataset, checkpoints)
+            together = checkpoints is None and not job.events
+            found = results.collect() if together else self._train_each(results, dataset, job)
         for each in found:
             if isinstance(each, Diverged):
                 raise DivergenceError(
@@ -257,22 +259,28 @@ class IndependentStrategy:
         self.histories = [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
 
     def _train_each(
-        self, results: Results[Trained | Diverged], dataset: StoredDataset, checkpoints: MemberCheckpoints
+        self, results: Results[Trained | Diverged], dataset: StoredDataset, job: Job
     ) -> list[Trained | Diverged]:
-        """Train the members that are not in the checkpoint, each in a job of its own; keep each when it is trained.
+        """Train the members that are not in a checkpoint, each in a Spark job of its own; keep and report each.
 
         With Spark Connect a checkpoint may be written by a query, which would wait for all jobs that were started before:
         so there are never more of these than slots.
         """
-        found: list[Trained | Diverged] = [*checkpoints.trained.values()]
+        checkpoints = self._checkpoints
+        trained = {} if checkpoints is None else checkpoints.trained
+        found: list[Trained | Diverged] = [*trained.values()]
+        for member in trained.values():
+            job.events.emit(_reported(member, job))
 
-        def take(job: Running[list[Trained | Diverged]]) -> None:
-            for each in job.result():
+        def take(of_member: Running[list[Trained | Diverged]]) -> None:
+            for each in of_member.result():
                 found.append(each)
                 if isinstance(each, Trained):
-                    checkpoints.keep(each)
+                    job.events.emit(_reported(each, job))
+                    if checkpoints is not None:
+                        checkpoints.keep(each)
 
-        pending = [number for number in range(len(self._members)) if number not in checkpoints.trained]
+        pending = [number for number in range(len(self._members)) if number not in trained]
         most = len(pending) if isinstance(dataset, DriverDataset) else dataset.slots
         running: list[Running[list[Trained | Diverged]]] = []
         try:
@@ -368,6 +376,13 @@ def _end(running: Sequence[Running[Any]]) -> None:
         for each in left:
             each.cancel()
         time.sleep(TICK_SECONDS)
+
+
+def _reported(trained: Trained, job: Job) -> MemberTrained:
+    epochs = range(job.initial_epoch, job.initial_epoch + len(trained.logs))
+    names = trained.logs[-1] if trained.logs else {}
+    history = {name: [logs[name] for logs in trained.logs if name in logs] for name in names}
+    return MemberTrained(trained.member, epochs, history)
 
 
 def _finished(model: keras.Model, trained: Trained, job: Job) -> keras.callbacks.History:

@@ -59,6 +59,6 @@ def test_the_driver_shows_lines_once_and_keeps_the_last_ones():
     console.add(1, [str(number) for number in range(TAIL_LINES + 5)])
     console.show(0, "epoch 1")
     taken = console.take()
-    assert (taken[0], taken[-1], len(taken)) == ("[1] 0\n", "[0] epoch 1\n", TAIL_LINES + 6)
+    assert (taken[0], taken[-1], len(taken)) == ((1, "0"), (0, "epoch 1"), TAIL_LINES + 6)
     assert console.take() == []
     assert (console.tail(1)[0], len(console.tail(1)), console.tail(0)) == ("5", TAIL_LINES, [])

@@ -1,0 +1,67 @@
+"""The trials of a search as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparkkeras.events import Events, HyperParameter, RunStarted, TrialChanged, WorkersChanged
+from sparkkeras.hyperopt.ledger import TrialLedger
+from sparkkeras.hyperopt.parameters import Parameter
+from sparkkeras.hyperopt.trials import Trial
+
+
+class TrialEvents:
+    """Emits trials that have changed since the last call.
+
+    Args:
+        events: Gets the events.
+        ledger: The trials.
+        parameters: The hyper-parameters.
+    """
+
+    def __init__(self, events: Events, ledger: TrialLedger, parameters: Sequence[Parameter]) -> None:
+        self._events, self._ledger, self._parameters = events, ledger, parameters
+        self._emitted: dict[int, Trial] = {}
+
+    def begin(self, num_workers: int) -> None:
+        """Emit the number of workers, and the trials of earlier calls."""
+        self._events.emit(WorkersChanged(num_workers))
+        self.tick()
+
+    def tick(self) -> None:
+        """Emit what has changed."""
+        if self._events:
+            running = self._ledger.running  # read first: a trial that ends now is finished, not neither of both
+            for trial in [*running, *self._ledger.finished]:
+                if self._emitted.get(trial.number) is not trial:
+                    self._emitted[trial.number] = trial
+                    self._events.emit(TrialChanged(trial, params_by_name(self._parameters, trial)))
+
+
+def search_started(
+    name: str,
+    settings: dict[str, Any],
+    *,
+    metric: str,
+    minimizes: bool,
+    max_trials: int | None,
+    parameters: Sequence[Parameter],
+) -> RunStarted:
+    """The event with which a search begins; see `RunStarted`."""
+    described = tuple(HyperParameter(each.name, each.options, "log" in each.kind) for each in parameters)
+    return RunStarted(
+        "search",
+        name,
+        {key: value for key, value in settings.items() if value is not None},
+        metric=metric,
+        minimizes=minimizes,
+        max_trials=max_trials,
+        parameters=described,
+    )
+
+
+def params_by_name(parameters: Sequence[Parameter], trial: Trial) -> dict[str, Any]:
+    """The hyper-parameters of a trial by their display names: numbers, and for a choice the name of the option."""
+    used = (each for each in parameters if each.is_used(trial.chosen))
+    return {each.name: each.text(trial.chosen) if each.options else each.value(trial.chosen) for each in used}

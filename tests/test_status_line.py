@@ -1,0 +1,94 @@
+"""Lines that stay, and one below them that changes; what a log, a terminal and a notebook get."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from sparkkeras import status_line
+from sparkkeras.status_line import StatusLine
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(status_line, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    return writes_to(Terminal(), monkeypatch)
+
+
+def writes_to(stream, monkeypatch):
+    monkeypatch.setattr(status_line, "sys", SimpleNamespace(stdout=stream, modules=sys.modules))
+    return stream
+
+
+def test_a_log_gets_a_line_a_minute_of_what_would_change(clock, capsys):
+    status = StatusLine(1)
+    status.write("begins")
+    for second in range(150):
+        clock.now = 100.0 + second
+        status.update(f"after {second}")
+    status.write("ended")
+    assert capsys.readouterr().out.splitlines() == ["begins", "after 60", "after 120", "ended"]
+
+
+def test_a_terminal_gets_one_line_that_is_replaced(clock, terminal):
+    status = StatusLine(1)
+    status.update("loading")
+    clock.now += 1
+    status.update("half")
+    status.write("done")
+    assert terminal.getvalue() == "loading\r\033[Khalf\r\033[Kdone\n"
+
+
+def test_a_line_changes_ten_times_a_second_at_most(clock, terminal):
+    status = StatusLine(1)
+    for step in range(1000):
+        clock.now = 100.0 + step / 1000
+        status.update(str(step))
+    assert 9 <= terminal.getvalue().count("\r") <= 10
+
+
+def test_a_line_that_changes_fits_into_the_terminal(clock, terminal, monkeypatch):
+    monkeypatch.setattr(status_line.shutil, "get_terminal_size", lambda: SimpleNamespace(columns=10))
+    StatusLine(1).update("0123456789abcdef")
+    assert terminal.getvalue() == "012345678"
+
+
+def test_a_notebook_gets_blanks_in_place_of_the_terminals_sequence(clock, monkeypatch):
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    stream = writes_to(OutStream(), monkeypatch)
+    status = StatusLine(1)
+    status.update("loading")
+    status.clear()
+    assert stream.getvalue() == "loading\r       \r"
+
+
+def test_no_line_changes_where_spark_draws_its_bars(terminal, monkeypatch):
+    conf = SimpleNamespace(get=lambda name, default: "true")
+    context = SimpleNamespace(getConf=lambda: conf)
+    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(SparkContext=SimpleNamespace(_active_spark_context=context)))
+    status = StatusLine(1)
+    status.update("loading")
+    assert (terminal.getvalue(), status.changes) == ("", False)
+
+
+@pytest.mark.parametrize(("verbose", "expected"), [(0, ""), (2, "line\n")])
+def test_verbose(verbose, expected, terminal):
+    status = StatusLine(verbose)
+    status.update("changing")
+    status.write("line")
+    status.clear()
+    assert terminal.getvalue() == expected
