@@ -280,33 +280,33 @@ class HyperParamModel:
         definition = SearchDefinition(search_space, algorithm, metric, sign, _choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
         settings = TrialSettings(trial_objective, objects, sign, definition.seed, read_data, workers.in_child_processes)
-        with journal.opened(definition.settings, search_space.params) as earlier_trials:
-            saver = TrialSaver(journal)
-            ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
-            sample = None if shared is None or model is None else shared["x"]
-            results = SearchResults(ledger, journal, search_space, metric, sign, model, sample, objects)
-            self._results, self.seed = results, definition.seed
-            started = search_started(
-                getattr(objective or model, "__name__", "search"),
-                {
-                    "algo": algo if isinstance(algo, str) else getattr(algo, "__name__", repr(algo)),
-                    "pruner": pruner if isinstance(pruner, str) or pruner is None else repr(pruner),
-                    "epochs": epochs if objective is None else None,
-                    "batch_size": batch_size if objective is None else None,
-                    "seed": definition.seed,
-                    "timeout": timeout,
-                    "save_to": folder,
-                },
-                metric=metric,
-                minimizes=sign > 0,
-                max_trials=limits.max_evals,
-                parameters=search_space.parameters,
-            )
-            with events.running(started), watching_spark(events), saver.running(ledger):
-                self._search(
-                    workers, settings, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose, events
-                )
-        results.check(limits.max_failures)
+        started = search_started(
+            getattr(objective or model, "__name__", "search"),
+            {
+                "algo": algo if isinstance(algo, str) else getattr(algo, "__name__", repr(algo)),
+                "pruner": pruner if isinstance(pruner, str) or pruner is None else repr(pruner),
+                "epochs": epochs if objective is None else None,
+                "batch_size": batch_size if objective is None else None,
+                "seed": definition.seed,
+                "timeout": timeout,
+                "save_to": folder,
+            },
+            metric=metric,
+            minimizes=sign > 0,
+            max_trials=limits.max_evals,
+            parameters=search_space.parameters,
+        )
+        verbose = 1 if verbose == "auto" else verbose
+        with events.running(started):
+            with journal.opened(definition.settings, search_space.params) as earlier_trials:
+                saver = TrialSaver(journal)
+                ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
+                sample = None if shared is None or model is None else shared["x"]
+                results = SearchResults(ledger, journal, search_space, metric, sign, model, sample, objects)
+                self._results, self.seed = results, definition.seed
+                with watching_spark(events), saver.running(ledger):
+                    self._search(workers, settings, shared, results, limits.max_evals, verbose, events)
+            results.check(limits.max_failures)
         return self.best_model
 
     @property

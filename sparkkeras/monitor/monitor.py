@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec
 
 import keras
 
@@ -21,6 +22,23 @@ from sparkkeras.monitor.page import saved_page
 from sparkkeras.monitor.server import PageServer
 from sparkkeras.spark import filesystem
 from sparkkeras.training.description import describe_model
+
+P = ParamSpec("P")
+
+
+def _harmless(method: Callable[Concatenate[Monitor, P], None]) -> Callable[Concatenate[Monitor, P], None]:
+    """Warn of errors of the monitor, which must not end a training."""
+
+    @functools.wraps(method)
+    def harmless(self: Monitor, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            warn(f"the monitor may show less from now on: {type(error).__name__}: {error}")
+
+    return harmless
 
 
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
@@ -122,6 +140,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             _add_history(messages, name, each)
         _write_page(messages, target)
 
+    @_harmless
     def on_event(self, event: Event) -> None:
         """Show an event of a run; see `sparkkeras.events`."""
         if isinstance(event, RunStarted):
@@ -131,6 +150,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         else:
             self._reporter.handle(event)
 
+    @_harmless
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin a run, unless a `RunStarted` has begun it: that of ``keras.Model.fit``."""
         if self._reporter.kind in ("", "keras"):
@@ -138,10 +158,12 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             shown = {name: value for name, value in settings.items() if value is not None}
             self._begin(RunStarted("keras", self.model.name, shown, self.params.get("epochs")))
 
+    @_harmless
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the beginning of an epoch."""
         self._reporter.epoch_begins(epoch)
 
+    @_harmless
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Show the progress of ``keras.Model.fit`` within an epoch, twice a second."""
         steps, now = self.params.get("steps"), time.monotonic()
@@ -149,10 +171,12 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             self._next_batch = now + 0.5
             self._reporter.batches_done(0, min(1.0, (batch + 1) / steps), logs or {})
 
+    @_harmless
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Show the metrics of an epoch."""
         self._reporter.epoch_ends(epoch, logs or {})
 
+    @_harmless
     def on_train_end(self, logs: Any = None) -> None:
         """End the run of ``keras.Model.fit``; others end with `RunEnded`."""
         if self._reporter.kind == "keras":
@@ -173,10 +197,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _write(self) -> None:
         if self._save_to is not None:
-            try:
-                _write_page(self._messages, self._save_to)
-            except StorageError as error:
-                warn(f"the page of the monitor could not be saved: {error}")
+            _write_page(self._messages, self._save_to)
 
 
 def _html_path(name: str, value: Any) -> Path:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
-SCRIPTS: Sequence[str] = ("page.js",)
+SCRIPTS = (
+    "format.js",
+    "dom.js",
+    "state.js",
+    "derive.js",
+    "charts.js",
+    "tables.js",
+    "panels.js",
+    "search.js",
+    "runs.js",
+    "main.js",
+)
 """The scripts of the page, in the order in which it runs them."""
 
 

@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -29,7 +28,9 @@ MAX_CONNECTIONS = 32
 """The number of connections at the same time."""
 
 TIMEOUT = 10.0
-"""How long a client may take to send a request, or to read more of a response, in seconds."""
+"""How long a client may take to send a request, or to read the next `PIECE_BYTES` of a response, in seconds."""
+
+PIECE_BYTES = 64 * 1024
 
 REQUESTS_PER_SECOND = 30.0
 """The largest rate of requests with the token; a page makes one a second."""
@@ -104,7 +105,7 @@ class PageServer:
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
         shown = f"[{shown}]" if ":" in shown else shown
         self.url = f"http://{shown}:{self._server.server_address[1]}/{self.token}/"
-        thread = threading.Thread(target=self._server.serve_forever, name="sparkkeras-monitor", daemon=True)
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="sparkkeras-monitor", daemon=True)
         thread.start()
         self._thread: threading.Thread | None = thread
 
@@ -223,7 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            with suppress(ConnectionError, TimeoutError):
-                self.wfile.write(body)
-                return
-            self.close_connection = True
+            try:
+                for start in range(0, len(body), PIECE_BYTES):
+                    self.wfile.write(body[start : start + PIECE_BYTES])
+            except (ConnectionError, TimeoutError):
+                self.close_connection = True

@@ -1,0 +1,176 @@
+"""Events become messages for the page: in order, in JSON's types, with speed and time left."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sparkkeras import TrainingInterruptedError
+from sparkkeras.events import (
+    CheckpointWritten,
+    EpochMeasured,
+    HyperParameter,
+    Incident,
+    MemberTrained,
+    OutputWritten,
+    PhaseStarted,
+    RankChanged,
+    RowsTrained,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    TrialChanged,
+    Updates,
+    WorkerEpoch,
+    WorkersChanged,
+    WorkersReported,
+)
+from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.monitor.messages import Messages, RunReporter, plain
+
+
+class Bench:
+    """A reporter on a simulated clock, and what it has reported."""
+
+    def __init__(self, **run):
+        self.now = 1000.0
+        self.messages = Messages()
+        self.reporter = RunReporter(self.messages, lambda: self.now)
+        self.reporter.handle(RunStarted("fit", "model", **run))
+
+    def handle(self, *events, seconds=0.0):
+        for event in events:
+            self.now += seconds
+            self.reporter.handle(event)
+
+    def epoch(self, number, *events, seconds=2.0, **logs):
+        self.reporter.epoch_begins(number)
+        self.now += seconds
+        self.handle(*events)
+        self.reporter.epoch_ends(number, logs)
+
+    def all(self, after=0):
+        return json.loads(self.messages.after(after, 1000)[1])
+
+    def of(self, kind):
+        names = ("type", "run", "time")
+        return [{k: v for k, v in each.items() if k not in names} for each in self.all() if each["type"] == kind]
+
+
+def test_a_run_begins_with_its_settings():
+    bench = Bench(settings={"mode": "synchronous", "rule": None}, epochs=3, parameters=(HyperParameter("lr", (), True),))
+    (run,) = bench.all()
+    assert (run["type"], run["time"], run["kind"], run["name"], run["epochs"]) == ("run", 1000.0, "fit", "model", 3)
+    assert run["settings"] == {"mode": "synchronous", "rule": None}
+    assert run["parameters"] == [{"name": "lr", "options": [], "is_log": True}]
+
+
+def test_rows_a_second_exclude_start_up():
+    bench = Bench(epochs=2)
+    bench.epoch(0, RowsTrained(600, 0.5, 4.0), RowsTrained(400, 1.0), seconds=9.0, loss=0.5)
+    bench.epoch(1, RowsTrained(1000, 1.0), seconds=2.0, loss=np.float32(0.25))
+    assert bench.of("epoch") == [
+        {"epoch": 0, "logs": {"loss": 0.5}, "rows": 1000, "seconds": 5.0, "startup_seconds": 4.0},
+        {"epoch": 1, "logs": {"loss": 0.25}, "rows": 1000, "seconds": 2.0, "startup_seconds": 0.0},
+    ]
+
+
+def test_the_parameter_server_measures_its_epochs():
+    bench = Bench(epochs=1)
+    measured = EpochMeasured(0, 800, 1.5, 6.0, Updates(30, 20.0, {0: 20, 2: 10}, 0.67, 2))
+    bench.epoch(0, RowsTrained(500, 0.6), measured, seconds=9.0)
+    assert bench.of("epoch") == [{"epoch": 0, "logs": {}, "rows": 800, "seconds": 1.5, "startup_seconds": 6.0}]
+    assert bench.of("updates") == [
+        {
+            "epoch": 0,
+            "count": 30,
+            "per_second": 20.0,
+            "mean_staleness": 0.67,
+            "max_staleness": 2,
+            "staleness": {"0": 20, "2": 10},
+        }
+    ]
+
+
+def test_time_left_is_that_of_the_epochs_so_far():
+    bench = Bench(epochs=5)
+    bench.epoch(0, RowsTrained(100, 1.0, 6.0), seconds=10.0)  # 4 seconds of training
+    bench.reporter.epoch_begins(1)
+    bench.handle(RowsTrained(50, 0.5), seconds=2.0)
+    (progress,) = bench.of("progress")
+    assert (progress["done"], progress["rows"], progress["rows_per_second"]) == (0.5, 50, 25.0)
+    assert progress["seconds_left"] == pytest.approx(3.5 * 4.0)
+
+
+def test_progress_replaces_itself_twice_a_second():
+    bench = Bench(epochs=1)
+    bench.reporter.epoch_begins(0)
+    for step in range(100):
+        bench.handle(RowsTrained(1, step / 100), seconds=0.1)
+    (progress,) = bench.of("progress")
+    assert progress["rows"] == 96
+    assert 15 <= len(bench.messages) <= 25
+
+
+def test_who_has_read_some_messages_gets_the_later_ones():
+    bench = Bench()
+    number, _ = bench.messages.after(0, 1000)
+    bench.handle(PhaseStarted("Storing rows"), PhaseStarted("Loading Keras"), Incident("retry", "again"))
+    following, texts = bench.messages.after(number, 1000)
+    assert [each["type"] for each in json.loads(texts)] == ["phase", "incident"]
+    assert bench.messages.after(following, 1000) == (following, "[]")
+    assert bench.messages.after(10_000, 1000)[1] == "[]"
+    assert [bench.messages.after(start, 1)[0] for start in range(4)] == [1, 2, 3, 4]
+
+
+def test_every_event_has_its_message():
+    bench = Bench()
+    trial = Trial(3, {}, "failed", None, None, worker="host", seconds=1.0, error="it raised", traceback="Traceback ...",
+                  intermediate_values=(0.5, float("nan")))  # fmt: skip
+    bench.handle(
+        WorkersChanged(2),
+        RunResumed("Continuing", range(2), {"loss": [0.3, 0.2]}),
+        WorkersReported(1, (WorkerEpoch(0, 10, 1.0), WorkerEpoch(1, 12, 3.0))),
+        CheckpointWritten("/c/1", 1, 0.5),
+        TrialChanged(trial, {"lr": 0.1, "act": "relu"}),
+        TrialChanged(trial, {"lr": 0.1, "act": "relu"}),
+        MemberTrained(1, range(1), {"loss": [0.5]}),
+        RankChanged(0, "started", "host"),
+        OutputWritten(0, "line\n"),
+    )
+    assert bench.of("count") == [{"workers": 2}]
+    assert bench.of("resumed") == [{"text": "Continuing", "epochs": [0, 1], "history": {"loss": [0.3, 0.2]}}]
+    assert bench.of("workers") == [{"epoch": 1, "worker": [0, 1], "rows": [10, 12], "seconds": [1.0, 3.0]}]
+    assert bench.of("checkpoint") == [{"path": "/c/1", "epoch": 1, "seconds": 0.5}]
+    (shown,) = bench.of("trial")
+    assert (shown["trial"], shown["status"], shown["values"]) == (3, "failed", [0.5, "NaN"])
+    assert (shown["params"], shown["traceback"]) == ({"lr": 0.1, "act": "relu"}, "Traceback ...")
+    assert bench.of("member") == [{"member": 1, "epochs": [0], "history": {"loss": [0.5]}}]
+    assert bench.of("rank") == [{"rank": 0, "state": "started", "host": "host"}]
+    assert bench.of("output") == [{"rank": 0, "text": "line\n"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (None, "finished", ""),
+        (ValueError("bad\nsecond line"), "failed", "ValueError: bad"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
+        (TrainingInterruptedError("SIGTERM"), "interrupted", "TrainingInterruptedError: SIGTERM"),
+    ],
+)
+def test_a_run_ends_with_its_error(error, status, line):
+    bench = Bench()
+    bench.handle(RunEnded(error), seconds=5.0)
+    (end,) = bench.of("end")
+    assert (end["status"], end["error"], end["seconds"]) == (status, line, 5.0)
+    assert ("bad" in end["traceback"]) == (status == "failed")
+    bench.handle(Incident("retry", "too late"), RunEnded())
+    assert bench.all()[-1]["type"] == "end"
+
+
+def test_values_become_jsons():
+    nan, inf = float("nan"), float("inf")
+    given = {1: np.float32(0.5), "a": np.arange(2), "b": (nan, inf, -inf), "c": np.array(nan), "d": np.int64(3), "e": True}
+    assert plain(given) == {"1": 0.5, "a": [0, 1], "b": ["NaN", "Infinity", "-Infinity"], "c": "NaN", "d": 3, "e": True}
+    assert plain(ValueError) == str(ValueError)

@@ -1,0 +1,249 @@
+"""The monitor follows trainings, searches, ensembles and functions, and saves them; it never ends a training."""
+
+import copy
+import json
+import pickle
+import urllib.request
+import warnings
+from contextlib import closing
+
+import hyperopt
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import (
+    ConfigurationError,
+    DivergenceError,
+    Monitor,
+    SparkRunner,
+    StorageError,
+    UnknownArgumentError,
+)
+from sparkkeras.events import Incident, RunEnded, RunStarted
+from sparkkeras.hyperopt import HyperParamModel, report
+from sparkkeras.hyperopt.workers import LocalWorkers
+from tests.models import regression
+from tests.training.jobs import Model, fit, partitions
+
+X, Y = np.ones((64, 3), np.float32), np.ones((64, 1), np.float32)
+
+
+@pytest.fixture
+def monitor(tmp_path):
+    with closing(Monitor(save_to=tmp_path / "run.html", verbose=False)) as made:
+        yield made
+
+
+def live(monitor):
+    with urllib.request.urlopen(monitor.url + "messages?after=0", timeout=10) as response:
+        return json.load(response)["messages"]
+
+
+def saved(path):
+    text = path.read_text("utf-8")
+    return json.loads(text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])["messages"]
+
+
+def of(messages, kind):
+    return [each for each in messages if each["type"] == kind]
+
+
+def test_a_training_of_keras_is_shown_and_saved(monitor, tmp_path):
+    regression().fit(X, Y, epochs=3, batch_size=8, validation_split=0.25, verbose=0, callbacks=[monitor])
+    messages = live(monitor)
+    assert messages == saved(tmp_path / "run.html")
+    (run,) = of(messages, "run")
+    assert (run["kind"], run["epochs"], run["settings"]["batches"]) == ("keras", 3, 6)
+    epochs = of(messages, "epoch")
+    assert [each["epoch"] for each in epochs] == [0, 1, 2]
+    assert set(epochs[0]["logs"]) == {"loss", "val_loss"}
+    assert of(messages, "progress")
+    assert of(messages, "end")[0]["status"] == "finished"
+
+
+def test_the_address_is_printed(capsys):
+    with Monitor() as monitor:
+        assert capsys.readouterr().out == f"Monitor: {monitor.url}\n"
+        assert repr(monitor) == f"Monitor(url={monitor.url!r})"
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_strategies_report_to_a_monitor(mode, monitor):
+    monitor.on_event(RunStarted("fit", "linear", {"mode": mode}, 2))
+    fit(Model(optimizer=keras.optimizers.SGD(0.1)), partitions(8, 8), mode, epochs=2, callbacks=[monitor])
+    monitor.on_event(RunEnded())
+    messages = live(monitor)
+    assert len(of(messages, "run")) == 1
+    assert [each["epoch"] for each in of(messages, "epoch")] == [0, 1]
+    assert [each["rows"] for each in of(messages, "workers")] == [[8, 8], [8, 8]]
+    assert [each["rows"] for each in of(messages, "epoch")] == [16, 16]
+    assert len(of(messages, "updates")) == (2 if mode == "asynchronous" else 0)
+
+
+def objective(params):
+    if params["act"] == "bad":
+        raise ValueError("no such activation")
+    for epoch in range(2):
+        report(params["x"] ** 2 + 1 - epoch / 2)
+    return params["x"] ** 2
+
+
+def test_a_search_reports_its_trials(monitor, tmp_path):
+    space = {
+        "x": hyperopt.hp.loguniform("x", -3, 0),
+        "act": hyperopt.hp.choice("act", ["relu", "bad"]),
+    }
+    search = HyperParamModel(LocalWorkers())
+    search.minimize(
+        objective=lambda params, _: objective(params), space=space, max_evals=8, seed=1, verbose=0, monitor=monitor
+    )
+    messages = saved(tmp_path / "run.html")
+    (run,) = of(messages, "run")
+    assert (run["kind"], run["metric"], run["minimizes"], run["max_trials"]) == ("search", "loss", True, 8)
+    assert run["parameters"] == [
+        {"name": "act", "options": ["relu", "bad"], "is_log": False},
+        {"name": "x", "options": [], "is_log": True},
+    ]
+    trials = {each["trial"]: each for each in of(messages, "trial")}
+    assert len(trials) == len(of(messages, "trial")) == 8
+    failed = [each for each in trials.values() if each["status"] == "failed"]
+    assert {each["params"]["act"] for each in failed} == {"bad"}
+    assert "no such activation" in failed[0]["traceback"]
+    fine = [each for each in trials.values() if each["status"] == "ok"]
+    assert fine
+    for each in fine:
+        assert each["params"]["act"] == "relu"
+        assert each["value"] == pytest.approx(each["params"]["x"] ** 2)
+        assert len(each["values"]) == 2
+
+
+def test_a_function_reports_its_ranks(monitor):
+    def work(word):
+        import sys
+
+        sys.stdout.write(f"{word}\n")
+
+    SparkRunner(2, local_mode=True).run(work, "hello", monitor=monitor)
+    messages = live(monitor)
+    assert (of(messages, "run")[0]["kind"], of(messages, "run")[0]["name"]) == ("function", "work")
+    assert {each["rank"] for each in of(messages, "rank") if each["state"] == "finished"} == {0, 1}
+    assert {(each["rank"], each["text"]) for each in of(messages, "output")} == {(0, "hello\n"), (1, "hello\n")}
+    assert of(messages, "end")[0]["status"] == "finished"
+
+
+def test_a_failure_is_shown_and_saved(monitor, tmp_path):
+    class Raises(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise RuntimeError("a callback of the user")
+
+    with pytest.raises(RuntimeError), monitor:
+        regression().fit(X, Y, verbose=0, callbacks=[monitor, Raises()])
+    (end,) = of(saved(tmp_path / "run.html"), "end")
+    assert (end["status"], end["error"]) == ("failed", "RuntimeError: a callback of the user")
+    assert "on_epoch_end" in end["traceback"]
+
+
+def test_a_run_that_has_not_told_its_end_is_stopped(monitor, tmp_path):
+    monitor.set_model(regression())
+    monitor.set_params({"epochs": 2, "steps": 2})
+    monitor.on_train_begin()
+    monitor.on_train_begin()
+    monitor.close()
+    assert [each["status"] for each in of(saved(tmp_path / "run.html"), "end")] == ["stopped", "stopped"]
+    monitor.close()
+
+
+def test_a_monitor_shows_one_run_at_a_time(monitor):
+    monitor.on_event(RunStarted("search", "first"))
+    with pytest.raises(ConfigurationError, match="shows another run.*a Monitor for each"):
+        monitor.on_event(RunStarted("fit", "second"))
+    monitor.on_event(RunEnded())
+    monitor.on_event(RunStarted("fit", "third"))
+
+
+def test_histories_are_saved_and_compared(tmp_path):
+    first = regression().fit(X, Y, epochs=2, verbose=0)
+    second = regression().fit(X, Y, epochs=3, verbose=0)
+    Monitor.save(first, tmp_path / "one.html")
+    Monitor.save({"small": first, "large": second}, str(tmp_path / "two.html"))
+    assert [each["logs"]["loss"] for each in of(saved(tmp_path / "one.html"), "epoch")] == first.history["loss"]
+    messages = saved(tmp_path / "two.html")
+    assert [each["name"] for each in of(messages, "run")] == ["small", "large"]
+    assert len({each["run"] for each in messages}) == 2
+    assert len(of(messages, "epoch")) == 5
+
+
+def test_a_saved_page_needs_no_escapes_in_data(monitor, tmp_path):
+    monitor.on_event(RunStarted("fit", "</script><script>alert(1)</script><!--"))
+    monitor.on_event(RunEnded())
+    text = (tmp_path / "run.html").read_text("utf-8")
+    assert "alert(1)</script>" not in text
+    assert of(saved(tmp_path / "run.html"), "run")[0]["name"] == "</script><script>alert(1)</script><!--"
+
+
+def test_errors_of_the_monitor_are_warnings(monitor, tmp_path):
+    monitor.on_event(RunStarted("fit", "model"))
+    monitor._save_to = tmp_path / "gone" / "run.html"
+    with pytest.warns(UserWarning, match="the monitor may show less.*gone"):
+        monitor.on_event(RunEnded())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"port": 70_000}, ConfigurationError, "port=70000"),
+        ({"port": "a"}, ConfigurationError, "port='a'"),
+        ({"host": ""}, ConfigurationError, "host=''.*127.0.0.1"),
+        ({"host": 5}, ConfigurationError, "host=5"),
+        ({"save_to": "run.png"}, ConfigurationError, r"save_to='run.png' must end in .html"),
+        ({"save_to": "/no/such/folder/run.html"}, StorageError, "'/no/such/folder' does not exist"),
+        ({"verbose": "loud"}, ConfigurationError, "verbose='loud'"),
+        ({"prot": 1}, UnknownArgumentError, "Did you mean 'port'"),
+    ],
+)
+def test_bad_arguments(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Monitor(**arguments)
+
+
+def test_bad_histories(tmp_path):
+    for history in ({"a": 1}, {"loss": [1.0]}, None, [1]):
+        with pytest.raises(ConfigurationError, match="history: expected a keras.callbacks.History"):
+            Monitor.save(history, tmp_path / "a.html")
+
+
+@pytest.mark.parametrize("monitor", [5, "a", Monitor, [object()]])
+def test_other_objects_are_no_monitors(monitor):
+    with pytest.raises(ConfigurationError, match="monitor=.*on_event"):
+        SparkRunner(1, local_mode=True).run(print, monitor=monitor)
+    with pytest.raises(ConfigurationError, match="monitor=.*on_event"):
+        HyperParamModel(LocalWorkers()).minimize(
+            objective=print, space={"x": hyperopt.hp.uniform("x", 0, 1)}, max_evals=1, monitor=monitor
+        )
+
+
+def test_a_monitor_is_not_sent_to_workers(monitor):
+    for dump in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(ConfigurationError, match="runs on the driver.*not worker_callbacks"):
+            dump(monitor)
+
+
+def test_batches_of_a_spark_model_cause_no_warning(monitor):
+    from sparkkeras.training.callbacks import check_callbacks
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check_callbacks([monitor], regression()) == [monitor]
+
+
+def test_incidents_are_shown(monitor):
+    monitor.on_event(RunStarted("fit", "model"))
+    monitor.on_event(Incident("retry", "a task failed"))
+    assert of(live(monitor), "incident")[0]["text"] == "a task failed"
+
+
+def test_divergence_ends_a_run_as_failed(monitor):
+    monitor.on_event(RunStarted("fit", "model"))
+    monitor.on_event(RunEnded(DivergenceError("training diverged")))
+    assert of(live(monitor), "end")[0]["error"] == "DivergenceError: training diverged"

@@ -1,0 +1,189 @@
+"""The server of the monitor: who may read what, floods, slow viewers."""
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+
+from sparkkeras import ConfigurationError
+from sparkkeras.monitor import server
+from sparkkeras.monitor.messages import Messages
+from sparkkeras.monitor.server import PageServer, RateLimit
+
+
+@pytest.fixture
+def messages():
+    return Messages()
+
+
+@pytest.fixture
+def served(messages):
+    with closing(PageServer(messages, "127.0.0.1", 0)) as page_server:
+        yield page_server
+
+
+def get(url, method="GET", **headers):
+    request = urllib.request.Request(url, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.headers, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def test_the_page_and_its_messages(served, messages):
+    status, headers, body = get(served.url)
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert b"<!doctype html>" in body.lower()[:100]
+    nonce = headers["Content-Security-Policy"].partition("'nonce-")[2].partition("'")[0]
+    assert f'nonce="{nonce}"'.encode() in body
+    assert b'nonce="NONCE"' not in body
+    messages.add({"type": "phase", "text": "</script>"})
+    status, headers, body = get(served.url + "messages?after=0")
+    answer = json.loads(body)
+    assert (status, answer["next"], answer["more"]) == (200, 1, False)
+    assert answer["messages"] == [{"type": "phase", "text": "</script>"}]
+    assert json.loads(get(served.url + "messages?after=1")[2])["messages"] == []
+
+
+def test_many_messages_arrive_in_pieces(served, messages, monkeypatch):
+    monkeypatch.setattr(server, "MAX_MESSAGES", 2)
+    for number in range(5):
+        messages.add({"number": number})
+    answers = [json.loads(get(served.url + f"messages?after={start}")[2]) for start in (0, 2, 4)]
+    assert [len(answer["messages"]) for answer in answers] == [2, 2, 1]
+    assert [answer["more"] for answer in answers] == [True, True, False]
+
+
+@pytest.mark.parametrize("after", ["", "-1", "x", "9999999999999", "1.5", "%00"])
+def test_nonsense_numbers_begin_anew(served, messages, after):
+    messages.add({"number": 0})
+    assert len(json.loads(get(served.url + f"messages?after={after}")[2])["messages"]) == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/messages?after=0", "/{other}/", "/{part}/", "/{token}x/", "/%2e%2e/"])
+def test_without_the_token_everything_is_forbidden(served, messages, path):
+    messages.add({"secret": 1})
+    other, token = "A" * len(served.token), served.token
+    url = served.url.removesuffix(f"/{token}/") + path.format(other=other, token=token, part=token[:-1])
+    status, headers, body = get(url)
+    assert status == 403
+    assert b"secret" not in body
+    assert token not in str(headers) + body.decode()
+
+
+def test_pages_of_other_origins_can_read_nothing(served):
+    for site in ("cross-site", "same-site"):
+        assert get(served.url + "messages", **{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "cors"})[0] == 403
+    assert get(served.url, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200  # a link
+    headers = get(served.url)[1]
+    assert "Access-Control-Allow-Origin" not in headers
+    assert (headers["X-Frame-Options"], headers["Referrer-Policy"]) == ("DENY", "no-referrer")
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(served, method):
+    assert get(served.url, method)[0] == 501
+
+
+def test_other_paths_and_head(served):
+    assert get(served.url + "../etc/passwd")[0] in (403, 404)
+    assert get(served.url + "page.js")[0] == 404
+    status, headers, body = get(served.url, "HEAD")
+    assert (status, body) == (200, b"")
+    assert int(headers["Content-Length"]) > 1000
+
+
+def test_a_rate_limit_lets_bursts_pass_and_then_makes_callers_wait():
+    clock = SimpleNamespace(now=100.0)
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    limit = RateLimit(10.0, lambda: clock.now, sleep)
+    for _ in range(10):
+        limit.wait()
+    assert clock.now == 100.0
+    for _ in range(20):
+        limit.wait()
+    assert clock.now == pytest.approx(102.0)
+
+
+def test_a_flood_without_the_token_is_answered_slowly(served, monkeypatch):
+    began = time.monotonic()
+    url = served.url.replace(served.token, "guess")
+    for _ in range(10):
+        assert get(url)[0] == 403
+    assert time.monotonic() - began >= 0.8  # five at once, then five a second
+    assert get(served.url + "messages")[0] == 200
+
+
+def connect(page_server):
+    target = urlsplit(page_server.url)
+    return socket.create_connection((target.hostname, target.port), timeout=10)
+
+
+def test_too_many_connections_are_closed(served, monkeypatch):
+    with_free = [connect(served) for _ in range(server.MAX_CONNECTIONS)]
+    time.sleep(0.5)
+    with closing(connect(served)) as surplus:
+        surplus.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            raise_if_closed(surplus)
+    for each in with_free:
+        each.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            assert get(served.url + "messages")[0] == 200
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail("no connection became free")
+
+
+def raise_if_closed(connection):
+    if not connection.recv(1):
+        raise ConnectionResetError
+
+
+def handlers():
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_a_slow_viewer_is_disconnected(served, messages, monkeypatch):
+    monkeypatch.setattr(server._Handler, "timeout", 0.3)
+    messages.add({"large": "x" * 30_000_000})
+    with closing(connect(served)) as slow:
+        slow.sendall(f"GET /{served.token}/messages?after=0 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        slow.recv(1000)
+        assert handlers() == 1
+        time.sleep(1.0)
+        assert handlers() == 0
+
+
+def test_a_silent_client_is_disconnected(served, monkeypatch):
+    monkeypatch.setattr(server._Handler, "timeout", 0.3)
+    with closing(connect(served)) as silent:
+        assert silent.recv(1) == b""
+
+
+def test_addresses(messages):
+    with closing(PageServer(messages, "0.0.0.0", 0)) as everywhere:
+        assert urlsplit(everywhere.url).hostname == socket.gethostname().lower()
+        port = urlsplit(everywhere.url).port
+        with pytest.raises(ConfigurationError, match=f"port={port}.*cannot listen.*port=0"):
+            PageServer(messages, "127.0.0.1", port)
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        PageServer(messages, "no.such.host.invalid", 0)
+    everywhere.close()
+    with pytest.raises(OSError):
+        get(everywhere.url)
