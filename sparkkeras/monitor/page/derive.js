@@ -1,0 +1,240 @@
+// What the page shows of a run that is not in its messages: curves, medians, the best of something, filters. Pure functions.
+
+const SLOW = 1.5; // a worker is slow above this multiple of the median
+const HEAT_COLUMNS = 200;
+const HIGHER_IS_BETTER = /acc|auc|precision|recall|f1|f_score|fbeta|r2|iou|dice|similarity|sensitivity|specificity|kappa|bleu/i;
+
+/** The entries of a Map of epochs, in order. Remembered until the Map's run changes. */
+const sortedEpochs = remember((map) => [...map.values()].sort((one, other) => one.epoch - other.epoch));
+
+/** `compute(map, version)`, computed again only for another version. */
+function remember(compute) {
+  const known = new WeakMap();
+  return (object, version) => {
+    const entry = known.get(object);
+    if (entry && entry.version === version) return entry.value;
+    const value = compute(object);
+    known.set(object, { version, value });
+    return value;
+  };
+}
+
+/** The epochs of a run in order. */
+function epochsOf(run) {
+  return sortedEpochs(run.history, run.versions.history);
+}
+
+/** "f1" of "val_f1[2]": metrics of the same base are drawn in one chart. */
+function baseOf(metric) {
+  return metric.replace(/^val_/, "").replace(/(\[\d+\])+$/, "");
+}
+
+/** The names of metrics by base, in the order in which they appear, the loss first. */
+function metricGroups(entries) {
+  const names = new Set(entries.flatMap((entry) => Object.keys(entry.logs)));
+  names.delete("learning_rate");
+  const groups = new Map();
+  for (const name of [...names].sort((one, other) => isValidation(one) - isValidation(other))) {
+    groups.set(baseOf(name), [...(groups.get(baseOf(name)) ?? []), name]);
+  }
+  return new Map([...groups].sort(([one], [other]) => (other === "loss") - (one === "loss")));
+}
+
+function isValidation(metric) {
+  return metric.startsWith("val_");
+}
+
+/** The points [epoch from 1, value] of a metric; NaN and missing values are kept as they are. */
+function curve(entries, metric) {
+  return entries.filter((entry) => metric in entry.logs).map((entry) => [entry.epoch + 1, entry.logs[metric]]);
+}
+
+/**
+ * Exponential moving average without the bias towards its start, as in Adam (Kingma 2015). Values that are not finite are gaps.
+ */
+function smooth(points, weight) {
+  let mean = 0;
+  let steps = 0;
+  return points.map(([x, y]) => {
+    if (!Number.isFinite(y)) return [x, y];
+    mean = mean * weight + y * (1 - weight);
+    steps += 1;
+    return [x, mean / (1 - weight ** steps)];
+  });
+}
+
+function median(values) {
+  const sorted = values.filter(Number.isFinite).sort((one, other) => one - other);
+  if (!sorted.length) return NaN;
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+/** The seconds of each worker: {worker, points: [[epoch from 1, seconds]], median, ratio to the median of all, isSlow}. */
+const workerTimes = remember((map) => {
+  const points = new Map();
+  for (const epoch of [...map.keys()].sort((one, other) => one - other)) {
+    const report = map.get(epoch);
+    report.worker.forEach((worker, index) => {
+      if (!points.has(worker)) points.set(worker, []);
+      points.get(worker).push([epoch + 1, report.seconds[index]]);
+    });
+  }
+  const overall = median([...points.values()].flat().map(([, seconds]) => seconds));
+  return [...points].sort(([one], [other]) => one - other).map(([worker, own]) => {
+    const middle = median(own.map(([, seconds]) => seconds));
+    return { worker, points: own, median: middle, ratio: middle / overall, isSlow: middle > SLOW * overall };
+  });
+});
+
+function workersOf(run) {
+  return workerTimes(run.workers, run.versions.workers);
+}
+
+/** The cells [column, row, mean seconds] of a heat map with at most `HEAT_COLUMNS` columns, and the columns' names. */
+function heatCells(workers) {
+  const epochs = [...new Set(workers.flatMap(({ points }) => points.map(([epoch]) => epoch)))].sort((one, other) => one - other);
+  const width = Math.ceil(epochs.length / HEAT_COLUMNS);
+  const column = new Map(epochs.map((epoch, index) => [epoch, Math.floor(index / width)]));
+  const names = [];
+  for (let start = 0; start < epochs.length; start += width) {
+    const last = epochs[Math.min(start + width, epochs.length) - 1];
+    names.push(last === epochs[start] ? String(last) : `${epochs[start]}–${last}`);
+  }
+  const cells = workers.flatMap(({ points }, row) => {
+    const sums = new Map();
+    for (const [epoch, seconds] of points) {
+      if (!Number.isFinite(seconds)) continue;
+      const [sum, count] = sums.get(column.get(epoch)) ?? [0, 0];
+      sums.set(column.get(epoch), [sum + seconds, count + 1]);
+    }
+    return [...sums].map(([index, [sum, count]]) => [index, row, sum / count]);
+  });
+  return { names, cells };
+}
+
+/** The updates by staleness, of the last epoch or of all. */
+function stalenessCounts(run, which) {
+  const epochs = [...run.updates.keys()].sort((one, other) => one - other);
+  const counts = new Map();
+  for (const epoch of which === "last" ? epochs.slice(-1) : epochs) {
+    for (const [value, count] of run.updates.get(epoch).staleness) counts.set(value, (counts.get(value) ?? 0) + count);
+  }
+  return [...counts].sort(([one], [other]) => one - other);
+}
+
+/** Whether smaller values of a metric are better, judged by its name unless the run says so. */
+function isMinimized(run, metric) {
+  return metric === run.metric ? run.minimizes : !HIGHER_IS_BETTER.test(metric);
+}
+
+/** The best finite value and its index, or null. */
+function bestOf(values, minimizes) {
+  let best = null;
+  values.forEach((value, index) => {
+    if (Number.isFinite(value) && (!best || (minimizes ? value < best.value : value > best.value))) best = { value, index };
+  });
+  return best;
+}
+
+const sortedTrials = remember((map) => [...map.values()].sort((one, other) => one.number - other.number));
+
+function trialsOf(run) {
+  return sortedTrials(run.trials, run.versions.trials);
+}
+
+/** Trials with a value that counts: a pruned or failed trial may have one, but cannot be the best. */
+function isComplete(trial) {
+  return !["running", "pruned", "failed"].includes(trial.status) && Number.isFinite(trial.value);
+}
+
+function bestTrial(run) {
+  const trials = trialsOf(run).filter(isComplete);
+  const best = bestOf(trials.map((trial) => trial.value), run.minimizes);
+  return best && trials[best.index];
+}
+
+/** The points [number of the trial from 1, best value so far]. */
+function bestSoFar(run) {
+  let best = null;
+  const points = [];
+  for (const trial of trialsOf(run)) {
+    if (isComplete(trial) && (best === null || (run.minimizes ? trial.value < best : trial.value > best))) best = trial.value;
+    if (best !== null) points.push([trial.number, best]);
+  }
+  return points;
+}
+
+function countBy(items, name) {
+  const counts = new Map();
+  for (const item of items) counts.set(name(item), (counts.get(name(item)) ?? 0) + 1);
+  return counts;
+}
+
+/** The names of all hyper-parameters: those of the space, then others that trials have. */
+function parameterNames(run) {
+  return [...new Set([...run.parameters.map(({ name }) => name), ...trialsOf(run).flatMap(({ params }) => Object.keys(params))])];
+}
+
+/**
+ * A predicate for trials from what a user types: words that must occur, and ranges such as `lr<0.01`, `units>=32`,
+ * `optimizer=adam` or `lr:1e-4..1e-2`.
+ */
+function trialFilter(text) {
+  const tests = text.trim().split(/\s+/).filter(Boolean).map(termFilter);
+  return (trial) => tests.every((test) => test(trial));
+}
+
+function termFilter(term) {
+  const range = term.match(/^([^<>=:]+):([^.]*(?:\.\d+)?[^.]*)\.\.(.*)$/);
+  if (range) {
+    const [low, high] = [range[2] === "" ? -Infinity : Number(range[2]), range[3] === "" ? Infinity : Number(range[3])];
+    return (trial) => fieldsOf(trial, range[1]).some((value) => value >= low && value <= high);
+  }
+  const comparison = term.match(/^([^<>=]+)(<=|>=|<|>|=)(.*)$/);
+  if (comparison && comparison[3] !== "") {
+    const [, name, operator, operand] = comparison;
+    return (trial) => fieldsOf(trial, name).some((value) => compare(value, operator, operand));
+  }
+  return (trial) => searchText(trial).includes(term.toLowerCase());
+}
+
+function compare(value, operator, operand) {
+  if (operator === "=") return String(value).toLowerCase() === operand.toLowerCase() || value === Number(operand);
+  const number = Number(operand);
+  if (typeof value !== "number" || Number.isNaN(number)) return false;
+  return { "<": value < number, ">": value > number, "<=": value <= number, ">=": value >= number }[operator];
+}
+
+/** The values of a trial under a name, which may be the end of a longer one such as "model/units". */
+function fieldsOf(trial, name) {
+  const fields = { trial: trial.number, status: trial.status, value: trial.value, seconds: trial.seconds, worker: trial.worker };
+  const wanted = name.toLowerCase();
+  return Object.entries({ ...fields, epoch: trial.bestEpoch, ...trial.params })
+    .filter(([label]) => label.toLowerCase() === wanted || label.toLowerCase().endsWith(`/${wanted}`))
+    .map(([, value]) => value);
+}
+
+function searchText(trial) {
+  const params = Object.entries(trial.params).map(([name, value]) => `${name}=${formatExact(value)}`);
+  return [`#${trial.number}`, trial.status, trial.error, ...params].join(" ").toLowerCase();
+}
+
+/** The settings that differ between runs: [name, [text for each run]]. */
+function differingSettings(runs) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))];
+  const rows = names.map((name) => [name, runs.map((run) => formatExact(run.settings[name]))]);
+  return rows.filter(([, texts]) => new Set(texts).size > 1);
+}
+
+/** The seconds that a run has taken, `sinceMessage` seconds after its last message. */
+function elapsedSeconds(run, sinceMessage) {
+  if (run.status !== "running") return run.seconds ?? run.updated - run.started;
+  return Math.max(0, run.updated - run.started + sinceMessage);
+}
+
+function secondsLeft(run, sinceMessage) {
+  const { progress } = run;
+  if (run.status !== "running" || progress?.secondsLeft == null) return null;
+  return Math.max(0, progress.secondsLeft - (run.updated - progress.time) - sinceMessage);
+}
