@@ -1,0 +1,59 @@
+"""Screenshots of the monitor's page for the documentation: python tests/monitor/screenshots.py FOLDER."""
+
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.monitor import samples
+from tests.monitor.browser import start_browser
+from tests.monitor.pages import page
+
+TALLEST = 1900
+SHOTS = {
+    "fit": (samples.synchronous, {}),
+    "asynchronous": (samples.asynchronous, {}),
+    "search": (samples.search, {}),
+    "comparison": (samples.comparison, {}),
+    "dark": (samples.asynchronous, {"color_scheme": "dark"}),
+    "phone": (
+        samples.synchronous,
+        {"viewport": {"width": 360, "height": 780}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True},
+    ),
+}
+
+
+def main(folder):
+    with (
+        sync_playwright() as playwright,
+        tempfile.TemporaryDirectory() as scratch,
+        start_browser(playwright, scratch) as browser,
+    ):
+        for name, (messages, settings) in SHOTS.items():
+            path = Path(scratch, f"{name}.html")
+            path.write_text(page(messages()), encoding="utf-8")
+            context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+            tab = context.new_page()
+            tab.goto(path.as_uri())
+            for box in tab.locator(".runs input").all() if name == "comparison" else ():
+                box.check()
+            # Charts outside of the screen are not drawn.
+            height = tab.evaluate("document.documentElement.scrollHeight")
+            tab.set_viewport_size({"width": tab.viewport_size["width"], "height": min(height, TALLEST)})
+            tab.wait_for_timeout(500)
+            save(tab.screenshot(), Path(folder, f"monitor-{name}.png"))
+            context.close()
+
+
+def save(png, path):
+    """Save a screenshot with 256 colours, which is a third of the size."""
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
