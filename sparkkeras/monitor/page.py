@@ -6,17 +6,8 @@ from functools import cache
 from importlib import resources
 
 SCRIPTS = (
-    "format.js",
-    "dom.js",
-    "state.js",
-    "derive.js",
-    "charts.js",
-    "tables.js",
-    "panels.js",
-    "search.js",
-    "runs.js",
-    "main.js",
-)
+    "state.js", "format.js", "derive.js", "dom.js", "tables.js", "charts.js", "panels.js", "search.js", "runs.js", "main.js",
+)  # fmt: skip
 """The scripts of the page, in the order in which it runs them."""
 
 

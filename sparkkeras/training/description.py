@@ -44,7 +44,7 @@ def describe_model(model: keras.Model) -> dict[str, Any]:
     described: dict[str, Any] = {"parameters": model.count_params() if model.built else None}
     if model.optimizer is not None:
         described["optimizer"] = type(inner_optimizer(model)).__name__
-        described["learning_rate"] = learning_rate(model) if has_settable_rate(model) else "schedule"
+        described["learning_rate"] = float(f"{learning_rate(model):.6g}") if has_settable_rate(model) else "schedule"
         described["loss"] = _name(getattr(model, "loss", None))
     return described | {"keras": keras.__version__, "backend": keras.backend.backend()}
 
