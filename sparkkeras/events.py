@@ -113,6 +113,33 @@ class RowsTrained(Event):
 
 
 @dataclass(frozen=True)
+class EpochProgress(Event):
+    """How far the workers are within an epoch, about once a second; from their own reports, so its rows are approximate.
+
+    Attributes:
+        epoch: The epoch, counted from 0.
+        rows: The rows of the epoch that all workers have trained on.
+        done: The fraction of the epoch that is complete; ``None`` if it is unknown.
+        seconds: How long they have trained in the current round.
+        logs: The means of their metrics so far.
+    """
+
+    epoch: int
+    rows: int
+    done: float | None
+    seconds: float
+    logs: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SparkTasks(Event):
+    """How many tasks of the stages that Spark runs are done, while they run for longer than a second."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Updates:
     """The updates of a parameter server in an epoch.
 

@@ -470,7 +470,7 @@ class SparkModel:
             self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
         )
         progress = Progress(request.verbose, request.epochs, missing_settings())
-        events = Events(listeners([progress, *request.callbacks]))
+        events = Events(listeners([*([progress] if request.verbose else []), *request.callbacks]))
         coordination = Coordination(
             self.frequency,
             rule,

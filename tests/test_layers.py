@@ -14,7 +14,7 @@ LAYERS = [
     "events",
     "errors",
     "arguments",
-    "status_line",
+    "progress",
     "weights",
     "rpc",
     "parameter",

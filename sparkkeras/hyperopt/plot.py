@@ -18,9 +18,9 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.parameters import Parameter, format_number, make_distinct, shorten
-from sparkkeras.hyperopt.progress import format_duration
 from sparkkeras.hyperopt.space import is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+from sparkkeras.progress.status_line import format_duration
 from sparkkeras.spark import filesystem
 
 if TYPE_CHECKING:

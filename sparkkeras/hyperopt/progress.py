@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.parameters import Parameter, describe_params
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
-from sparkkeras.status_line import StatusLine
+from sparkkeras.progress.status_line import StatusLine, format_duration
 
 TABLE_ROWS = 5
 """The number of best trials in the final table."""
@@ -115,11 +115,3 @@ def table(trials: Sequence[Trial], metric: str, parameters: Sequence[Parameter])
         rows.append([str(trial.number), value, trial.status, epochs, format_duration(trial.seconds), params])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def format_duration(seconds: float) -> str:
-    """A duration as text: ``3.2s``, ``4m 05s``, ``2h 10m``."""
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"

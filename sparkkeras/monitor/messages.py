@@ -22,6 +22,7 @@ from sparkkeras.errors import TrainingInterruptedError
 from sparkkeras.events import (
     CheckpointWritten,
     EpochMeasured,
+    EpochProgress,
     Event,
     Incident,
     MemberTrained,
@@ -36,6 +37,7 @@ from sparkkeras.events import (
     WorkersChanged,
     WorkersReported,
 )
+from sparkkeras.progress.pace import Pace
 
 PROGRESS_SECONDS = 0.5
 """The shortest interval between two messages about the progress within an epoch."""
@@ -90,7 +92,7 @@ class RunReporter:
         """A run begins."""
         now = self._clock()
         name = f"{datetime.fromtimestamp(now):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        self._run = _Run(name, started, now)
+        self._run = _Run(name, started, now, self._clock)
         self._add(
             "run",
             kind=started.kind,
@@ -130,18 +132,22 @@ class RunReporter:
     def epoch_begins(self, epoch: int) -> None:
         """Keras's ``on_epoch_begin``."""
         if self._run is not None:
-            self._run.begin_epoch(epoch, self._clock())
+            self._run.pace.begin_epoch(epoch)
+            self._run.epoch, self._run.next_progress = epoch, 0.0
 
     def epoch_ends(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Keras's ``on_epoch_end``."""
         if self._run is None:
             return
-        rows, seconds, startup = self._run.end_epoch(epoch, self._clock())
-        self._add("epoch", epoch=epoch, logs=logs, rows=rows, seconds=seconds, startup_seconds=startup)
+        pace = self._run.pace
+        rows = pace.rows or None  # Keras's own fit does not say
+        self._add("epoch", epoch=epoch, logs=logs, rows=rows, seconds=pace.seconds, startup_seconds=pace.startup_seconds)
+        pace.end_epoch()
 
     def batches_done(self, rows: int, done: float, logs: Mapping[str, Any]) -> None:
-        """Keras's ``on_train_batch_end``: so many more rows, and the fraction of the epoch."""
-        self._progress(rows, done, 0.0, logs)
+        """Keras's ``on_train_batch_end``: so many rows of the epoch, and its fraction."""
+        if self._run is not None:
+            self.handle(EpochProgress(self._run.epoch, rows, done, self._run.pace.seconds, logs))
 
     def handle(self, event: Event) -> None:
         """Translate an event."""
@@ -158,9 +164,10 @@ class RunReporter:
                 self._add("count", workers=count)
             case RunResumed(text, epochs, history):
                 self._add("resumed", text=text, epochs=epochs, history=history)
-            case RowsTrained(rows, done, startup):
-                self._progress(rows, done, startup, {})
+            case RowsTrained() | EpochProgress():
+                self._progress(event)
             case EpochMeasured():
+                self._run.pace.handle(event)
                 self._measure(event)
             case WorkersReported(epoch, workers):
                 self._add(
@@ -188,17 +195,25 @@ class RunReporter:
         full_key = None if key is None else (self._run.name, *key)
         self._messages.add({"type": of_type, "run": self._run.name, "time": self._clock(), **fields}, full_key)
 
-    def _progress(self, rows: int, done: float, startup: float, logs: Mapping[str, Any]) -> None:
-        if self._run is None:
-            return
-        now = self._clock()
-        fields = self._run.progress(rows, done, startup, now)
-        if fields is not None:
-            self._add("progress", key=("progress",), **fields, logs=logs)
+    def _progress(self, event: RowsTrained | EpochProgress) -> None:
+        assert self._run is not None
+        pace, now = self._run.pace, self._clock()
+        if pace.handle(event) and now >= self._run.next_progress:
+            self._run.next_progress = now + PROGRESS_SECONDS
+            self._add(
+                "progress",
+                key=("progress",),
+                epoch=self._run.epoch,
+                done=pace.done,
+                rows=pace.rows,
+                rows_per_second=pace.rows_per_second,
+                startup_seconds=pace.startup_seconds,
+                seconds_left=pace.seconds_left,
+                logs=pace.logs,
+            )
 
     def _measure(self, event: EpochMeasured) -> None:
         assert self._run is not None
-        self._run.measured = event
         updates = event.updates
         self._add(
             "updates",
@@ -231,52 +246,11 @@ class RunReporter:
 class _Run:
     """What the translation of a run's events needs to remember."""
 
-    def __init__(self, name: str, started: RunStarted, now: float) -> None:
+    def __init__(self, name: str, started: RunStarted, now: float, clock: Callable[[], float]) -> None:
         self.name, self.started, self.began = name, started, now
-        self.measured: EpochMeasured | None = None
-        self._epoch = started.initial_epoch
-        self._epoch_began = now
-        self._rows, self._startup = 0, 0.0
-        self._seconds_of_epochs = 0.0
-        self._trained = 0
-        self._next = 0.0
-
-    def begin_epoch(self, epoch: int, now: float) -> None:
-        self._epoch, self._epoch_began, self._rows, self._startup, self.measured = epoch, now, 0, 0.0, None
-
-    def end_epoch(self, epoch: int, now: float) -> tuple[int, float, float]:
-        """The rows, the seconds and the seconds of start-up of the epoch that ends."""
-        wall = now - self._epoch_began
-        self._seconds_of_epochs, self._trained, self._next = self._seconds_of_epochs + wall - self._startup, epoch + 1, 0.0
-        if self.measured is not None:
-            return self.measured.rows, self.measured.seconds, self.measured.startup_seconds
-        return self._rows, max(0.0, wall - self._startup), self._startup
-
-    def progress(self, rows: int, done: float, startup: float, now: float) -> dict[str, Any] | None:
-        """The fields of a message about the progress; ``None`` if it is too early for one."""
-        self._rows += rows
-        self._startup += startup
-        if now < self._next:
-            return None
-        self._next = now + PROGRESS_SECONDS
-        seconds = max(now - self._epoch_began - self._startup, 1e-9)
-        return {
-            "epoch": self._epoch,
-            "done": done,
-            "rows": self._rows,
-            "rows_per_second": self._rows / seconds,
-            "startup_seconds": self._startup,
-            "seconds_left": self._seconds_left(done, seconds),
-        }
-
-    def _seconds_left(self, done: float, seconds: float) -> float | None:
-        """The time that the rest takes, if it is as fast as what was trained so far."""
-        trained = self._trained - self.started.initial_epoch if self._trained else 0
-        epochs = trained + done
-        if self.started.epochs is None or epochs < 0.05:
-            return None
-        of_epoch = (self._seconds_of_epochs + seconds) / epochs
-        return of_epoch * max(0.0, self.started.epochs - self.started.initial_epoch - epochs)
+        self.pace = Pace(started.epochs, clock)
+        self.epoch = started.initial_epoch
+        self.next_progress = 0.0
 
 
 def _status(error: BaseException | None) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkkeras.errors import counted
-from sparkkeras.events import Events, Incident
+from sparkkeras.events import Events, Incident, SparkTasks
 from sparkkeras.spark.job_errors import quietly
 
 POLL_SECONDS = 1.0
@@ -90,8 +90,18 @@ def _watch(context: Any, events: Events, ends: threading.Event) -> None:
             for incident in incidents(before, after):
                 events.emit(incident)
             before = after
+            tasks = running_stages(context)
+            if tasks is not None:
+                events.emit(tasks)
 
     quietly(poll)  # the context may have been stopped
+
+
+def running_stages(context: Any) -> SparkTasks | None:
+    """The tasks of the stages that run now; ``None`` if there are none."""
+    tracker = context.statusTracker()
+    stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage is not None]
+    return SparkTasks(sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)) if stages else None
 
 
 def executor_states(context: Any) -> dict[str, ExecutorState]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import keras
 
 from sparkkeras import arguments
 from sparkkeras.data.block import BlockSpec
-from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
+from sparkkeras.data.dataset import DriverDataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
@@ -42,6 +42,7 @@ from sparkkeras.sources.source import (
 )
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
+from sparkkeras.training.live_progress import live_progress
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
 
@@ -243,6 +244,12 @@ def prepare_fit(
         if not workers_validate:  # the members of ensembles train on rows of several partitions
             check_partitions(models[0], split.train, "training", request.steps_per_epoch)
             check_partitions(models[0], held_out_rows, "validation")
+        # Members of ensembles are in different epochs.
+        driver = stored.driver if isinstance(stored, DriverDataset) and not workers_validate else None
+        rows_of_epoch = _rows_of_epoch(split, request)
+        progress = stack.enter_context(
+            live_progress(coordination.events, driver, coordination.server.options, rows_of_epoch)
+        )
         yield (
             Job(
                 model=models[0],
@@ -253,7 +260,7 @@ def prepare_fit(
                 rule=coordination.rule,
                 rule_state=coordination.rule_state,
                 split=split,
-                options=request.options,
+                options=replace(request.options, progress=progress),
                 steps_per_epoch=request.steps_per_epoch,
                 validation=validation,
                 server=coordination.server,
@@ -265,6 +272,14 @@ def prepare_fit(
             ),
             stored,
         )
+
+
+def _rows_of_epoch(split: TrainValidationSplit, request: FitRequest) -> list[int | None]:
+    """The rows that each worker trains on in an epoch; ``None`` if they are unknown."""
+    if request.steps_per_epoch is None:
+        return list(split.train)
+    most = request.steps_per_epoch * request.options.batch_size
+    return [most if rows is None else min(rows, most) for rows in split.train]
 
 
 def _check_validation(validation_split: float, validation_data: Any, validation_col: str | None) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 import keras
 
 from sparkkeras.errors import counted
-from sparkkeras.events import EpochMeasured, Event, Incident, PhaseStarted, RowsTrained, RunResumed, Updates, WorkersChanged
+from sparkkeras.events import Event, Incident, PhaseStarted, RunResumed, SparkTasks, Updates, WorkersChanged
+from sparkkeras.progress.pace import Pace
+from sparkkeras.progress.status_line import StatusLine, format_duration
 from sparkkeras.scoring.inference import as_line
-from sparkkeras.status_line import StatusLine
 
 _WIDTH = 20
 """The length of the bar."""
@@ -37,33 +38,31 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._status, self._epochs = StatusLine(verbose), epochs
         self._missing_settings = missing_settings or {}
+        self._pace = Pace(epochs, time.perf_counter)
         self._num_workers = 0
         self._is_training = False
-        self._rows = 0
-        self._started = 0.0
-        self._measured: EpochMeasured | None = None
-        self._startup = 0.0
+        self._phase = ""
 
     def on_event(self, event: Event) -> None:
         """Print the parts of the progress that Keras's callbacks do not know."""
         match event:
             case PhaseStarted(text):
+                self._phase = text
                 self._status.update(f"{text} ...")
+            case SparkTasks(done, total) if self._phase and done:
+                self._status.update(f"{self._phase} ... {done} of {counted(total, 'task')}")
             case WorkersChanged(count) if count != self._num_workers:
                 self._num_workers = count
                 if self._is_training:
                     self._status.write(f"Training continues on {self._workers()}.")
             case RunResumed(text):
                 self._status.write(text)
-            case RowsTrained(rows, done, startup):
-                self._rows += rows
-                self._startup += startup
-                if done < 1:
-                    self._update(done)
             case Incident(kind, text) if kind in _PRINTED:
                 self._status.write(f"{text[:1].upper()}{text[1:]}.")
-            case EpochMeasured():
-                self._measured = event
+            case _ if self._pace.handle(event) and self._pace.rows:
+                self._phase = ""
+                if self._pace.done != 1:
+                    self._update()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Print the number of workers, and settings with which Spark would start their tasks faster."""
@@ -75,27 +74,35 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Print the epoch's number."""
-        self._rows, self._started, self._startup, self._measured = 0, time.perf_counter(), 0.0, None
+        self._pace.begin_epoch(epoch)
         self._status.write(f"Epoch {epoch + 1}/{self._epochs}")
+        if self._phase:
+            self._status.update(f"{self._phase} ...")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Print the metrics."""
-        self._status.write(f"{self._pace()} - {as_line(logs or {})}")
+        self._status.write(f"{self._speed()} - {as_line(logs or {})}")
+        self._pace.end_epoch()
 
-    def _update(self, done: float) -> None:
-        filled = int(done * _WIDTH)
-        self._status.update(f"[{'=' * filled}{'.' * (_WIDTH - filled)}] {self._pace()}")
+    def _update(self) -> None:
+        """Show the progress within the epoch."""
+        pace = self._pace
+        filled = int((pace.done or 0.0) * _WIDTH)
+        bar = f"{pace.rows:,} rows" if pace.done is None else f"[{'=' * filled}{'.' * (_WIDTH - filled)}]"
+        left = pace.seconds_left_of_epoch
+        parts = [
+            f"{bar} {self._speed()}",
+            *([f"about {format_duration(left)} left"] if left is not None else []),
+            *([as_line(pace.logs)] if pace.logs else []),
+        ]
+        self._status.update(" - ".join(parts))
 
-    def _pace(self) -> str:
+    def _speed(self) -> str:
         """The workers, the duration and the speed of the epoch, without the time in which workers loaded Keras."""
-        if self._measured is None:
-            seconds, rows, startup = time.perf_counter() - self._started - self._startup, self._rows, self._startup
-            updates = ""
-        else:
-            seconds, rows, startup = self._measured.seconds, self._measured.rows, self._measured.startup_seconds
-            updates = f" - {_described(self._measured.updates)}"
-        start = f" + {startup:.1f}s start-up" if startup >= _MIN_STARTUP else ""
-        return f"{self._workers()} - {seconds:.1f}s{start} - {rows / max(seconds, 1e-9):,.0f} rows/s{updates}"
+        pace = self._pace
+        startup = f" + {pace.startup_seconds:.1f}s start-up" if pace.startup_seconds >= _MIN_STARTUP else ""
+        updates = "" if pace.measured is None else f" - {_described(pace.measured.updates)}"
+        return f"{self._workers()} - {pace.seconds:.1f}s{startup} - {pace.rows_per_second:,.0f} rows/s{updates}"
 
     def _workers(self) -> str:
         return counted(self._num_workers, "worker")

@@ -18,6 +18,7 @@ from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.worker import device
+from sparkkeras.worker.progress import ProgressTarget
 
 Transform = Callable[[Any, Any], Any]
 
@@ -57,12 +58,14 @@ class FitOptions(BatchOptions):
             epoch.
         class_weight: The weight of each class index, as in ``keras.Model.fit``.
         callbacks: Keras callbacks that run on the workers.
+        progress: Where to send the progress within an epoch; ``None``: nowhere.
     """
 
     shuffle: bool = True
     seed: int = 0
     class_weight: dict[int, float] | None = None
     callbacks: ByValue[Sequence[Any]] | None = None
+    progress: ProgressTarget | None = None
 
 
 @dataclass(frozen=True)

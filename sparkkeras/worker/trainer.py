@@ -6,6 +6,7 @@ Memory: regardless of the size of the partition, a worker holds the model, one s
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,7 @@ from sparkkeras.worker.batches import (
 )
 from sparkkeras.worker.generators import seed_generators
 from sparkkeras.worker.lockstep import Lockstep
+from sparkkeras.worker.progress import ProgressReporter
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -185,6 +187,7 @@ class LocalTrainer:
             end = _end_of_epoch(model, counts, None if in_step is None else partial(in_step.end, model, state))
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
+                self._reporting(options, batch_range) as reporting,
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
                 self._validating(model, held_out) as validation_batches,
                 _streaming(),
@@ -196,7 +199,7 @@ class LocalTrainer:
                     validation_data=validation_batches,
                     initial_epoch=batch_range.epoch,
                     epochs=batch_range.epoch + 1,
-                    callbacks=[*callbacks, *coupled, end],
+                    callbacks=[*callbacks, *coupled, *reporting, end],
                     steps_per_epoch=epoch.steps,
                     shuffle=False,
                     verbose=0,
@@ -297,6 +300,15 @@ class LocalTrainer:
         with device.feed(first.spec, options.batch_size, chain([first], pieces), held_out=True) as batches, _streaming():
             yield batches
 
+    @contextmanager
+    def _reporting(self, options: FitOptions, batch_range: BatchRange) -> Iterator[list[Any]]:
+        """The callback that sends the progress to the driver, if it wants it."""
+        if options.progress is None:
+            yield []
+            return
+        with options.progress.reporter(self.context.worker, batch_range.epoch) as reporter:
+            yield [_reporting(reporter, batch_range, options.batch_size)]
+
     def _unpacked(self, spec: BlockSpec) -> Any:
         """The cached model of the process for batches of a spec; its metrics may not be built."""
         return self.archive.cached(repr([len(leaf.shape) for leaf in spec.leaves]))
@@ -388,6 +400,21 @@ def _end_of_epoch(model: Any, counts: bool, together: Callable[[bool], tuple[Mod
                 self.stopped, model.stop_training = True, False
 
     return Counting() if counts else EndOfEpoch()
+
+
+def _reporting(reporter: ProgressReporter, batch_range: BatchRange, batch_size: int) -> Any:
+    """A callback that notes the rows and the metrics so far."""
+    import keras
+
+    most = sys.maxsize if batch_range.rows is None else batch_range.rows
+
+    class Reporting(keras.callbacks.Callback):  # type: ignore[misc]
+        async_safe = True  # Keras may call it from a thread, and need not wait for the metrics of a batch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            reporter.update(min((batch_range.first + batch + 1) * batch_size, most), logs or {})
+
+    return Reporting()
 
 
 def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches, started: float) -> Any:

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from sparkkeras import status_line
 from sparkkeras.hyperopt.ledger import Limits, Suggestion, TrialLedger, Worker
 from sparkkeras.hyperopt.parameters import Parameter
-from sparkkeras.hyperopt.progress import TABLE_ROWS, SearchProgress, format_duration, table
+from sparkkeras.hyperopt.progress import TABLE_ROWS, SearchProgress, table
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
+from sparkkeras.progress import status_line
+from sparkkeras.progress.status_line import format_duration
 
 CLEAR = "\r\033[K"
 LR, OPTIMIZER = Parameter("lr", "lr", "uniform"), Parameter("o", "fit.optimizer", "randint", ("adam", "sgd"))

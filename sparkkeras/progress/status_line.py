@@ -77,3 +77,11 @@ def _has_spark_bars() -> bool:
     pyspark = sys.modules.get("pyspark")
     context = None if pyspark is None else pyspark.SparkContext._active_spark_context
     return context is not None and context.getConf().get("spark.ui.showConsoleProgress", "false") == "true"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as text: ``3.2s``, ``4m 05s``, ``2h 10m``."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkkeras import status_line
-from sparkkeras.status_line import StatusLine
+from sparkkeras.progress import status_line
+from sparkkeras.progress.status_line import StatusLine
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,122 @@
+"""The progress of a worker within an epoch, sent to the driver about once a second.
+
+Nothing depends on it. A worker connects only when it has trained for a second, so short ones cost nothing; if it cannot
+connect, it does not try again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkkeras.rpc.transport import Address, Caller
+
+REPORT_SECONDS = 1.0
+"""The interval of reports, and how long a worker must have trained before the first one."""
+
+CONNECT_SECONDS = 5.0
+"""How long a worker waits for the driver."""
+
+
+@dataclass(frozen=True)
+class WorkerProgress:
+    """What a worker has reached.
+
+    Attributes:
+        worker: The index of the worker.
+        epoch: The epoch, counted from 0.
+        rows: The rows of the epoch that it has trained on.
+        seconds: How long it has trained in the current round.
+        logs: Its metrics over them.
+    """
+
+    worker: int
+    epoch: int
+    rows: int
+    seconds: float
+    logs: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ProgressTarget:
+    """Where workers send their progress; travels to them."""
+
+    address: Address
+
+    def reporter(self, worker: int, epoch: int) -> ProgressReporter:
+        """The reporter of a worker for an epoch, or for a round of it."""
+        return ProgressReporter(replace(self.address, timeout=CONNECT_SECONDS), worker, epoch)
+
+
+class ProgressReporter:
+    """Sends the latest progress from a thread; a context manager.
+
+    Args:
+        address: The address of the driver.
+        worker: The index of the worker.
+        epoch: The epoch.
+    """
+
+    def __init__(self, address: Address, worker: int, epoch: int) -> None:
+        self._address, self._worker, self._epoch = address, worker, epoch
+        self._began: float | None = None
+        self._latest: tuple[int, Mapping[str, Any]] = 0, {}
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> ProgressReporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()  # the thread may wait for the driver, and ends by itself
+
+    def update(self, rows: int, logs: Mapping[str, Any]) -> None:
+        """Note what was reached: the rows of the epoch, and the metrics over them. It returns at once."""
+        now = time.monotonic()
+        self._latest = rows, logs
+        if self._began is None:  # now that the model is compiled
+            self._began = now
+        if self._thread is None and now >= self._began + REPORT_SECONDS:
+            self._thread = threading.Thread(target=self._send, name="sparkkeras-progress", daemon=True)
+            self._thread.start()
+
+    def _send(self) -> None:
+        from sparkkeras.rpc.transport import RefusedError, TransportError
+
+        caller = _caller(self._address)
+        while caller is not None:
+            rows, logs = self._latest
+            body = json.dumps({name: value for name, value in logs.items() if isinstance(value, float)}).encode()
+            seconds = time.monotonic() - (self._began or 0.0)
+            fields = {"worker": self._worker, "epoch": self._epoch, "rows": rows, "seconds": seconds}
+            try:
+                with _lock:
+                    caller.call("progress", fields, (memoryview(body),))
+            except (TransportError, RefusedError, OSError):
+                _callers[self._address] = None
+                return
+            if self._ends.wait(REPORT_SECONDS):
+                return
+
+
+_callers: dict[Address, Caller | None] = {}
+"""The connections of this process; ``None`` for an address that could not be reached. It has only the last address."""
+
+_lock = threading.Lock()
+
+
+def _caller(address: Address) -> Caller | None:
+    from sparkkeras.rpc.transport import connect  # needs cryptography, which not all modes do
+
+    with _lock:
+        if address not in _callers:
+            for before in filter(None, _callers.values()):
+                before.close()
+            _callers.clear()
+            _callers[address] = connect(address)
+        return _callers[address]
