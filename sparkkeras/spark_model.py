@@ -565,7 +565,7 @@ class SparkModel:
             verbose=verbose,
         )
         archive = ModelArchive.pack(self.model, self.custom_objects)
-        found = inference.evaluate_source(self.model, source, archive, options, self.num_workers)
+        found = inference.evaluate_source(self.model, source, archive, options, self.num_workers, verbose)
         return inference.reported(self.model, inference.results(self.model, found), return_dict, verbose)
 
     @known_arguments
@@ -645,7 +645,7 @@ class SparkModel:
         archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
         if not collect:
             return inference.lazily(self.model, source, archive, options, self.num_workers, keyed)
-        parts = inference.predict_source(self.model, source, archive, options, self.num_workers, keyed)
+        parts = inference.predict_source(self.model, source, archive, options, self.num_workers, keyed, verbose)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, self.model, verbose)
 
     def get_config(self) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class EnsembleModel:
         archive = ModelArchive.pack_to_predict(model, self.custom_objects)
         if not collect:
             return inference.lazily(model, source, archive, options, self._slices, keyed)
-        parts = inference.predict_source(model, source, archive, options, self._slices, keyed)
+        parts = inference.predict_source(model, source, archive, options, self._slices, keyed, verbose)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, model, verbose)
 
     @known_arguments
@@ -293,7 +293,7 @@ class EnsembleModel:
             found: inference.EvaluationResult | None = _evaluated_here(model, rows, options)
         else:
             archive = ModelArchive.pack(model, self.custom_objects)
-            found = inference.evaluate_source(model, source, archive, options, self._slices)
+            found = inference.evaluate_source(model, source, archive, options, self._slices, verbose)
         return inference.reported(model, inference.results(model, found), return_dict, verbose)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import keras
@@ -28,6 +28,7 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
+from sparkkeras.scoring.progress import scoring_progress
 from sparkkeras.sources.source import NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 from sparkkeras.worker.predictor import Predictor, join_predictions
@@ -253,7 +254,12 @@ def no_rows(purpose: str) -> DataError:
 
 
 def evaluate_source(
-    model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions, num_workers: int | None = None
+    model: keras.Model,
+    source: Source,
+    archive: ModelArchive,
+    options: BatchOptions,
+    num_workers: int | None = None,
+    verbose: Verbose = 0,
 ) -> EvaluationResult | None:
     """Evaluate a model on the cluster, over all rows of a source; ``None`` if there are none.
 
@@ -263,9 +269,11 @@ def evaluate_source(
         archive: The model as an archive.
         options: Batch size and transform.
         num_workers: The number of partitions for arrays; ``None``: the number of slots.
+        verbose: Whether to show the progress.
     """
     with ExitStack() as stack:
         dataset = stack.enter_context(source.dataset(slices=num_workers))
+        options = _reporting("Evaluating", source, dataset, options, verbose, stack)
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
         return evaluate(dataset, shared, state, options)
@@ -278,6 +286,7 @@ def predict_source(
     options: BatchOptions,
     num_workers: int | None = None,
     keyed: bool = False,
+    verbose: Verbose = 0,
 ) -> list[Any]:
     """The predictions of a model for all rows of a source, in parts; see `evaluate_source` for the arguments.
 
@@ -287,9 +296,18 @@ def predict_source(
         dataset = stack.enter_context(source.dataset(slices=num_workers))
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
+        options = _reporting("Predicting", source, dataset, options, verbose, stack)
         how = stack.enter_context(dataset.share(options))
         task = PredictTask(shared, state, how, source.reader.schema, keyed=keyed)
         return dataset.run(task).collect()
+
+
+def _reporting(
+    text: str, source: Source, dataset: Dataset, options: BatchOptions, verbose: Verbose, stack: ExitStack
+) -> BatchOptions:
+    """The options with which workers report their progress, which is shown until the stack ends."""
+    rows = None if source.block is None else source.block.rows
+    return replace(options, progress=stack.enter_context(scoring_progress(text, dataset, rows, verbose)))
 
 
 def lazily(

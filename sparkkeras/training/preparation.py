@@ -40,9 +40,9 @@ from sparkkeras.sources.source import (
     limited,
     split_by_column,
 )
+from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
-from sparkkeras.training.live_progress import live_progress
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
 

@@ -34,6 +34,7 @@ class BatchOptions:
         to_predict: Whether the rows are to be predicted, so that ``transform`` may return ``x`` alone.
         in_batches: Whether the blocks to evaluate or predict are batches already, which keep their sizes.
         across_blocks: Whether a batch may have rows of several blocks: a model with a fixed batch size takes no smaller one.
+        progress: Where to send the progress; ``None``: nowhere.
     """
 
     batch_size: int
@@ -42,6 +43,7 @@ class BatchOptions:
     to_predict: bool = False
     in_batches: bool = False
     across_blocks: bool = False
+    progress: ProgressTarget | None = None
 
     def of(self, block: Block) -> BatchOptions:
         """The options for a block to evaluate or predict."""
@@ -58,14 +60,12 @@ class FitOptions(BatchOptions):
             epoch.
         class_weight: The weight of each class index, as in ``keras.Model.fit``.
         callbacks: Keras callbacks that run on the workers.
-        progress: Where to send the progress within an epoch; ``None``: nowhere.
     """
 
     shuffle: bool = True
     seed: int = 0
     class_weight: dict[int, float] | None = None
     callbacks: ByValue[Sequence[Any]] | None = None
-    progress: ProgressTarget | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sparkkeras.modeling.fixed_batch import check_batch, check_whole_batches
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, pieces_of
+from sparkkeras.worker.progress import reporting_rows
 
 T = TypeVar("T")
 
@@ -56,7 +57,8 @@ class Predictor:
         Raises:
             DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
         """
-        for piece in pieces_of(iter(blocks), self._options):
+        pieces = pieces_of(iter(blocks), self._options)
+        for piece in reporting_rows(pieces, self._options.progress, self._context.worker):
             size = self._options.of(piece).batch_size
             self._prepare(piece.spec)
             (check_batch if self._options.in_batches else check_whole_batches)(self._model, piece.rows)

@@ -1,4 +1,4 @@
-"""The progress of a worker within an epoch, sent to the driver about once a second.
+"""The progress of a worker within an epoch, or with rows to evaluate or predict, sent to the driver about once a second.
 
 Nothing depends on it. A worker connects only when it has trained for a second, so short ones cost nothing; if it cannot
 connect, it does not try again.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from sparkkeras.data.block import Block
 
 if TYPE_CHECKING:
     from sparkkeras.rpc.transport import Address, Caller
@@ -51,6 +53,19 @@ class ProgressTarget:
     def reporter(self, worker: int, epoch: int) -> ProgressReporter:
         """The reporter of a worker for an epoch, or for a round of it."""
         return ProgressReporter(replace(self.address, timeout=CONNECT_SECONDS), worker, epoch)
+
+
+def reporting_rows(pieces: Iterator[Block], target: ProgressTarget | None, worker: int) -> Iterator[Block]:
+    """Pass on pieces of rows to evaluate or predict, and report those that have been used."""
+    if target is None:
+        yield from pieces
+        return
+    with target.reporter(worker, 0) as reporter:
+        rows = 0
+        for piece in pieces:
+            yield piece
+            rows += piece.rows
+            reporter.update(rows, {})
 
 
 class ProgressReporter:

@@ -45,7 +45,7 @@ from sparkkeras.worker.batches import (
 )
 from sparkkeras.worker.generators import seed_generators
 from sparkkeras.worker.lockstep import Lockstep
-from sparkkeras.worker.progress import ProgressReporter
+from sparkkeras.worker.progress import ProgressReporter, reporting_rows
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -237,7 +237,7 @@ class LocalTrainer:
             ranges = union(ranges, self._check(piece))
             return device.overwritable(piece)
 
-        pieces = map(noted, pieces_of(blocks, options))
+        pieces = map(noted, reporting_rows(pieces_of(blocks, options), options.progress, self.context.worker))
         first = next(pieces, None)
         if first is None:
             return None

@@ -102,6 +102,7 @@ def fit(
     server=None,
     class_weight=None,
     recorder=None,
+    progress=None,
 ):
     """Train; return the history and the recorded rounds."""
     sizes = tuple(handle.rows for handle in dataset.handles)
@@ -116,7 +117,13 @@ def fit(
         rule_state={} if rule_state is None else rule_state,
         split=split or TrainValidationSplit(sizes, (0,) * len(sizes)),
         options=FitOptions(
-            BATCH, transform, shuffle=shuffle, seed=seed, class_weight=class_weight, callbacks=worker_callbacks
+            BATCH,
+            transform,
+            shuffle=shuffle,
+            seed=seed,
+            class_weight=class_weight,
+            callbacks=worker_callbacks,
+            progress=progress,
         ),
         steps_per_epoch=steps_per_epoch,
         validation=validation,

@@ -13,6 +13,9 @@ from sparkkeras.events import EpochProgress, Events
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.worker.progress import ProgressTarget, WorkerProgress
 
+_WORKERS = 64
+"""So many workers may always connect; more if the number of rows of each is known."""
+
 EVENT_SECONDS = 0.5
 """The shortest interval of events."""
 
@@ -85,7 +88,8 @@ def live_progress(
     with ExitStack() as stack:
         target = None
         with suppress(ImportError, ConfigurationError):  # without cryptography, or a port; training does not need it
-            from sparkkeras.training.progress_service import receiving
+            from sparkkeras.spark.progress_service import receiving
 
-            target = stack.enter_context(receiving(LiveProgress(events, rows).take, driver, options, len(rows)))
+            num_workers = max(len(rows), _WORKERS)
+            target = stack.enter_context(receiving(LiveProgress(events, rows).take, driver, options, num_workers))
         yield target
