@@ -38,6 +38,7 @@ function readColours() {
     bad: colour("bad"),
     series: Array.from({ length: 8 }, (_, index) => colour(`series-${index + 1}`)),
     scale: Array.from({ length: 5 }, (_, index) => colour(`scale-${index + 1}`)),
+    heat: Array.from({ length: 3 }, (_, index) => colour(`heat-${index + 1}`)),
   };
 }
 
@@ -245,10 +246,9 @@ function tableOver(lines, unit) {
 function heatFigure(workers, { colours }) {
   const { names, cells } = heatCells(workers);
   const seconds = cells.map(([, , value]) => value);
-  // A scale wide enough that workers of about the same speed have about the same colour.
+  // Workers of about the same speed have about the same colour, and a single epoch that took very long changes no other.
   const middle = median(seconds);
-  const low = seconds.reduce((a, b) => Math.min(a, b), middle / SLOW);
-  const high = seconds.reduce((a, b) => Math.max(a, b), middle * SLOW);
+  const [low, high] = [middle / SLOW, middle * 2 * SLOW - middle];
   const option = {
     ...baseOption(colours),
     xAxis: { ...axisStyle(colours, false), type: "category", data: names, axisLabel: { color: colours.muted, fontSize: 11 } },
@@ -259,13 +259,13 @@ function heatFigure(workers, { colours }) {
       data: workers.map(({ worker }) => String(worker)),
       axisLabel: { color: colours.muted, fontSize: 11 },
     },
-    visualMap: { show: false, min: low, max: high, inRange: { color: colours.scale } },
+    visualMap: { show: false, min: low, max: high, inRange: { color: colours.heat } },
     tooltip: tooltip(colours, "item", ({ value: [column, row, value] }) =>
       tooltipBox(`Worker ${workers[row].worker}, epoch ${names[column]}`, [[null, "", formatDuration(value)]])),
     series: [{ type: "heatmap", data: cells, progressive: 0, emphasis: { disabled: true } }],
   };
-  const legend = [{ name: "fast", colour: colours.scale[0], dot: true, value: formatDuration(low) },
-    { name: "slow", colour: colours.scale.at(-1), dot: true, value: formatDuration(high) }];
+  const legend = [{ name: "median", colour: colours.heat[1], dot: true, value: formatDuration(middle) },
+    { name: "slow", colour: colours.heat[2], dot: true, value: `${formatDuration(high)} or more` }];
   return { option, legend, table: () => tableOver(workers.map(({ worker, points }) => ({ name: `worker ${worker}`, points })), "Epoch") };
 }
 

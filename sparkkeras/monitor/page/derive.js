@@ -154,7 +154,7 @@ function bestTrial(run) {
   return best && trials[best.index];
 }
 
-/** The points [number of the trial from 1, best value so far]. */
+/** The points [number of the trial, best value so far]. */
 function bestSoFar(run) {
   let best = null;
   const points = [];

@@ -5,6 +5,7 @@ const HIDDEN_SECONDS = 10;
 const LONGEST_WAIT = 10;
 const PANELS = [ErrorPanel, MetricsPanel, MembersPanel, SearchPanel, TrialsPanel, RanksPanel, SpeedPanel, IncidentsPanel, CheckpointsPanel, SettingsPanel];
 
+const VIEW = `sparkkeras-view ${location.pathname}`; // saved files share one storage
 const DEFAULT_VIEW = {
   selected: null, // keys of runs; null for the newest run of this page
   smoothing: 0,
@@ -57,7 +58,7 @@ class RunView {
 
 class App {
   state = emptyState();
-  view = { ...structuredClone(DEFAULT_VIEW), ...load("sessionStorage", "sparkkeras-view") };
+  view = { ...structuredClone(DEFAULT_VIEW), ...load("sessionStorage", VIEW) };
   theme = "light";
   brushed = new Map(); // run -> numbers of the trials selected in its parallel coordinates
   #sources = new Map([["", ""]]); // prefix of the keys of runs -> name of the file
@@ -180,7 +181,7 @@ class App {
   }
 
   #save() {
-    store("sessionStorage", "sparkkeras-view", { ...this.view, scroll: scrollY });
+    store("sessionStorage", VIEW, { ...this.view, scroll: scrollY });
   }
 
   /** Tell screen readers of changes of status, not of each number. */

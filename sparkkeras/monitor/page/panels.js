@@ -200,7 +200,7 @@ class SpeedPanel extends Panel {
     return {
       id: `${run.key}/workers`,
       title: "Seconds per epoch of each worker",
-      height: workers.length > LINES ? Math.min(420, 60 + 8 * workers.length) : 180,
+      height: workers.length > LINES ? Math.min(420, Math.max(180, 60 + 8 * workers.length)) : 180,
       key: curveKey(this.app, run.versions.workers),
       figure: () => (workers.length > LINES ? heatFigure(workers, { colours: readColours() }) : this.#workerLines(workers)),
     };

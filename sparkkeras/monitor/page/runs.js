@@ -10,6 +10,7 @@ class RunHeader {
   #kind = el("span", { class: "muted" });
   #facts = el("dl", { class: "facts" });
   #phase = el("p", { class: "phase" });
+  #resumed = el("p", { class: "phase" });
   #bar = el("div", { class: "bar", role: "progressbar", "aria-valuemin": "0", "aria-valuemax": "100" }, el("span"));
   #share = el("span");
   #progress = el("div", { class: "progress" }, this.#bar, this.#share);
@@ -18,7 +19,7 @@ class RunHeader {
   constructor(app) {
     this.#app = app;
     this.element = el("header", { class: "card head" },
-      el("div", { class: "title" }, this.#name, this.#status, this.#kind), this.#facts, this.#progress, this.#phase);
+      el("div", { class: "title" }, this.#name, this.#status, this.#kind), this.#facts, this.#progress, this.#phase, this.#resumed);
   }
 
   update(run) {
@@ -31,7 +32,8 @@ class RunHeader {
     this.#showFacts(headFacts(run, this.#app.sinceMessage(run)));
     this.#showProgress(run);
     setText(this.#phase, phaseOf(run));
-    this.#phase.hidden = !this.#phase.textContent;
+    setText(this.#resumed, run.resumed.join(" "));
+    for (const text of [this.#phase, this.#resumed]) text.hidden = !text.textContent;
   }
 
   #showFacts(facts) {
