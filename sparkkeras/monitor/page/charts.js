@@ -78,10 +78,15 @@ function drawable(y, isLog) {
   return Number.isFinite(y) && !(isLog && y <= 0) ? y : null;
 }
 
-/** The lowest power of ten at or below all values: ECharts begins logarithmic axes at 1 otherwise. */
-function logFloor(values) {
-  const lowest = values.reduce((low, y) => (y > 0 && y < low ? y : low), Infinity);
-  return Number.isFinite(lowest) ? 10 ** Math.floor(Math.log10(lowest)) : 0.1;
+/** The ends of a logarithmic axis over values from `min` to `max`: 1, 2 or 5 times a power of ten. */
+const LOG_ENDS = {
+  min: ({ min }) => (min > 0 && Number.isFinite(min) ? logStep(min, [5, 2, 1], (step, y) => step <= y * 1.001) : 0.1),
+  max: ({ min, max }) => (min > 0 && Number.isFinite(max) ? logStep(max, [1, 2, 5, 10], (step, y) => step >= y * 0.999) : 1),
+};
+
+function logStep(y, steps, fits) {
+  const power = 10 ** Math.floor(Math.log10(y) + 1e-9);
+  return Number((steps.find((step) => fits(step * power, y)) * power).toPrecision(3));
 }
 
 /**
@@ -98,7 +103,6 @@ function logFloor(values) {
  */
 function lineFigure(series, { colours, view, marks = [], unit = "Epoch", isLog = view.log, fromZero = false }) {
   const lines = series.map((one) => ({ ...one, drawn: one.isSmoothed && view.smoothing > 0 ? smooth(one.points, view.smoothing) : one.points }));
-  const seen = lines.flatMap(({ drawn }) => drawn.map(([, y]) => y));
   const option = {
     ...baseOption(colours),
     ...xAxisOver(series, { colours, view, unit }),
@@ -106,7 +110,8 @@ function lineFigure(series, { colours, view, marks = [], unit = "Epoch", isLog =
       ...axisStyle(colours, true),
       type: isLog ? "log" : "value",
       scale: !fromZero,
-      min: isLog ? ({ min }) => Math.max(logFloor(seen), 10 ** Math.floor(Math.log10(min > 0 ? min : 1))) : null,
+      min: isLog ? LOG_ENDS.min : null,
+      max: isLog ? LOG_ENDS.max : null,
       splitNumber: 4,
     },
     tooltip: tooltipOver(lines, { colours, unit }),
@@ -135,6 +140,7 @@ function xAxisOver(series, { colours, view, unit }) {
       min: first === last ? first - 1 : first,
       max: first === last ? last + 1 : last,
       minInterval: 1,
+      axisLabel: { ...axisStyle(colours, false).axisLabel, customValues: first === last ? [first] : null },
       axisPointer: { show: true, snap: true, label: { show: false }, lineStyle: { color: colours.axis, type: "solid" } },
     },
     dataZoom: [{
@@ -153,14 +159,15 @@ function xAxisOver(series, { colours, view, unit }) {
 function echartsSeries(line, { isLog, marks, colours }) {
   const style = { color: line.colour, width: line.width ?? 2, type: line.dashed ? [6, 4] : "solid", opacity: line.isMuted ? 0.55 : 1 };
   const data = line.drawn.map(([x, y]) => [x, drawable(y, isLog)]);
+  const alone = alonePoints(data);
   const main = {
     type: "line",
     name: line.name,
     data,
     step: line.step ?? false,
     symbol: "circle",
-    symbolSize: isAlone(data) ? 7 : 4,
-    showSymbol: isAlone(data),
+    symbolSize: (_, { dataIndex }) => (alone.has(dataIndex) ? 7 : 0),
+    showSymbol: alone.size > 0,
     lineStyle: style,
     itemStyle: { color: line.colour },
     emphasis: { disabled: true },
@@ -172,10 +179,10 @@ function echartsSeries(line, { isLog, marks, colours }) {
   return [{ ...main, data: raw, markLine: undefined, lineStyle: { ...style, width: 1, opacity: 0.4, type: "solid" }, z: 2 }, main];
 }
 
-/** Whether some point has no neighbour, so that no line would show it. */
-function isAlone(data) {
+/** The indices of points without a neighbour, which no line would show. */
+function alonePoints(data) {
   const isGap = (index) => data[index] === undefined || data[index][1] === null;
-  return data.some((_, index) => !isGap(index) && isGap(index - 1) && isGap(index + 1));
+  return new Set([...data.keys()].filter((index) => !isGap(index) && isGap(index - 1) && isGap(index + 1)));
 }
 
 function markLines(marks, colours) {
@@ -342,7 +349,7 @@ class ChartCard {
     this.#drawnKey = key;
     const figure = this.#spec.figure();
     this.#toggle.setAttribute("aria-pressed", String(asTable));
-    this.#toggle.setAttribute("aria-label", `Show ${this.#spec.title} as table`);
+    this.#toggle.setAttribute("aria-label", `Show as table: ${this.#spec.title}`);
     this.#canvas.hidden = asTable;
     this.#drawWords(figure);
     if (asTable) this.#drawTable(figure);

@@ -1,7 +1,7 @@
 // What the page shows of a run that is not in its messages: curves, medians, the best of something, filters. Pure functions.
 
 const SLOW = 1.5; // a worker is slow above this multiple of the median
-const HEAT_COLUMNS = 200;
+const HEAT_COLUMNS = 100;
 const HIGHER_IS_BETTER = /acc|auc|precision|recall|f1|f_score|fbeta|r2|iou|dice|similarity|sensitivity|specificity|kappa|bleu/i;
 
 /** The entries of a Map of epochs, in order. Remembered until the Map's run changes. */

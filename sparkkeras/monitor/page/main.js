@@ -3,6 +3,7 @@
 const POLL_SECONDS = 1;
 const HIDDEN_SECONDS = 10;
 const LONGEST_WAIT = 10;
+const ANSWER_SECONDS = 20; // within which a server answers that is there
 const PANELS = [ErrorPanel, MetricsPanel, MembersPanel, SearchPanel, TrialsPanel, RanksPanel, SpeedPanel, IncidentsPanel, CheckpointsPanel, SettingsPanel];
 
 const VIEW = `sparkkeras-view ${location.pathname}`; // saved files share one storage
@@ -62,8 +63,8 @@ class App {
   theme = "light";
   brushed = new Map(); // run -> numbers of the trials selected in its parallel coordinates
   #sources = new Map([["", ""]]); // prefix of the keys of runs -> name of the file
-  #received = performance.now();
-  #isConnected = false;
+  #serverClock = null; // Unix seconds minus the seconds of performance.now(); null without a server
+  #scroll = 0; // where a reload began; the page has to grow first
   #isScheduled = false;
   #shown = ""; // keys of the runs that the content is for
   #content = null;
@@ -77,21 +78,21 @@ class App {
   start() {
     this.#main.append(this.#list.element, this.#place, this.#empty);
     addEventListener("pagehide", () => this.#save());
-    const { scroll } = this.view;
+    history.scrollRestoration = "manual";
+    this.#scroll = this.view.scroll;
+    addEventListener("wheel", () => (this.#scroll = 0), { passive: true });
     const data = JSON.parse(document.getElementById("data").textContent);
     setText(this.#empty, data ? "This file has no runs." : "Waiting for a run. It appears here as soon as it begins.");
     if (data) this.receive(data.messages ?? []);
     else new Poller(this).start();
     this.#render();
-    requestAnimationFrame(() => scrollTo(0, scroll));
-    setInterval(() => this.#isConnected && this.#schedule(), 1000);
+    setInterval(() => this.#serverClock !== null && this.#schedule(), 1000);
   }
 
   // --- messages
 
   receive(messages, source = "") {
     for (const message of messages) reduce(this.state, message, source);
-    if (messages.length) this.#received = performance.now();
     this.#announce();
     this.#schedule();
   }
@@ -109,13 +110,15 @@ class App {
     return opened.length;
   }
 
-  connected(isConnected) {
-    this.#isConnected = isConnected;
+  /** @param {number | null} time of the server in Unix seconds, if it has answered */
+  connected(time) {
+    this.#serverClock = time === null ? null : time - performance.now() / 1000;
   }
 
-  /** Seconds since the last message, while the run continues and the server is there to say so. */
+  /** Seconds since the last message by the clock of the server, while it answers and the run continues. */
   sinceMessage(run) {
-    return this.#isConnected && run.source === "" && run.status === "running" ? (performance.now() - this.#received) / 1000 : 0;
+    if (this.#serverClock === null || run.source !== "" || run.status !== "running") return 0;
+    return Math.max(0, this.#serverClock + performance.now() / 1000 - run.updated);
   }
 
   // --- runs
@@ -142,9 +145,9 @@ class App {
   }
 
   /** The name of a run, with what tells it from others of the same name. */
-  runName(run) {
-    const same = [...this.state.runs.values()].filter(({ name }) => name === run.name);
-    return same.length > 1 ? `${run.name} #${same.indexOf(run) + 1}` : run.name;
+  runName({ key, name }) {
+    const same = [...this.state.runs.values()].filter((run) => run.name === name).map((run) => run.key);
+    return same.length > 1 ? `${name} #${same.indexOf(key) + 1}` : name;
   }
 
   sourceName(run) {
@@ -213,6 +216,13 @@ class App {
     if (shown !== this.#shown) this.#show(shown, runs);
     this.#content?.update(runs);
     document.title = titleOf(runs);
+    this.#restoreScroll();
+  }
+
+  #restoreScroll() {
+    if (!this.#scroll || document.documentElement.scrollHeight < this.#scroll + innerHeight) return;
+    scrollTo(0, this.#scroll);
+    this.#scroll = 0;
   }
 
   #show(shown, runs) {
@@ -261,7 +271,7 @@ class Poller {
         if (!answer) return;
         this.#next = answer.next;
         this.#app.receive(answer.messages);
-        this.#found();
+        this.#found(answer.time);
       } while (answer.more);
     } catch {
       this.#lost();
@@ -274,9 +284,11 @@ class Poller {
 
   /** The next messages, or null if another server answers, whose page is loaded then. */
   async #ask() {
-    const response = await fetch(`messages?after=${this.#next}`, { cache: "no-store" });
+    const signal = AbortSignal.timeout(1000 * ANSWER_SECONDS);
+    const response = await fetch(`messages?after=${this.#next}`, { cache: "no-store", signal });
     if (!response.ok) throw new Error(`status ${response.status}`);
-    const answer = await response.json();
+    const time = Date.parse(response.headers.get("Date") ?? "");
+    const answer = { ...(await response.json()), time: (Number.isNaN(time) ? Date.now() : time) / 1000 };
     if (this.#server !== null && answer.server !== this.#server) {
       location.reload();
       return null;
@@ -285,11 +297,11 @@ class Poller {
     return answer;
   }
 
-  #found() {
+  #found(time) {
     this.#failures = 0;
     this.#lostAt = null;
     this.#note.hidden = true;
-    this.#app.connected(true);
+    this.#app.connected(time);
   }
 
   #lost() {
@@ -297,7 +309,7 @@ class Poller {
     this.#lostAt ??= Date.now() / 1000;
     setText(this.#note, `Connection lost since ${formatClock(this.#lostAt)}, trying again`);
     this.#note.hidden = false;
-    this.#app.connected(false);
+    this.#app.connected(null);
   }
 }
 

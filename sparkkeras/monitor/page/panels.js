@@ -10,6 +10,7 @@ const INCIDENTS = {
   warning: ["warning", "Warning"],
 };
 const LINES = 4; // workers up to which each gets a line; more are a heat map
+const WIDE = 16; // workers above which the heat map is as wide as the page
 
 class Panel {
   /** @param {Element[]} controls beside the title */
@@ -33,6 +34,11 @@ class Panel {
 function curveKey(app, ...versions) {
   const { smoothing, log, from, to } = app.view;
   return JSON.stringify([versions, smoothing, log, from, to]);
+}
+
+/** The same for charts that are neither smoothed nor on a log scale. */
+function rangeKey(app, ...versions) {
+  return JSON.stringify([versions, app.view.from, app.view.to]);
 }
 
 /** Whether a metric has other values than its first one. */
@@ -165,8 +171,8 @@ class SpeedPanel extends Panel {
     this.which.value = this.app.view.staleness;
     const specs = [];
     if (speeds.length) specs.push(this.#spec(run, "rows", "Rows per second", run.versions.history, ["rows per second", speeds]));
-    if (run.workers.size) specs.push(this.#workersSpec(run));
     if (run.updates.size) specs.push(...this.#updateSpecs(run));
+    if (run.workers.size) specs.push(this.#workersSpec(run));
     this.grid.update(specs);
   }
 
@@ -186,7 +192,7 @@ class SpeedPanel extends Panel {
       id: `${run.key}/${name}`,
       title,
       height: 180,
-      key: curveKey(this.app, version),
+      key: rangeKey(this.app, version),
       figure: () => {
         const colours = readColours();
         const series = lines.map(([label, points], index) => ({ name: label, colour: colours.series[index], dashed: index > 0, points }));
@@ -197,12 +203,14 @@ class SpeedPanel extends Panel {
 
   #workersSpec(run) {
     const workers = workersOf(run);
+    const isMap = workers.length > LINES;
     return {
-      id: `${run.key}/workers`,
+      id: `${run.key}/workers${isMap ? "-map" : ""}`,
       title: "Seconds per epoch of each worker",
-      height: workers.length > LINES ? Math.min(420, Math.max(180, 60 + 8 * workers.length)) : 180,
-      key: curveKey(this.app, run.versions.workers),
-      figure: () => (workers.length > LINES ? heatFigure(workers, { colours: readColours() }) : this.#workerLines(workers)),
+      isWide: workers.length > WIDE,
+      height: isMap ? Math.min(400, Math.max(180, 60 + 6 * workers.length)) : 180,
+      key: isMap ? String(run.versions.workers) : rangeKey(this.app, run.versions.workers),
+      figure: () => (isMap ? heatFigure(workers, { colours: readColours() }) : this.#workerLines(workers)),
     };
   }
 

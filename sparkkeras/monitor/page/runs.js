@@ -82,7 +82,7 @@ function headFacts(run, sinceMessage) {
   const left = secondsLeft(run, sinceMessage);
   if (left !== null) facts.push(["Left", formatDuration(left)]);
   if (run.kind === "search" || run.trials.size) facts.push(...searchFacts(run));
-  else if (run.history.size || run.progress || run.epochs) facts.push(["Epoch", epochText(run)]);
+  else if (run.history.size || run.progress || (run.epochs && !run.members.size)) facts.push(["Epoch", epochText(run)]);
   if (run.workerCount) facts.push([run.kind === "function" ? "Ranks" : "Workers", formatNumber(run.workerCount)]);
   const speed = run.status === "running" ? run.progress?.rowsPerSecond : overallSpeed(run);
   if (speed) facts.push(["Rows per second", formatNumber(Math.round(speed))]);
@@ -158,7 +158,7 @@ class RunList {
     const name = el("b");
     const about = el("span", { class: "muted" });
     const status = el("span");
-    const only = el("button", { type: "button", class: "small", "aria-label": `Show only ${run.name}`, on: { click: () => this.#app.selectOnly(run.key) } }, "Only");
+    const only = el("button", { type: "button", class: "small", "aria-label": `Only ${run.name}`, on: { click: () => this.#app.selectOnly(run.key) } }, "Only");
     const mark = swatch(`var(--series-${this.#app.colourIndex(run) + 1})`, { dot: true });
     return { element: el("li", {}, el("label", {}, box, mark, name, about), status, only), box, name, about, status };
   }

@@ -37,7 +37,7 @@ class SearchPanel extends Panel {
       figure: () => parallelFigure(run, { colours: readColours(), view: this.app.view }),
       connect: (chart) => chart.on("axisareaselected", () => {
         const selected = chart.getModel().getSeriesByIndex(0).getRawIndicesByActiveState("active");
-        const drawn = trialsOf(run).filter(isComplete);
+        const drawn = worstFirst(run);
         this.app.brush(run, selected.length && selected.length < drawn.length ? selected.map((index) => drawn[index].number) : null);
       }),
     };
@@ -55,7 +55,7 @@ function bestFigure(run, { colours, view }) {
   const best = { name: "best so far", points: bestSoFar(run), colour: colours.series[2], step: "end" };
   const figure = lineFigure([best, ...groups], { colours, view, unit: "Trial" });
   const scatter = figure.option.series.slice(1).map((series, index) => ({
-    ...series, type: "scatter", symbol: groups[index].symbol, symbolSize: 7, itemStyle: { color: groups[index].colour, opacity: 0.85 },
+    ...series, type: "scatter", symbol: groups[index].symbol, symbolSize: trials.length > 200 ? 4 : 7, showSymbol: true, itemStyle: { color: groups[index].colour, opacity: 0.85 },
   }));
   const failed = trials.filter(({ status }) => status === "failed").map(({ number }) => number);
   return {
@@ -85,7 +85,7 @@ function trialsFigure(run, { colours, view }) {
     coordinateSystem: "cartesian2d",
     polyline: true,
     data: others,
-    lineStyle: { color: colours.muted, width: 1.2, opacity: others.length > 100 ? 0.25 : 0.45 },
+    lineStyle: { color: colours.muted, width: 1.2, opacity: faintness(others.length, 0.45) },
     z: 1,
   });
   const shown = trialsOf(run).filter(({ values }) => values.length);
@@ -111,14 +111,12 @@ function extremes(points) {
 
 /** A line for each complete trial through its hyper-parameters and its value, coloured by the rank of the value. */
 function parallelFigure(run, { colours, view }) {
-  const trials = trialsOf(run).filter(isComplete);
+  const trials = worstFirst(run);
   const names = parameterNames(run);
   const axes = names.map((name, dim) => parallelAxis(run, trials, name, dim));
   const isLog = view.log && trials.every(({ value }) => value > 0);
   const valueAxis = { dim: names.length, name: run.metric || "value", type: isLog ? "log" : "value", scale: true, inverse: run.minimizes, nameLocation: run.minimizes ? "start" : "end" };
-  if (isLog) valueAxis.min = logFloor(trials.map(({ value }) => value));
-  const order = [...trials].sort((one, other) => (one.value - other.value) * (run.minimizes ? 1 : -1));
-  const colourOf = new Map(order.map((trial, index) => [trial, echarts.color.lerp(1 - index / Math.max(1, order.length - 1), colours.scale)]));
+  if (isLog) Object.assign(valueAxis, LOG_ENDS);
   const option = {
     ...baseOption(colours),
     parallel: { left: 60, right: 60, top: 34, bottom: 18, parallelAxisDefault: {
@@ -134,12 +132,12 @@ function parallelFigure(run, { colours, view }) {
     series: [{
       type: "parallel",
       smooth: 0.1,
-      lineStyle: { width: 1.8, opacity: 0.8 },
+      lineStyle: { width: 1.8, opacity: faintness(trials.length, 0.8) },
       inactiveOpacity: 0.08,
       activeOpacity: 1,
-      data: [...trials].map((trial) => ({
+      data: trials.map((trial, index) => ({
         value: [...names.map((name) => parallelValue(trial.params[name])), trial.value],
-        lineStyle: { color: colourOf.get(trial) },
+        lineStyle: { color: echarts.color.lerp(index / Math.max(1, trials.length - 1), colours.scale) },
       })),
     }],
   };
@@ -149,6 +147,16 @@ function parallelFigure(run, { colours, view }) {
     notes: ["Drag along an axis to select trials; the table below then shows only these."],
     table: () => ({ columns: ["Trial", ...names, valueAxis.name], rows: trials.map((trial) => [trial.number, ...names.map((name) => trial.params[name] ?? null), trial.value]) }),
   };
+}
+
+/** The complete trials in the order in which they are drawn, so that the best is on top. */
+function worstFirst(run) {
+  return trialsOf(run).filter(isComplete).sort((one, other) => (run.minimizes ? other.value - one.value : one.value - other.value));
+}
+
+/** The opacity of one of many lines. */
+function faintness(count, most) {
+  return Math.max(0.08, Math.min(most, (most * 50) / count));
 }
 
 /** An axis by the declared hyper-parameter; without one, by the values that trials have. */
@@ -161,7 +169,7 @@ function parallelAxis(run, trials, name, dim) {
     return { dim, name, type: "category", data };
   }
   if (declared?.isLog && values.length && values.every((value) => value > 0)) {
-    return { dim, name, type: "log", min: logFloor(values), max: 10 ** Math.ceil(Math.log10(Math.max(...values))) };
+    return { dim, name, type: "log", ...LOG_ENDS };
   }
   return { dim, name, type: "value", scale: true };
 }

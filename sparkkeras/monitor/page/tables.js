@@ -6,7 +6,7 @@ const PAGE_ROWS = 200;
  * @typedef {object} Column
  * @property {string} key
  * @property {string} label
- * @property {boolean} [isNumber] aligned right, and sorted from the largest first
+ * @property {boolean} [isNumber] aligned right
  * @property {(row: any) => any} value what is sorted by
  * @property {(row: any) => string} [text] what is shown; by default the value
  * @property {(row: any) => Node} [node] shown instead of the text
