@@ -63,7 +63,7 @@ class Tabs:
 
     def open(self, url, viewport=DESKTOP, **settings):
         context = self.browser.new_context(viewport=viewport, reduced_motion="reduce", **settings)
-        context.set_default_timeout(5000)
+        context.set_default_timeout(15_000)
         context.add_init_script(HELPERS)
         self.contexts.append(context)
         tab = context.new_page()
@@ -100,7 +100,7 @@ def settle(tab):
 
 
 def wait_for_points(tab, title, count):
-    tab.wait_for_function("([title, count]) => seriesOf(title)[0]?.length === count", arg=[title, count])
+    tab.wait_for_function("([title, count]) => seriesOf(title)[0]?.length === count", arg=[title, count], polling=50)
 
 
 def run(kind="fit", name="model", **fields):
@@ -335,11 +335,19 @@ def test_trials_are_sorted_and_filtered(tabs):
     head.click()
     assert tab.evaluate("columnOf('Trials', 'trial')")[: len(ascending)] == ascending[::-1]
 
-    tab.get_by_role("searchbox", name="Filter").fill("optimizer=adam learning_rate:1e-4..1e-2")
+    tab.get_by_role("button", name="Trial", exact=True).click()
+    assert tab.evaluate("columnOf('Trials', 'trial')") == [str(number) for number in range(40)]
+    tab.get_by_role("button", name="units", exact=True).click()
+    units = [int(text) for text in tab.evaluate("columnOf('Trials', 'param/units')")]
+    assert units == sorted(units)
+
+    tab.get_by_role("searchbox", name="Filter").fill("optimizer=adam learning_rate:1e-4..1e-2 units>=64")
     wanted = {
         str(one["trial"])
         for one in trials
-        if one["params"]["optimizer"] == "adam" and 1e-4 <= one["params"]["learning_rate"] <= 1e-2
+        if one["params"]["optimizer"] == "adam"
+        and 1e-4 <= one["params"]["learning_rate"] <= 1e-2
+        and int(one["params"]["units"]) >= 64
     }
     tab.get_by_text(f"{len(wanted)} of 40 trials").wait_for()
     assert set(tab.evaluate("columnOf('Trials', 'trial')")) == wanted

@@ -7,6 +7,9 @@
  * @property {string} key changes whenever the figure has to be drawn again
  * @property {boolean} [isWide]
  * @property {number} [height]
+ * @property {number} [minWidth] below which the chart scrolls sideways in its card
+ * @property {Element[]} [controls] beside the title
+ * @property {(chart: object) => void} [connect] called once with the chart of ECharts
  * @property {() => Figure} figure computed only if the chart is on the screen
  *
  * @typedef {object} Figure
@@ -99,6 +102,7 @@ function logStep(y, steps, fits) {
  * @param {number[]} [settings.marks] positions of incidents
  * @param {string} [settings.unit] of the x axis
  * @param {boolean} [settings.isLog]
+ * @param {boolean} [settings.fromZero] whether the y axis includes zero
  * @returns {Figure}
  */
 function lineFigure(series, { colours, view, marks = [], unit = "Epoch", isLog = view.log, fromZero = false }) {
@@ -145,9 +149,7 @@ function xAxisOver(series, { colours, view, unit }) {
     },
     dataZoom: [{
       type: "inside",
-      zoomOnMouseWheel: "ctrl",
-      moveOnMouseMove: false,
-      moveOnMouseWheel: false,
+      disabled: true, // no zooming with the wheel, which scrolls the page
       startValue: isZoomed ? Math.max(view.from ?? first, first) : first === last ? first - 1 : first,
       endValue: isZoomed ? Math.min(view.to ?? last, last) : first === last ? last + 1 : last,
     }],
@@ -312,8 +314,10 @@ class ChartCard {
     this.#app = app;
     this.#id = spec.id;
     this.element = el("article", { class: "card chart", "data-chart": spec.id },
-      el("header", {}, this.#title, this.#controls, this.#toggle), this.#legend, this.#canvas, this.#notes);
+      el("header", {}, this.#title, this.#controls, this.#toggle), this.#legend,
+      el("div", { class: "frame" }, this.#canvas), this.#notes);
     this.#canvas.style.height = `${spec.height ?? 220}px`;
+    this.#canvas.style.minWidth = `${spec.minWidth ?? 0}px`;
     this.#controls.append(...(spec.controls ?? []));
     this.#toggle.addEventListener("click", () => {
       app.view.asTable[this.#id] = !app.view.asTable[this.#id];

@@ -2,6 +2,7 @@
 
 const SLOW = 1.5; // a worker is slow above this multiple of the median
 const HEAT_COLUMNS = 100;
+const MOST_BARS = 40;
 const HIGHER_IS_BETTER = /acc|auc|precision|recall|f1|f_score|fbeta|r2|iou|dice|similarity|sensitivity|specificity|kappa|bleu/i;
 
 /** The entries of a Map of epochs, in order. Remembered until the Map's run changes. */
@@ -113,14 +114,20 @@ function heatCells(workers) {
   return { names, cells };
 }
 
-/** The updates by staleness, of the last epoch or of all. */
-function stalenessCounts(run, which) {
+/** The updates by staleness, of the last epoch or of all: [staleness or range, number of updates], without gaps. */
+function stalenessBars(run, which) {
   const epochs = [...run.updates.keys()].sort((one, other) => one - other);
-  const counts = new Map();
-  for (const epoch of which === "last" ? epochs.slice(-1) : epochs) {
-    for (const [value, count] of run.updates.get(epoch).staleness) counts.set(value, (counts.get(value) ?? 0) + count);
-  }
-  return [...counts].sort(([one], [other]) => one - other);
+  const entries = (which === "last" ? epochs.slice(-1) : epochs).flatMap((epoch) => [...run.updates.get(epoch).staleness]);
+  if (!entries.length) return [];
+  const values = entries.map(([value]) => value);
+  const [first, last] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
+  const width = Math.ceil((last - first + 1) / MOST_BARS);
+  const bars = Array.from({ length: Math.ceil((last - first + 1) / width) }, (_, index) => {
+    const start = first + index * width;
+    return [width > 1 ? `${start}–${start + width - 1}` : String(start), 0];
+  });
+  for (const [value, count] of entries) bars[Math.floor((value - first) / width)][1] += count;
+  return bars;
 }
 
 /** Whether smaller values of a metric are better, judged by its name unless the run says so. */
@@ -186,10 +193,10 @@ function trialFilter(text) {
 }
 
 function termFilter(term) {
-  const range = term.match(/^([^<>=:]+):([^.]*(?:\.\d+)?[^.]*)\.\.(.*)$/);
+  const range = term.match(/^([^<>=:]+):(.*?)\.\.(.*)$/);
   if (range) {
     const [low, high] = [range[2] === "" ? -Infinity : Number(range[2]), range[3] === "" ? Infinity : Number(range[3])];
-    return (trial) => fieldsOf(trial, range[1]).some((value) => value >= low && value <= high);
+    return (trial) => fieldsOf(trial, range[1]).some((value) => value !== null && Number(value) >= low && Number(value) <= high);
   }
   const comparison = term.match(/^([^<>=]+)(<=|>=|<|>|=)(.*)$/);
   if (comparison && comparison[3] !== "") {
@@ -201,9 +208,8 @@ function termFilter(term) {
 
 function compare(value, operator, operand) {
   if (operator === "=") return String(value).toLowerCase() === operand.toLowerCase() || value === Number(operand);
-  const number = Number(operand);
-  if (typeof value !== "number" || Number.isNaN(number)) return false;
-  return { "<": value < number, ">": value > number, "<=": value <= number, ">=": value >= number }[operator];
+  const [number, limit] = [Number(value ?? NaN), Number(operand)]; // an option of a choice is text, as in "32"
+  return { "<": number < limit, ">": number > limit, "<=": number <= limit, ">=": number >= limit }[operator];
 }
 
 /** The values of a trial under a name, which may be the end of a longer one such as "model/units". */

@@ -210,7 +210,8 @@ class App {
 
   #render() {
     const runs = this.selectedRuns();
-    this.#empty.hidden = this.state.runs.size > 0;
+    this.#empty.hidden = runs.length > 0;
+    if (this.state.runs.size) setText(this.#empty, "Select the runs to show.");
     this.#list.update();
     const shown = JSON.stringify(runs.map(({ key }) => key));
     if (shown !== this.#shown) this.#show(shown, runs);
@@ -330,13 +331,15 @@ class FileOpener {
       this.#input.value = "";
     });
     addEventListener("dragover", (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
       event.preventDefault();
       document.body.classList.add("dropping");
     });
     addEventListener("dragleave", (event) => event.relatedTarget || document.body.classList.remove("dropping"));
     addEventListener("drop", (event) => {
-      event.preventDefault();
       document.body.classList.remove("dropping");
+      if (!event.dataTransfer.files.length) return;
+      event.preventDefault();
       this.#open([...event.dataTransfer.files]);
     });
   }

@@ -238,7 +238,7 @@ class SpeedPanel extends Panel {
         height: 180,
         controls: [this.which],
         key: JSON.stringify([run.versions.updates, staleness]),
-        figure: () => barFigure(stalenessCounts(run, staleness), { colours: readColours(), unit: "Staleness", name: "updates" }),
+        figure: () => barFigure(stalenessBars(run, staleness), { colours: readColours(), unit: "Staleness", name: "updates" }),
       },
     ];
   }
@@ -308,14 +308,15 @@ class ErrorPanel extends Panel {
     super(app, "Error");
     this.text = el("p", { class: "error" });
     this.traceback = el("pre", { tabindex: "0", role: "region", "aria-label": "Traceback" });
-    this.element.append(el("div", { class: "card failure" }, this.text, el("header", {}, el("h3", {}, "Traceback"), copyButton(this.traceback)), this.traceback));
+    this.details = el("div", {}, el("header", {}, el("h3", {}, "Traceback"), copyButton(this.traceback)), this.traceback);
+    this.element.append(el("div", { class: "card failure" }, this.text, this.details));
   }
 
   update(run) {
     if (!this.show(Boolean(run.error || run.traceback))) return;
     setText(this.text, run.error);
     setText(this.traceback, run.traceback);
-    for (const part of [this.traceback, this.traceback.previousElementSibling]) part.hidden = !run.traceback;
+    this.details.hidden = !run.traceback;
   }
 }
 

@@ -160,7 +160,7 @@ class RunList {
     const status = el("span");
     const only = el("button", { type: "button", class: "small", "aria-label": `Only ${run.name}`, on: { click: () => this.#app.selectOnly(run.key) } }, "Only");
     const mark = swatch(`var(--series-${this.#app.colourIndex(run) + 1})`, { dot: true });
-    return { element: el("li", {}, el("label", {}, box, mark, name, about), status, only), box, name, about, status };
+    return { element: el("li", {}, el("label", {}, box, mark, el("span", {}, name, " ", about)), status, only), box, name, about, status };
   }
 }
 

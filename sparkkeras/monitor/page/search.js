@@ -1,5 +1,6 @@
 // The panels of a search: charts over trials, and the table of trials with its filters.
 
+const FILTER_HELP = "Words that occur in a trial, and conditions: optimizer=adam, lr<0.01, units>=32, lr:1e-4..1e-2";
 const STATUSES = ["running", "ok", "pruned", "stopped", "failed"];
 
 class SearchPanel extends Panel {
@@ -33,6 +34,7 @@ class SearchPanel extends Panel {
       title: "Hyper-parameters and value",
       isWide: true,
       height: 300,
+      minWidth: 100 * (parameterNames(run).length + 2),
       key,
       figure: () => parallelFigure(run, { colours: readColours(), view: this.app.view }),
       connect: (chart) => chart.on("axisareaselected", () => {
@@ -136,7 +138,7 @@ function parallelFigure(run, { colours, view }) {
       inactiveOpacity: 0.08,
       activeOpacity: 1,
       data: trials.map((trial, index) => ({
-        value: [...names.map((name) => parallelValue(trial.params[name])), trial.value],
+        value: [...axes.map((axis) => parallelValue(trial.params[axis.name], axis)), trial.value],
         lineStyle: { color: echarts.color.lerp(index / Math.max(1, trials.length - 1), colours.scale) },
       })),
     }],
@@ -174,15 +176,17 @@ function parallelAxis(run, trials, name, dim) {
   return { dim, name, type: "value", scale: true };
 }
 
-function parallelValue(value) {
-  return value === undefined || value === null || Number.isNaN(value) ? "-" : value;
+/** A value as a parallel axis takes it: "-" for a gap; a number would be an index on an axis of texts. */
+function parallelValue(value, { type }) {
+  if (value === undefined || value === null || Number.isNaN(value)) return "-";
+  return type === "category" ? String(value) : value;
 }
 
 /** All trials, with filters by status, by text and by what is selected in the parallel coordinates. */
 class TrialsPanel extends Panel {
   constructor(app, run) {
     const status = el("select", { on: { change: () => this.#filter({ status: status.value }) } });
-    const text = el("input", { type: "search", placeholder: "adam lr<0.01 units>=32", on: { input: () => this.#filter({ text: text.value }) } });
+    const text = el("input", { type: "search", placeholder: "adam lr<0.01 units>=32", title: FILTER_HELP, on: { input: () => this.#filter({ text: text.value }) } });
     const brushed = el("button", { type: "button", class: "small", on: { click: () => app.brush(run, null) } });
     const count = el("span", { class: "muted" });
     super(app, "Trials", el("div", { class: "toolbar" }, el("label", {}, "Status", status), el("label", {}, "Filter", text), brushed, count));

@@ -126,6 +126,7 @@ const REDUCERS = {
       startup: toNumber(message.startup_seconds),
     });
     run.position = epoch + 1;
+    run.phase = "";
     touch(run, "history");
   },
 
@@ -166,6 +167,7 @@ const REDUCERS = {
   },
 
   trial(run, message) {
+    run.phase = "";
     const number = toCount(message.trial) ?? run.trials.size;
     run.trials.set(number, {
       number,
@@ -194,6 +196,7 @@ const REDUCERS = {
   },
 
   rank(run, message) {
+    run.phase = "";
     const rank = rankOf(run, message.rank);
     rank.state = String(message.state ?? "");
     rank.host = String(message.host || rank.host);

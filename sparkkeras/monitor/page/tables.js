@@ -138,6 +138,6 @@ function sortRows(rows, column, isDescending) {
   return [...rows].sort((one, other) => {
     const [left, right] = [column.value(one), column.value(other)];
     if (isEmpty(left) || isEmpty(right)) return isEmpty(left) - isEmpty(right);
-    return sign * (typeof left === "number" && typeof right === "number" ? left - right : String(left).localeCompare(String(right)));
+    return sign * (typeof left === "number" && typeof right === "number" ? left - right : String(left).localeCompare(String(right), undefined, { numeric: true }));
   });
 }
