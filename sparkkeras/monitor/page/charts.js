@@ -69,7 +69,9 @@ function formatTick(value) {
   if (typeof value !== "number") return value; // of a category
   const size = Math.abs(value);
   if (size >= 1e4 && size < 1e9) return size >= 1e6 ? `${trim(value / 1e6)} M` : `${trim(value / 1e3)} k`;
-  return size !== 0 && (size < 1e-3 || size >= 1e9) ? value.toExponential(1).replace(".0e", "e").replace("e+", "e") : trim(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e9)
+    ? value.toExponential(1).replace(".0e", "e").replace("e+", "e")
+    : trim(value);
 }
 
 function trim(value) {
@@ -106,7 +108,10 @@ function logStep(y, steps, fits) {
  * @returns {Figure}
  */
 function lineFigure(series, { colours, view, marks = [], unit = "Epoch", isLog = view.log, fromZero = false }) {
-  const lines = series.map((one) => ({ ...one, drawn: one.isSmoothed && view.smoothing > 0 ? smooth(one.points, view.smoothing) : one.points }));
+  const lines = series.map((one) => ({
+    ...one,
+    drawn: one.isSmoothed && view.smoothing > 0 ? smooth(one.points, view.smoothing) : one.points,
+  }));
   const option = {
     ...baseOption(colours),
     ...xAxisOver(series, { colours, view, unit }),
@@ -135,7 +140,10 @@ function lastOf(points) {
 
 function xAxisOver(series, { colours, view, unit }) {
   const positions = series.flatMap(({ points }) => points.map(([x]) => x));
-  const [first, last] = [positions.reduce((a, b) => Math.min(a, b), Infinity), positions.reduce((a, b) => Math.max(a, b), -Infinity)];
+  const [first, last] = [
+    positions.reduce((a, b) => Math.min(a, b), Infinity),
+    positions.reduce((a, b) => Math.max(a, b), -Infinity),
+  ];
   const isZoomed = unit === "Epoch" && (view.from !== null || view.to !== null);
   return {
     xAxis: {
@@ -147,19 +155,30 @@ function xAxisOver(series, { colours, view, unit }) {
       axisLabel: { ...axisStyle(colours, false).axisLabel, customValues: first === last ? [first] : null },
       axisPointer: { show: true, snap: true, label: { show: false }, lineStyle: { color: colours.axis, type: "solid" } },
     },
-    dataZoom: [{
-      type: "inside",
-      disabled: true, // no zooming with the wheel, which scrolls the page
-      startValue: isZoomed ? Math.max(view.from ?? first, first) : first === last ? first - 1 : first,
-      endValue: isZoomed ? Math.min(view.to ?? last, last) : first === last ? last + 1 : last,
-    }],
+    dataZoom: [
+      {
+        type: "inside",
+        disabled: true, // no zooming with the wheel, which scrolls the page
+        startValue: isZoomed ? Math.max(view.from ?? first, first) : first === last ? first - 1 : first,
+        endValue: isZoomed ? Math.min(view.to ?? last, last) : first === last ? last + 1 : last,
+      },
+    ],
     // Dragging selects epochs. ECharts has that only as a tool of its toolbox, which is kept out of sight.
-    toolbox: { itemSize: 0, left: -100, feature: { dataZoom: { yAxisIndex: "none", brushStyle: { color: colours.series[0], opacity: 0.2 } } } },
+    toolbox: {
+      itemSize: 0,
+      left: -100,
+      feature: { dataZoom: { yAxisIndex: "none", brushStyle: { color: colours.series[0], opacity: 0.2 } } },
+    },
   };
 }
 
 function echartsSeries(line, { isLog, marks, colours }) {
-  const style = { color: line.colour, width: line.width ?? 2, type: line.dashed ? [6, 4] : "solid", opacity: line.isMuted ? 0.55 : 1 };
+  const style = {
+    color: line.colour,
+    width: line.width ?? 2,
+    type: line.dashed ? [6, 4] : "solid",
+    opacity: line.isMuted ? 0.55 : 1,
+  };
   const data = line.drawn.map(([x, y]) => [x, drawable(y, isLog)]);
   const alone = alonePoints(data);
   const main = {
@@ -178,7 +197,10 @@ function echartsSeries(line, { isLog, marks, colours }) {
   };
   if (line.drawn === line.points) return [main];
   const raw = line.points.map(([x, y]) => [x, drawable(y, isLog)]);
-  return [{ ...main, data: raw, markLine: undefined, lineStyle: { ...style, width: 1, opacity: 0.4, type: "solid" }, z: 2 }, main];
+  return [
+    { ...main, data: raw, markLine: undefined, lineStyle: { ...style, width: 1, opacity: 0.4, type: "solid" }, z: 2 },
+    main,
+  ];
 }
 
 /** The indices of points without a neighbour, which no line would show. */
@@ -204,11 +226,17 @@ function tooltipOver(lines, { colours, unit }) {
   const smoothed = lines.map((line) => (line.drawn === line.points ? null : new Map(line.drawn)));
   return tooltip(colours, "axis", (params) => {
     const x = (Array.isArray(params) ? params[0] : params).value[0];
-    const rows = lines.map((line, index) => values[index].has(x) && [
-      swatch(line.colour, line),
-      line.name,
-      formatNumber(values[index].get(x)) + (smoothed[index] ? ` (smoothed ${formatNumber(smoothed[index].get(x))})` : ""),
-    ]).filter(Boolean);
+    const rows = lines
+      .map(
+        (line, index) =>
+          values[index].has(x) && [
+            swatch(line.colour, line),
+            line.name,
+            formatNumber(values[index].get(x)) +
+              (smoothed[index] ? ` (smoothed ${formatNumber(smoothed[index].get(x))})` : ""),
+          ],
+      )
+      .filter(Boolean);
     return tooltipBox(`${unit} ${x}`, rows);
   });
 }
@@ -229,8 +257,13 @@ function tooltip(colours, trigger, formatter) {
 /** @param {[Node | null, string, string][]} rows mark, name and value */
 function tooltipBox(title, rows) {
   const body = rows.slice(0, 24).map(([mark, name, value]) => el("tr", {}, el("td", {}, mark, name), el("td", {}, value)));
-  return el("div", { class: "tooltip" }, el("strong", {}, title), el("table", {}, ...body),
-    rows.length > 24 && el("div", {}, `and ${rows.length - 24} more`));
+  return el(
+    "div",
+    { class: "tooltip" },
+    el("strong", {}, title),
+    el("table", {}, ...body),
+    rows.length > 24 && el("div", {}, `and ${rows.length - 24} more`),
+  );
 }
 
 /** What a line cannot show, in words. */
@@ -240,7 +273,9 @@ function gapNotes(lines, isLog) {
     const gaps = points.filter(([, y]) => typeof y === "number" && !Number.isFinite(y));
     if (gaps.length) notes.push(`${name} is ${formatNumber(gaps[0][1])} at ${someOf(gaps.map(([x]) => x))}.`);
   }
-  const hidden = isLog ? lines.reduce((sum, { points }) => sum + points.filter(([, y]) => y <= 0 && Number.isFinite(y)).length, 0) : 0;
+  const hidden = isLog
+    ? lines.reduce((sum, { points }) => sum + points.filter(([, y]) => y <= 0 && Number.isFinite(y)).length, 0)
+    : 0;
   if (hidden) notes.push(`The log scale cannot show ${plural(hidden, "value")} of zero or below.`);
   return notes;
 }
@@ -248,7 +283,10 @@ function gapNotes(lines, isLog) {
 function tableOver(lines, unit) {
   const positions = [...new Set(lines.flatMap(({ points }) => points.map(([x]) => x)))].sort((one, other) => one - other);
   const values = lines.map(({ points }) => new Map(points));
-  return { columns: [unit, ...lines.map(({ name }) => name)], rows: positions.map((x) => [x, ...values.map((value) => value.get(x) ?? null)]) };
+  return {
+    columns: [unit, ...lines.map(({ name }) => name)],
+    rows: positions.map((x) => [x, ...values.map((value) => value.get(x) ?? null)]),
+  };
 }
 
 /** A heat map of workers by epochs. */
@@ -260,7 +298,12 @@ function heatFigure(workers, { colours }) {
   const [low, high] = [middle / SLOW, middle * 2 * SLOW - middle];
   const option = {
     ...baseOption(colours),
-    xAxis: { ...axisStyle(colours, false), type: "category", data: names, axisLabel: { color: colours.muted, fontSize: 11 } },
+    xAxis: {
+      ...axisStyle(colours, false),
+      type: "category",
+      data: names,
+      axisLabel: { color: colours.muted, fontSize: 11 },
+    },
     yAxis: {
       ...axisStyle(colours, false),
       type: "category",
@@ -270,12 +313,23 @@ function heatFigure(workers, { colours }) {
     },
     visualMap: { show: false, min: low, max: high, inRange: { color: colours.heat } },
     tooltip: tooltip(colours, "item", ({ value: [column, row, value] }) =>
-      tooltipBox(`Worker ${workers[row].worker}, epoch ${names[column]}`, [[null, "", formatDuration(value)]])),
+      tooltipBox(`Worker ${workers[row].worker}, epoch ${names[column]}`, [[null, "", formatDuration(value)]]),
+    ),
     series: [{ type: "heatmap", data: cells, progressive: 0, emphasis: { disabled: true } }],
   };
-  const legend = [{ name: "median", colour: colours.heat[1], dot: true, value: formatDuration(middle) },
-    { name: "slow", colour: colours.heat[2], dot: true, value: `${formatDuration(high)} or more` }];
-  return { option, legend, table: () => tableOver(workers.map(({ worker, points }) => ({ name: `worker ${worker}`, points })), "Epoch") };
+  const legend = [
+    { name: "median", colour: colours.heat[1], dot: true, value: formatDuration(middle) },
+    { name: "slow", colour: colours.heat[2], dot: true, value: `${formatDuration(high)} or more` },
+  ];
+  return {
+    option,
+    legend,
+    table: () =>
+      tableOver(
+        workers.map(({ worker, points }) => ({ name: `worker ${worker}`, points })),
+        "Epoch",
+      ),
+  };
 }
 
 /** Bars of counts. */
@@ -286,7 +340,15 @@ function barFigure(counts, { colours, unit, name }) {
       xAxis: { ...axisStyle(colours, false), type: "category", data: counts.map(([value]) => String(value)), name: "" },
       yAxis: { ...axisStyle(colours, true), type: "value", splitNumber: 4, minInterval: 1 },
       tooltip: tooltip(colours, "item", (bar) => tooltipBox(`${unit} ${bar.name}`, [[null, name, formatNumber(bar.value)]])),
-      series: [{ type: "bar", data: counts.map(([, count]) => count), barMaxWidth: 48, itemStyle: { color: colours.series[0] }, emphasis: { disabled: true } }],
+      series: [
+        {
+          type: "bar",
+          data: counts.map(([, count]) => count),
+          barMaxWidth: 48,
+          itemStyle: { color: colours.series[0] },
+          emphasis: { disabled: true },
+        },
+      ],
     },
     legend: [{ name, colour: colours.series[0], dot: true }],
     table: () => ({ columns: [unit, name], rows: counts }),
@@ -313,9 +375,14 @@ class ChartCard {
   constructor(app, spec) {
     this.#app = app;
     this.#id = spec.id;
-    this.element = el("article", { class: "card chart", "data-chart": spec.id },
-      el("header", {}, this.#title, this.#controls, this.#toggle), this.#legend,
-      el("div", { class: "frame" }, this.#canvas), this.#notes);
+    this.element = el(
+      "article",
+      { class: "card chart", "data-chart": spec.id },
+      el("header", {}, this.#title, this.#controls, this.#toggle),
+      this.#legend,
+      el("div", { class: "frame" }, this.#canvas),
+      this.#notes,
+    );
     this.#canvas.style.height = `${spec.height ?? 220}px`;
     this.#canvas.style.minWidth = `${spec.minWidth ?? 0}px`;
     this.#controls.append(...(spec.controls ?? []));
@@ -323,10 +390,13 @@ class ChartCard {
       app.view.asTable[this.#id] = !app.view.asTable[this.#id];
       app.changed();
     });
-    const visibility = new IntersectionObserver((entries) => {
-      this.#isVisible = entries.at(-1).isIntersecting;
-      this.#draw();
-    }, { rootMargin: "300px" });
+    const visibility = new IntersectionObserver(
+      (entries) => {
+        this.#isVisible = entries.at(-1).isIntersecting;
+        this.#draw();
+      },
+      { rootMargin: "300px" },
+    );
     visibility.observe(this.element);
     const size = new ResizeObserver(() => this.#chart?.resize());
     size.observe(this.#canvas);
@@ -361,8 +431,19 @@ class ChartCard {
   }
 
   #drawWords({ legend, notes = [] }) {
-    this.#legend.replaceChildren(...legend.slice(0, 12).map((entry) => el("li", {},
-      entry.colour && swatch(entry.colour, entry), el("span", {}, entry.name), entry.value && el("b", {}, entry.value))));
+    this.#legend.replaceChildren(
+      ...legend
+        .slice(0, 12)
+        .map((entry) =>
+          el(
+            "li",
+            {},
+            entry.colour && swatch(entry.colour, entry),
+            el("span", {}, entry.name),
+            entry.value && el("b", {}, entry.value),
+          ),
+        ),
+    );
     if (legend.length > 12) this.#legend.append(el("li", {}, `and ${legend.length - 12} more`));
     this.#legend.hidden = !legend.length;
     setText(this.#notes, notes.join(" "));
@@ -399,7 +480,11 @@ class ChartCard {
     const { columns, rows } = figure.table();
     this.#table ??= new DataTable(this.#app, `chart/${this.#id}`, this.#spec.title);
     if (!this.#table.element.isConnected) this.#canvas.after(this.#table.element);
-    this.#table.update(columns.map((label, index) => ({ key: String(index), label, isNumber: true, value: (row) => row[index] })), rows, this.#drawnKey);
+    this.#table.update(
+      columns.map((label, index) => ({ key: String(index), label, isNumber: true, value: (row) => row[index] })),
+      rows,
+      this.#drawnKey,
+    );
   }
 }
 
@@ -422,7 +507,10 @@ class ChartGrid {
       this.#cards.delete(id);
     }
     for (const spec of specs) if (!this.#cards.has(spec.id)) this.#cards.set(spec.id, new ChartCard(this.#app, spec));
-    setChildren(this.element, specs.map(({ id }) => this.#cards.get(id).element));
+    setChildren(
+      this.element,
+      specs.map(({ id }) => this.#cards.get(id).element),
+    );
     for (const spec of specs) this.#cards.get(spec.id).update(spec);
   }
 

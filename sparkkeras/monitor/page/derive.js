@@ -3,7 +3,8 @@
 const SLOW = 1.5; // a worker is slow above this multiple of the median
 const HEAT_COLUMNS = 100;
 const MOST_BARS = 40;
-const HIGHER_IS_BETTER = /acc|auc|precision|recall|f1|f_score|fbeta|r2|iou|dice|similarity|sensitivity|specificity|kappa|bleu/i;
+const HIGHER_IS_BETTER =
+  /acc|auc|precision|recall|f1|f_score|fbeta|r2|iou|dice|similarity|sensitivity|specificity|kappa|bleu/i;
 
 /** The entries of a Map of epochs, in order. Remembered until the Map's run changes. */
 const sortedEpochs = remember((map) => [...map.values()].sort((one, other) => one.epoch - other.epoch));
@@ -82,10 +83,12 @@ const workerTimes = remember((map) => {
     });
   }
   const overall = median([...points.values()].flat().map(([, seconds]) => seconds));
-  return [...points].sort(([one], [other]) => one - other).map(([worker, own]) => {
-    const middle = median(own.map(([, seconds]) => seconds));
-    return { worker, points: own, median: middle, ratio: middle / overall, isSlow: middle > SLOW * overall };
-  });
+  return [...points]
+    .sort(([one], [other]) => one - other)
+    .map(([worker, own]) => {
+      const middle = median(own.map(([, seconds]) => seconds));
+      return { worker, points: own, median: middle, ratio: middle / overall, isSlow: middle > SLOW * overall };
+    });
 });
 
 function workersOf(run) {
@@ -94,7 +97,9 @@ function workersOf(run) {
 
 /** The cells [column, row, mean seconds] of a heat map with at most `HEAT_COLUMNS` columns, and the columns' names. */
 function heatCells(workers) {
-  const epochs = [...new Set(workers.flatMap(({ points }) => points.map(([epoch]) => epoch)))].sort((one, other) => one - other);
+  const epochs = [...new Set(workers.flatMap(({ points }) => points.map(([epoch]) => epoch)))].sort(
+    (one, other) => one - other,
+  );
   const width = Math.ceil(epochs.length / HEAT_COLUMNS);
   const column = new Map(epochs.map((epoch, index) => [epoch, Math.floor(index / width)]));
   const names = [];
@@ -157,7 +162,10 @@ function isComplete(trial) {
 
 function bestTrial(run) {
   const trials = trialsOf(run).filter(isComplete);
-  const best = bestOf(trials.map((trial) => trial.value), run.minimizes);
+  const best = bestOf(
+    trials.map((trial) => trial.value),
+    run.minimizes,
+  );
   return best && trials[best.index];
 }
 
@@ -166,7 +174,8 @@ function bestSoFar(run) {
   let best = null;
   const points = [];
   for (const trial of trialsOf(run)) {
-    if (isComplete(trial) && (best === null || (run.minimizes ? trial.value < best : trial.value > best))) best = trial.value;
+    if (isComplete(trial) && (best === null || (run.minimizes ? trial.value < best : trial.value > best)))
+      best = trial.value;
     if (best !== null) points.push([trial.number, best]);
   }
   return points;
@@ -180,7 +189,9 @@ function countBy(items, name) {
 
 /** The names of all hyper-parameters: those of the space, then others that trials have. */
 function parameterNames(run) {
-  return [...new Set([...run.parameters.map(({ name }) => name), ...trialsOf(run).flatMap(({ params }) => Object.keys(params))])];
+  return [
+    ...new Set([...run.parameters.map(({ name }) => name), ...trialsOf(run).flatMap(({ params }) => Object.keys(params))]),
+  ];
 }
 
 /**
@@ -196,7 +207,8 @@ function termFilter(term) {
   const range = term.match(/^([^<>=:]+):(.*?)\.\.(.*)$/);
   if (range) {
     const [low, high] = [range[2] === "" ? -Infinity : Number(range[2]), range[3] === "" ? Infinity : Number(range[3])];
-    return (trial) => fieldsOf(trial, range[1]).some((value) => value !== null && Number(value) >= low && Number(value) <= high);
+    return (trial) =>
+      fieldsOf(trial, range[1]).some((value) => value !== null && Number(value) >= low && Number(value) <= high);
   }
   const comparison = term.match(/^([^<>=]+)(<=|>=|<|>|=)(.*)$/);
   if (comparison && comparison[3] !== "") {
@@ -214,7 +226,13 @@ function compare(value, operator, operand) {
 
 /** The values of a trial under a name, which may be the end of a longer one such as "model/units". */
 function fieldsOf(trial, name) {
-  const fields = { trial: trial.number, status: trial.status, value: trial.value, seconds: trial.seconds, worker: trial.worker };
+  const fields = {
+    trial: trial.number,
+    status: trial.status,
+    value: trial.value,
+    seconds: trial.seconds,
+    worker: trial.worker,
+  };
   const wanted = name.toLowerCase();
   return Object.entries({ ...fields, epoch: trial.bestEpoch, ...trial.params })
     .filter(([label]) => label.toLowerCase() === wanted || label.toLowerCase().endsWith(`/${wanted}`))

@@ -20,7 +20,8 @@ function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return element;
@@ -51,7 +52,8 @@ function swatch(colour, { dashed = false, dot = false } = {}) {
   svg.setAttribute("class", "swatch");
   svg.setAttribute("aria-hidden", "true");
   const shape = document.createElementNS(SVG, dot ? "circle" : "path");
-  const attributes = dot ? { cx: 11, cy: 4, r: 4, fill: colour }
+  const attributes = dot
+    ? { cx: 11, cy: 4, r: 4, fill: colour }
     : { d: "M1 4h20", stroke: colour, "stroke-width": 2.5, "stroke-dasharray": dashed ? "5 3" : "none", fill: "none" };
   for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, value);
   svg.append(shape);

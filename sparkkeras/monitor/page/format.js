@@ -9,14 +9,20 @@ function formatNumber(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US");
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (size !== 0 && (size < 1e-3 || size >= 1e6))
+    return value
+      .toExponential(2)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e");
   return value.toLocaleString("en-US", { maximumSignificantDigits: Math.max(4, Math.ceil(Math.log10(size))) });
 }
 
 /** A number exactly, for values that a user has set. */
 function formatExact(value) {
   if (typeof value !== "number") return value === null || value === undefined ? NOTHING : String(value);
-  return formatNumber(Number.isFinite(value) && Number(formatNumber(value).replaceAll(",", "")) !== value ? String(value) : value);
+  return formatNumber(
+    Number.isFinite(value) && Number(formatNumber(value).replaceAll(",", "")) !== value ? String(value) : value,
+  );
 }
 
 function formatDuration(seconds) {

@@ -4,7 +4,18 @@ const POLL_SECONDS = 1;
 const HIDDEN_SECONDS = 10;
 const LONGEST_WAIT = 10;
 const ANSWER_SECONDS = 20; // within which a server answers that is there
-const PANELS = [ErrorPanel, MetricsPanel, MembersPanel, SearchPanel, TrialsPanel, RanksPanel, SpeedPanel, IncidentsPanel, CheckpointsPanel, SettingsPanel];
+const PANELS = [
+  ErrorPanel,
+  MetricsPanel,
+  MembersPanel,
+  SearchPanel,
+  TrialsPanel,
+  RanksPanel,
+  SpeedPanel,
+  IncidentsPanel,
+  CheckpointsPanel,
+  SettingsPanel,
+];
 
 const VIEW = `sparkkeras-view ${location.pathname}`; // saved files share one storage
 const DEFAULT_VIEW = {
@@ -130,7 +141,9 @@ class App {
   }
 
   select(key, isSelected) {
-    const keys = this.selectedRuns().map((run) => run.key).filter((other) => other !== key);
+    const keys = this.selectedRuns()
+      .map((run) => run.key)
+      .filter((other) => other !== key);
     this.view.selected = isSelected ? [...keys, key] : keys;
     this.changed();
   }
@@ -237,7 +250,8 @@ class App {
 function titleOf(runs) {
   if (runs.length !== 1) return "sparkkeras monitor";
   const [run] = runs;
-  const state = run.status === "running" && run.progress && run.epochs ? `${run.progress.epoch + 1}/${run.epochs}` : run.status;
+  const state =
+    run.status === "running" && run.progress && run.epochs ? `${run.progress.epoch + 1}/${run.epochs}` : run.status;
   return `${state} · ${run.name}`;
 }
 

@@ -16,7 +16,11 @@ class Panel {
   /** @param {Element[]} controls beside the title */
   constructor(app, title, ...controls) {
     this.app = app;
-    this.element = el("section", { class: "panel", hidden: true }, el("div", { class: "heading" }, el("h2", {}, title), ...controls));
+    this.element = el(
+      "section",
+      { class: "panel", hidden: true },
+      el("div", { class: "heading" }, el("h2", {}, title), ...controls),
+    );
   }
 
   /** Show the panel if there is something in it. */
@@ -81,7 +85,8 @@ class MetricsPanel extends Panel {
         const items = [...new Set(metrics.map((metric) => metric.replace(/^val_/, "")))];
         const series = metrics.map((metric) => ({
           name: labelOf(metric),
-          colour: colours.series[items.length > 1 ? items.indexOf(metric.replace(/^val_/, "")) % 8 : Number(isValidation(metric))],
+          colour:
+            colours.series[items.length > 1 ? items.indexOf(metric.replace(/^val_/, "")) % 8 : Number(isValidation(metric))],
           dashed: isValidation(metric),
           isSmoothed: true,
           points: curve(entries, metric),
@@ -98,7 +103,10 @@ class MetricsPanel extends Panel {
       key: curveKey(this.app, run.versions.history),
       figure: () => {
         const colours = readColours();
-        return lineFigure([{ name: "learning rate", colour: colours.series[4], points, step: "end" }], { colours, view: this.app.view });
+        return lineFigure([{ name: "learning rate", colour: colours.series[4], points, step: "end" }], {
+          colours,
+          view: this.app.view,
+        });
       },
     };
   }
@@ -124,26 +132,37 @@ class MembersPanel extends Panel {
     this.toolbar.update();
     const members = [...run.members].sort(([one], [other]) => one - other);
     const groups = metricGroups(members.flatMap(([, entries]) => entries));
-    this.grid.update([...groups].map(([base, metrics]) => ({
-      id: `${run.key}/member/${base}`,
-      title: base,
-      key: curveKey(this.app, run.versions.members, metrics),
-      figure: () => this.#figure(members, metrics),
-    })));
+    this.grid.update(
+      [...groups].map(([base, metrics]) => ({
+        id: `${run.key}/member/${base}`,
+        title: base,
+        key: curveKey(this.app, run.versions.members, metrics),
+        figure: () => this.#figure(members, metrics),
+      })),
+    );
   }
 
   #figure(members, metrics) {
     const colours = readColours();
-    const series = members.flatMap(([member, entries], index) => metrics.map((metric) => ({
-      name: `member ${member} ${labelOf(metric)}`,
-      colour: colours.series[index % 8],
-      dashed: isValidation(metric),
-      isSmoothed: true,
-      points: curve(entries, metric),
-    })));
-    return { ...lineFigure(series, { colours, view: this.app.view }), legend: runLegend(members.map(([member], index) => ({
-      name: `member ${member}`, colour: colours.series[index % 8],
-    })), metrics) };
+    const series = members.flatMap(([member, entries], index) =>
+      metrics.map((metric) => ({
+        name: `member ${member} ${labelOf(metric)}`,
+        colour: colours.series[index % 8],
+        dashed: isValidation(metric),
+        isSmoothed: true,
+        points: curve(entries, metric),
+      })),
+    );
+    return {
+      ...lineFigure(series, { colours, view: this.app.view }),
+      legend: runLegend(
+        members.map(([member], index) => ({
+          name: `member ${member}`,
+          colour: colours.series[index % 8],
+        })),
+        metrics,
+      ),
+    };
   }
 }
 
@@ -157,20 +176,34 @@ class SpeedPanel extends Panel {
     super(app, "Speed");
     this.slow = el("ul", { class: "warnings" });
     this.grid = new ChartGrid(app);
-    this.which = el("select", { class: "small", "aria-label": "Epochs of the histogram", on: { change: () => {
-      app.view.staleness = this.which.value;
-      app.changed();
-    } } }, el("option", { value: "total" }, "all epochs"), el("option", { value: "last" }, "last epoch"));
+    this.which = el(
+      "select",
+      {
+        class: "small",
+        "aria-label": "Epochs of the histogram",
+        on: {
+          change: () => {
+            app.view.staleness = this.which.value;
+            app.changed();
+          },
+        },
+      },
+      el("option", { value: "total" }, "all epochs"),
+      el("option", { value: "last" }, "last epoch"),
+    );
     this.element.append(this.slow, this.grid.element);
   }
 
   update(run) {
-    const speeds = epochsOf(run).filter(({ rows, seconds }) => rows && seconds).map(({ epoch, rows, seconds }) => [epoch + 1, rows / seconds]);
+    const speeds = epochsOf(run)
+      .filter(({ rows, seconds }) => rows && seconds)
+      .map(({ epoch, rows, seconds }) => [epoch + 1, rows / seconds]);
     if (!this.show(speeds.length || run.workers.size || run.updates.size)) return;
     this.#showSlow(run);
     this.which.value = this.app.view.staleness;
     const specs = [];
-    if (speeds.length) specs.push(this.#spec(run, "rows", "Rows per second", run.versions.history, ["rows per second", speeds]));
+    if (speeds.length)
+      specs.push(this.#spec(run, "rows", "Rows per second", run.versions.history, ["rows per second", speeds]));
     if (run.updates.size) specs.push(...this.#updateSpecs(run));
     if (run.workers.size) specs.push(this.#workersSpec(run));
     this.grid.update(specs);
@@ -180,8 +213,14 @@ class SpeedPanel extends Panel {
     const key = String(run.versions.workers);
     if (this.slow.dataset.key === key) return;
     this.slow.dataset.key = key;
-    const slow = workersOf(run).filter(({ isSlow }) => isSlow).sort((one, other) => other.ratio - one.ratio);
-    const items = slow.slice(0, 5).map(({ worker, ratio }) => el("li", {}, icon("warning"), `Worker ${worker} takes ${ratio.toFixed(1)} times as long as the median.`));
+    const slow = workersOf(run)
+      .filter(({ isSlow }) => isSlow)
+      .sort((one, other) => other.ratio - one.ratio);
+    const items = slow
+      .slice(0, 5)
+      .map(({ worker, ratio }) =>
+        el("li", {}, icon("warning"), `Worker ${worker} takes ${ratio.toFixed(1)} times as long as the median.`),
+      );
     if (slow.length > 5) items.push(el("li", {}, icon("warning"), `${slow.length - 5} more workers are slow.`));
     this.slow.replaceChildren(...items);
     this.slow.hidden = !items.length;
@@ -195,7 +234,12 @@ class SpeedPanel extends Panel {
       key: rangeKey(this.app, version),
       figure: () => {
         const colours = readColours();
-        const series = lines.map(([label, points], index) => ({ name: label, colour: colours.series[index], dashed: index > 0, points }));
+        const series = lines.map(([label, points], index) => ({
+          name: label,
+          colour: colours.series[index],
+          dashed: index > 0,
+          points,
+        }));
         return lineFigure(series, { colours, view: this.app.view, isLog: false, fromZero: true });
       },
     };
@@ -231,14 +275,22 @@ class SpeedPanel extends Panel {
     const { staleness } = this.app.view;
     return [
       this.#spec(run, "updates", "Updates per second", run.versions.updates, ["updates per second", points("perSecond")]),
-      this.#spec(run, "staleness", "Staleness by epoch", run.versions.updates, ["mean", points("mean")], ["maximum", points("max")]),
+      this.#spec(
+        run,
+        "staleness",
+        "Staleness by epoch",
+        run.versions.updates,
+        ["mean", points("mean")],
+        ["maximum", points("max")],
+      ),
       {
         id: `${run.key}/histogram`,
         title: "Updates by staleness",
         height: 180,
         controls: [this.which],
         key: JSON.stringify([run.versions.updates, staleness]),
-        figure: () => barFigure(stalenessBars(run, staleness), { colours: readColours(), unit: "Staleness", name: "updates" }),
+        figure: () =>
+          barFigure(stalenessBars(run, staleness), { colours: readColours(), unit: "Staleness", name: "updates" }),
       },
     ];
   }
@@ -253,13 +305,29 @@ class IncidentsPanel extends Panel {
 
   update(run) {
     if (!this.show(run.incidents.length > 0)) return;
-    this.table.update([
-      { key: "time", label: "Time", value: ({ time }) => time, text: ({ time }) => formatClock(time, run.started) },
-      { key: "after", label: "After", isNumber: true, value: ({ time }) => time, text: ({ time }) => formatDuration(time - run.started) },
-      { key: "epoch", label: "Epoch", isNumber: true, value: ({ position }) => position, text: ({ position }) => String(Math.floor(position) + 1) },
-      { key: "kind", label: "Kind", value: ({ kind }) => kind, node: ({ kind }) => incidentBadge(kind) },
-      { key: "text", label: "What happened", value: ({ text }) => text },
-    ], run.incidents, run.versions.incidents);
+    this.table.update(
+      [
+        { key: "time", label: "Time", value: ({ time }) => time, text: ({ time }) => formatClock(time, run.started) },
+        {
+          key: "after",
+          label: "After",
+          isNumber: true,
+          value: ({ time }) => time,
+          text: ({ time }) => formatDuration(time - run.started),
+        },
+        {
+          key: "epoch",
+          label: "Epoch",
+          isNumber: true,
+          value: ({ position }) => position,
+          text: ({ position }) => String(Math.floor(position) + 1),
+        },
+        { key: "kind", label: "Kind", value: ({ kind }) => kind, node: ({ kind }) => incidentBadge(kind) },
+        { key: "text", label: "What happened", value: ({ text }) => text },
+      ],
+      run.incidents,
+      run.versions.incidents,
+    );
   }
 }
 
@@ -277,12 +345,28 @@ class CheckpointsPanel extends Panel {
 
   update(run) {
     if (!this.show(run.checkpoints.length > 0)) return;
-    this.table.update([
-      { key: "time", label: "Time", value: ({ time }) => time, text: ({ time }) => formatClock(time, run.started) },
-      { key: "epoch", label: "Continues with epoch", isNumber: true, value: ({ epoch }) => epoch, text: ({ epoch }) => formatNumber(epoch === null ? null : epoch + 1) },
-      { key: "seconds", label: "Written in", isNumber: true, value: ({ seconds }) => seconds, text: ({ seconds }) => formatDuration(seconds) },
-      { key: "path", label: "Path", value: ({ path }) => path, node: ({ path }) => el("code", {}, path) },
-    ], run.checkpoints, run.versions.checkpoints);
+    this.table.update(
+      [
+        { key: "time", label: "Time", value: ({ time }) => time, text: ({ time }) => formatClock(time, run.started) },
+        {
+          key: "epoch",
+          label: "Continues with epoch",
+          isNumber: true,
+          value: ({ epoch }) => epoch,
+          text: ({ epoch }) => formatNumber(epoch === null ? null : epoch + 1),
+        },
+        {
+          key: "seconds",
+          label: "Written in",
+          isNumber: true,
+          value: ({ seconds }) => seconds,
+          text: ({ seconds }) => formatDuration(seconds),
+        },
+        { key: "path", label: "Path", value: ({ path }) => path, node: ({ path }) => el("code", {}, path) },
+      ],
+      run.checkpoints,
+      run.versions.checkpoints,
+    );
   }
 }
 
@@ -299,7 +383,9 @@ class SettingsPanel extends Panel {
     const key = String(run.versions.settings);
     if (this.list.dataset.key === key) return;
     this.list.dataset.key = key;
-    this.list.replaceChildren(...settings.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, formatExact(value)))));
+    this.list.replaceChildren(
+      ...settings.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, formatExact(value)))),
+    );
   }
 }
 
@@ -329,8 +415,14 @@ class RanksPanel extends Panel {
     this.list = el("fieldset", { class: "ranks" }, el("legend", { class: "hidden" }, "Output of rank"));
     this.heading = el("h3");
     this.output = el("pre", { tabindex: "0", role: "region", "aria-label": "Output" });
-    this.element.append(el("div", { class: "card split" }, this.list,
-      el("div", { class: "output" }, el("header", {}, this.heading, copyButton(this.output)), this.output)));
+    this.element.append(
+      el(
+        "div",
+        { class: "card split" },
+        this.list,
+        el("div", { class: "output" }, el("header", {}, this.heading, copyButton(this.output)), this.output),
+      ),
+    );
   }
 
   update(run) {
@@ -363,7 +455,11 @@ class RanksPanel extends Panel {
     const { output } = this;
     const isAtEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 20;
     setText(this.heading, `Output of rank ${rank.rank}`);
-    setText(output, (rank.omitted ? `(${plural(rank.omitted, "earlier line")} not kept)\n` : "") + (rank.lines.join("\n") || "No output yet."));
+    setText(
+      output,
+      (rank.omitted ? `(${plural(rank.omitted, "earlier line")} not kept)\n` : "") +
+        (rank.lines.join("\n") || "No output yet."),
+    );
     if (isAtEnd) output.scrollTop = output.scrollHeight;
   }
 }
@@ -380,11 +476,14 @@ class Toolbar {
 
   constructor(app) {
     this.#app = app;
-    this.element = el("div", { class: "toolbar", role: "group", "aria-label": "Charts" },
+    this.element = el(
+      "div",
+      { class: "toolbar", role: "group", "aria-label": "Charts" },
       el("label", {}, "Smoothing", this.#smoothing, this.#shown),
       el("label", {}, this.#log, "Log scale"),
       el("span", { class: "range" }, "Epochs", this.#from, "to", this.#to, this.#reset),
-      el("span", { class: "muted hint" }, "Drag in a chart to select epochs"));
+      el("span", { class: "muted hint" }, "Drag in a chart to select epochs"),
+    );
     this.#smoothing.addEventListener("input", () => this.#change({ smoothing: Number(this.#smoothing.value) }));
     this.#log.addEventListener("change", () => this.#change({ log: this.#log.checked }));
     for (const input of [this.#from, this.#to]) {

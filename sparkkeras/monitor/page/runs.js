@@ -18,8 +18,15 @@ class RunHeader {
 
   constructor(app) {
     this.#app = app;
-    this.element = el("header", { class: "card head" },
-      el("div", { class: "title" }, this.#name, this.#status, this.#kind), this.#facts, this.#progress, this.#phase, this.#resumed);
+    this.element = el(
+      "header",
+      { class: "card head" },
+      el("div", { class: "title" }, this.#name, this.#status, this.#kind),
+      this.#facts,
+      this.#progress,
+      this.#phase,
+      this.#resumed,
+    );
   }
 
   update(run) {
@@ -97,7 +104,10 @@ function lossFacts(run) {
   const losses = curve(epochsOf(run), "loss");
   if (losses.length) facts.push(["Loss", formatNumber(lastOf(losses))]);
   const validation = curve(epochsOf(run), "val_loss");
-  const best = bestOf(validation.map(([, y]) => y), true);
+  const best = bestOf(
+    validation.map(([, y]) => y),
+    true,
+  );
   if (best) facts.push(["Best val_loss", `${formatNumber(best.value)} (epoch ${validation[best.index][0]})`]);
   return facts;
 }
@@ -111,7 +121,8 @@ function searchFacts(run) {
 }
 
 function epochText(run) {
-  const current = run.status === "running" && run.progress ? run.progress.epoch + 1 : epochsOf(run).at(-1)?.epoch + 1 || run.initialEpoch;
+  const current =
+    run.status === "running" && run.progress ? run.progress.epoch + 1 : epochsOf(run).at(-1)?.epoch + 1 || run.initialEpoch;
   return run.epochs ? `${formatNumber(current)} of ${formatNumber(run.epochs)}` : formatNumber(current);
 }
 
@@ -138,7 +149,10 @@ class RunList {
     if (this.element.hidden) return;
     const selected = new Set(this.#app.selectedRuns().map(({ key }) => key));
     for (const run of runs) this.#updateRow(run, selected.has(run.key));
-    setChildren(this.#list, runs.map(({ key }) => this.#rows.get(key).element));
+    setChildren(
+      this.#list,
+      runs.map(({ key }) => this.#rows.get(key).element),
+    );
   }
 
   #updateRow(run, isSelected) {
@@ -146,7 +160,12 @@ class RunList {
     const row = this.#rows.get(run.key);
     row.box.checked = isSelected;
     setText(row.name, run.name);
-    setText(row.about, [KINDS[run.kind] ?? run.kind, formatClock(run.started, Date.now() / 1000), this.#app.sourceName(run)].filter(Boolean).join(" · "));
+    setText(
+      row.about,
+      [KINDS[run.kind] ?? run.kind, formatClock(run.started, Date.now() / 1000), this.#app.sourceName(run)]
+        .filter(Boolean)
+        .join(" · "),
+    );
     if (row.status.dataset.status !== run.status) {
       row.status.dataset.status = run.status;
       row.status.replaceChildren(badge(run.status));
@@ -158,9 +177,24 @@ class RunList {
     const name = el("b");
     const about = el("span", { class: "muted" });
     const status = el("span");
-    const only = el("button", { type: "button", class: "small", "aria-label": `Only ${run.name}`, on: { click: () => this.#app.selectOnly(run.key) } }, "Only");
+    const only = el(
+      "button",
+      {
+        type: "button",
+        class: "small",
+        "aria-label": `Only ${run.name}`,
+        on: { click: () => this.#app.selectOnly(run.key) },
+      },
+      "Only",
+    );
     const mark = swatch(`var(--series-${this.#app.colourIndex(run) + 1})`, { dot: true });
-    return { element: el("li", {}, el("label", {}, box, mark, el("span", {}, name, " ", about)), status, only), box, name, about, status };
+    return {
+      element: el("li", {}, el("label", {}, box, mark, el("span", {}, name, " ", about)), status, only),
+      box,
+      name,
+      about,
+      status,
+    };
   }
 }
 
@@ -181,10 +215,19 @@ class Comparison {
     this.#results = new DataTable(app, "compare/results", "Results");
     this.#settings = new DataTable(app, "compare/settings", "Settings that differ");
     this.#settingsPart = el("section", { class: "panel" }, el("h2", {}, "Settings that differ"), this.#settings.element);
-    this.element = el("div", { class: "compared" }, this.#title,
+    this.element = el(
+      "div",
+      { class: "compared" },
+      this.#title,
       el("section", { class: "panel" }, el("h2", {}, "Results"), this.#results.element),
-      el("section", { class: "panel" }, el("div", { class: "heading" }, el("h2", {}, "Curves"), this.#toolbar.element), this.#grid.element),
-      this.#settingsPart);
+      el(
+        "section",
+        { class: "panel" },
+        el("div", { class: "heading" }, el("h2", {}, "Curves"), this.#toolbar.element),
+        this.#grid.element,
+      ),
+      this.#settingsPart,
+    );
   }
 
   update(runs) {
@@ -194,10 +237,14 @@ class Comparison {
     this.#showResults(runs);
     const settings = differingSettings(runs);
     this.#settingsPart.hidden = !settings.length;
-    this.#settings.update([
-      { key: "setting", label: "Setting", value: ([name]) => name },
-      ...runs.map((run, index) => ({ key: run.key, label: this.#app.runName(run), value: ([, texts]) => texts[index] })),
-    ], settings, [settings, runs.map((run) => this.#app.runName(run))]);
+    this.#settings.update(
+      [
+        { key: "setting", label: "Setting", value: ([name]) => name },
+        ...runs.map((run, index) => ({ key: run.key, label: this.#app.runName(run), value: ([, texts]) => texts[index] })),
+      ],
+      settings,
+      [settings, runs.map((run) => this.#app.runName(run))],
+    );
   }
 
   dispose() {
@@ -206,28 +253,40 @@ class Comparison {
 
   #specs(runs) {
     const groups = metricGroups(runs.flatMap(epochsOf));
-    const key = curveKey(this.#app, runs.map((run) => [run.key, run.name, run.versions.history, run.versions.trials]));
+    const key = curveKey(
+      this.#app,
+      runs.map((run) => [run.key, run.name, run.versions.history, run.versions.trials]),
+    );
     const specs = [...groups].map(([base, metrics]) => ({
       id: `compare/${base}`,
       title: base,
       key: key + metrics,
-      figure: () => this.#metricFigure(runs.filter(({ history }) => history.size), metrics),
+      figure: () =>
+        this.#metricFigure(
+          runs.filter(({ history }) => history.size),
+          metrics,
+        ),
     }));
     const searches = runs.filter(({ trials }) => trials.size);
-    if (searches.length) specs.push({ id: "compare/best", title: "Best value so far", key, figure: () => this.#searchFigure(searches) });
+    if (searches.length)
+      specs.push({ id: "compare/best", title: "Best value so far", key, figure: () => this.#searchFigure(searches) });
     return specs;
   }
 
   #metricFigure(runs, metrics) {
     const colours = readColours();
     const colourOf = (run) => colours.series[this.#app.colourIndex(run)];
-    const series = runs.flatMap((run) => metrics.map((metric) => ({
-      name: `${this.#app.runName(run)} ${labelOf(metric)}`,
-      colour: colourOf(run),
-      dashed: isValidation(metric),
-      isSmoothed: true,
-      points: curve(epochsOf(run), metric),
-    }))).filter(({ points }) => points.length);
+    const series = runs
+      .flatMap((run) =>
+        metrics.map((metric) => ({
+          name: `${this.#app.runName(run)} ${labelOf(metric)}`,
+          colour: colourOf(run),
+          dashed: isValidation(metric),
+          isSmoothed: true,
+          points: curve(epochsOf(run), metric),
+        })),
+      )
+      .filter(({ points }) => points.length);
     const legend = runs.map((run) => ({ name: this.#app.runName(run), colour: colourOf(run) }));
     return { ...lineFigure(series, { colours, view: this.#app.view }), legend: runLegend(legend, metrics) };
   }
@@ -235,29 +294,64 @@ class Comparison {
   #searchFigure(runs) {
     const colours = readColours();
     const series = runs.map((run) => ({
-      name: this.#app.runName(run), colour: colours.series[this.#app.colourIndex(run)], points: bestSoFar(run), step: "end",
+      name: this.#app.runName(run),
+      colour: colours.series[this.#app.colourIndex(run)],
+      points: bestSoFar(run),
+      step: "end",
     }));
     return lineFigure(series, { colours, view: this.#app.view, unit: "Trial" });
   }
 
   #showResults(all) {
     const runs = all.map((run) => ({ ...run })); // rows that are new, as a run is changed in place
-    const metrics = [...new Set(runs.flatMap((run) => (run.history.size ? Object.keys(epochsOf(run).at(-1).logs) : [])))].filter((name) => name !== "learning_rate");
+    const metrics = [
+      ...new Set(runs.flatMap((run) => (run.history.size ? Object.keys(epochsOf(run).at(-1).logs) : []))),
+    ].filter((name) => name !== "learning_rate");
     const valuesOf = (run, metric) => curve(epochsOf(run), metric).map(([, y]) => y);
-    const columns = metrics.flatMap((metric) => [
-      { key: `${metric}/last`, label: metric, isNumber: true, value: (run) => valuesOf(run, metric).at(-1) },
-      { key: `${metric}/best`, label: `best ${metric}`, isNumber: true, value: (run) => bestOf(valuesOf(run, metric), isMinimized(run, metric))?.value },
-    ]);
+    const columns = metrics
+      .flatMap((metric) => [
+        { key: `${metric}/last`, label: metric, isNumber: true, value: (run) => valuesOf(run, metric).at(-1) },
+        !metrics.includes(`val_${metric}`) && {
+          key: `${metric}/best`,
+          label: `best ${metric}`,
+          isNumber: true,
+          value: (run) => bestOf(valuesOf(run, metric), isMinimized(run, metric))?.value,
+        },
+      ])
+      .filter(Boolean);
     if (runs.some(({ trials }) => trials.size)) {
-      columns.unshift({ key: "trials", label: "Trials", isNumber: true, value: (run) => run.trials.size || null },
-        { key: "value", label: "Best value", isNumber: true, value: (run) => bestTrial(run)?.value });
+      columns.unshift(
+        { key: "trials", label: "Trials", isNumber: true, value: (run) => run.trials.size || null },
+        { key: "value", label: "Best value", isNumber: true, value: (run) => bestTrial(run)?.value },
+      );
     }
-    this.#results.update([
-      { key: "run", label: "Run", value: (run) => this.#app.runName(run), node: (run) => el("span", { class: "run" }, swatch(`var(--series-${this.#app.colourIndex(run) + 1})`, { dot: true }), this.#app.runName(run)) },
-      { key: "status", label: "Status", value: ({ status }) => status, node: ({ status }) => badge(status) },
-      { key: "time", label: "Time", isNumber: true, value: (run) => elapsedSeconds(run, 0), text: (run) => formatDuration(elapsedSeconds(run, 0)) },
-      { key: "epochs", label: "Epochs", isNumber: true, value: ({ history }) => history.size || null },
-      ...columns,
-    ], runs, runs.map((run) => [this.#app.runName(run), run.versions.head]));
+    this.#results.update(
+      [
+        {
+          key: "run",
+          label: "Run",
+          value: (run) => this.#app.runName(run),
+          node: (run) =>
+            el(
+              "span",
+              { class: "run" },
+              swatch(`var(--series-${this.#app.colourIndex(run) + 1})`, { dot: true }),
+              this.#app.runName(run),
+            ),
+        },
+        { key: "status", label: "Status", value: ({ status }) => status, node: ({ status }) => badge(status) },
+        {
+          key: "time",
+          label: "Time",
+          isNumber: true,
+          value: (run) => elapsedSeconds(run, 0),
+          text: (run) => formatDuration(elapsedSeconds(run, 0)),
+        },
+        { key: "epochs", label: "Epochs", isNumber: true, value: ({ history }) => history.size || null },
+        ...columns,
+      ],
+      runs,
+      runs.map((run) => [this.#app.runName(run), run.versions.head]),
+    );
   }
 }

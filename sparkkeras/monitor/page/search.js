@@ -5,10 +5,15 @@ const STATUSES = ["running", "ok", "pruned", "stopped", "failed"];
 
 class SearchPanel extends Panel {
   constructor(app) {
-    const log = el("input", { type: "checkbox", on: { change: () => {
-      app.view.log = log.checked;
-      app.changed();
-    } } });
+    const log = el("input", {
+      type: "checkbox",
+      on: {
+        change: () => {
+          app.view.log = log.checked;
+          app.changed();
+        },
+      },
+    });
     super(app, "Search", el("div", { class: "toolbar" }, el("label", {}, log, "Log scale")));
     this.log = log;
     this.grid = new ChartGrid(app);
@@ -20,9 +25,21 @@ class SearchPanel extends Panel {
     this.log.checked = this.app.view.log;
     const key = JSON.stringify([run.versions.trials, this.app.view.log]);
     const { view } = this.app;
-    const specs = [{ id: `${run.key}/best`, title: `Best ${run.metric || "value"} so far`, key, figure: () => bestFigure(run, { colours: readColours(), view }) }];
+    const specs = [
+      {
+        id: `${run.key}/best`,
+        title: `Best ${run.metric || "value"} so far`,
+        key,
+        figure: () => bestFigure(run, { colours: readColours(), view }),
+      },
+    ];
     if (trialsOf(run).some(({ values }) => values.length)) {
-      specs.push({ id: `${run.key}/trials`, title: `${run.metric || "value"} of all trials by epoch`, key, figure: () => trialsFigure(run, { colours: readColours(), view }) });
+      specs.push({
+        id: `${run.key}/trials`,
+        title: `${run.metric || "value"} of all trials by epoch`,
+        key,
+        figure: () => trialsFigure(run, { colours: readColours(), view }),
+      });
     }
     if (trialsOf(run).filter(isComplete).length > 1 && parameterNames(run).length) specs.push(this.#parallelSpec(run, key));
     this.grid.update(specs);
@@ -37,11 +54,15 @@ class SearchPanel extends Panel {
       minWidth: 100 * (parameterNames(run).length + 2),
       key,
       figure: () => parallelFigure(run, { colours: readColours(), view: this.app.view }),
-      connect: (chart) => chart.on("axisareaselected", () => {
-        const selected = chart.getModel().getSeriesByIndex(0).getRawIndicesByActiveState("active");
-        const drawn = worstFirst(run);
-        this.app.brush(run, selected.length && selected.length < drawn.length ? selected.map((index) => drawn[index].number) : null);
-      }),
+      connect: (chart) =>
+        chart.on("axisareaselected", () => {
+          const selected = chart.getModel().getSeriesByIndex(0).getRawIndicesByActiveState("active");
+          const drawn = worstFirst(run);
+          this.app.brush(
+            run,
+            selected.length && selected.length < drawn.length ? selected.map((index) => drawn[index].number) : null,
+          );
+        }),
     };
   }
 }
@@ -49,21 +70,36 @@ class SearchPanel extends Panel {
 /** The value of each trial, and the best so far as steps. */
 function bestFigure(run, { colours, view }) {
   const trials = trialsOf(run);
-  const points = (test) => trials.filter((trial) => test(trial) && Number.isFinite(trial.value)).map(({ number, value }) => [number, value]);
+  const points = (test) =>
+    trials.filter((trial) => test(trial) && Number.isFinite(trial.value)).map(({ number, value }) => [number, value]);
   const groups = [
     { name: "complete", points: points(isComplete), colour: colours.series[0], symbol: "circle", dot: true },
-    { name: "pruned", points: points(({ status }) => status === "pruned"), colour: colours.series[1], symbol: "triangle", dot: true },
+    {
+      name: "pruned",
+      points: points(({ status }) => status === "pruned"),
+      colour: colours.series[1],
+      symbol: "triangle",
+      dot: true,
+    },
   ].filter((group) => group.points.length);
   const best = { name: "best so far", points: bestSoFar(run), colour: colours.series[2], step: "end" };
   const figure = lineFigure([best, ...groups], { colours, view, unit: "Trial" });
   const scatter = figure.option.series.slice(1).map((series, index) => ({
-    ...series, type: "scatter", symbol: groups[index].symbol, symbolSize: trials.length > 200 ? 4 : 7, showSymbol: true, itemStyle: { color: groups[index].colour, opacity: 0.85 },
+    ...series,
+    type: "scatter",
+    symbol: groups[index].symbol,
+    symbolSize: trials.length > 200 ? 4 : 7,
+    showSymbol: true,
+    itemStyle: { color: groups[index].colour, opacity: 0.85 },
   }));
   const failed = trials.filter(({ status }) => status === "failed").map(({ number }) => number);
   return {
     ...figure,
     option: { ...figure.option, series: [{ ...figure.option.series[0], showSymbol: false }, ...scatter] },
-    legend: [{ ...best, value: formatNumber(lastOf(best.points)) }, ...groups.map((group) => ({ ...group, value: String(group.points.length) }))],
+    legend: [
+      { ...best, value: formatNumber(lastOf(best.points)) },
+      ...groups.map((group) => ({ ...group, value: String(group.points.length) })),
+    ],
     notes: failed.length ? [...figure.notes, `Failed: ${someOf(failed)}.`] : figure.notes,
   };
 }
@@ -71,17 +107,33 @@ function bestFigure(run, { colours, view }) {
 /** The curves of all trials. One series draws them all, as a thousand series of ECharts are slow. */
 function trialsFigure(run, { colours, view }) {
   const best = bestTrial(run);
-  const coordinates = (trial) => trial.values.map((y, index) => [index + 1, y]).filter(([, y]) => drawable(y, view.log) !== null);
-  const others = trialsOf(run).filter((trial) => trial !== best).map((trial) => ({ trial, coords: coordinates(trial) })).filter(({ coords }) => coords.length > 1);
-  const bestLine = best && { name: `best: trial ${best.number}`, colour: colours.series[2], width: 3, points: best.values.map((y, index) => [index + 1, y]) };
+  const coordinates = (trial) =>
+    trial.values.map((y, index) => [index + 1, y]).filter(([, y]) => drawable(y, view.log) !== null);
+  const others = trialsOf(run)
+    .filter((trial) => trial !== best)
+    .map((trial) => ({ trial, coords: coordinates(trial) }))
+    .filter(({ coords }) => coords.length > 1);
+  const bestLine = best && {
+    name: `best: trial ${best.number}`,
+    colour: colours.series[2],
+    width: 3,
+    points: best.values.map((y, index) => [index + 1, y]),
+  };
   const points = others.flatMap(({ coords }) => coords);
   // An invisible line with the lowest and highest values, since lines in one series do not extend the axes.
   const corners = { name: "", colour: "transparent", isMuted: true, points: extremes(points) };
   const figure = lineFigure([corners, bestLine].filter(Boolean), { colours, view, unit: "Epoch of the trial" });
   figure.option.series[0].showSymbol = false;
-  figure.option.tooltip = tooltip(colours, "item", ({ data }) => data?.trial && tooltipBox(`Trial ${data.trial.number}`, [
-    [null, data.trial.status, formatNumber(data.trial.value)], ...Object.entries(data.trial.params).map(([name, value]) => [null, name, formatExact(value)]),
-  ]));
+  figure.option.tooltip = tooltip(
+    colours,
+    "item",
+    ({ data }) =>
+      data?.trial &&
+      tooltipBox(`Trial ${data.trial.number}`, [
+        [null, data.trial.status, formatNumber(data.trial.value)],
+        ...Object.entries(data.trial.params).map(([name, value]) => [null, name, formatExact(value)]),
+      ]),
+  );
   figure.option.series.push({
     type: "lines",
     coordinateSystem: "cartesian2d",
@@ -93,8 +145,15 @@ function trialsFigure(run, { colours, view }) {
   const shown = trialsOf(run).filter(({ values }) => values.length);
   return {
     ...figure,
-    legend: [bestLine && { ...bestLine, value: formatNumber(best.value) }, { name: "other trials", colour: colours.muted }].filter(Boolean),
-    table: () => tableOver(shown.map(({ number, values }) => ({ name: `trial ${number}`, points: values.map((y, index) => [index + 1, y]) })), "Epoch"),
+    legend: [
+      bestLine && { ...bestLine, value: formatNumber(best.value) },
+      { name: "other trials", colour: colours.muted },
+    ].filter(Boolean),
+    table: () =>
+      tableOver(
+        shown.map(({ number, values }) => ({ name: `trial ${number}`, points: values.map((y, index) => [index + 1, y]) })),
+        "Epoch",
+      ),
   };
 }
 
@@ -117,43 +176,77 @@ function parallelFigure(run, { colours, view }) {
   const names = parameterNames(run);
   const axes = names.map((name, dim) => parallelAxis(run, trials, name, dim));
   const isLog = view.log && trials.every(({ value }) => value > 0);
-  const valueAxis = { dim: names.length, name: run.metric || "value", type: isLog ? "log" : "value", scale: true, inverse: run.minimizes, nameLocation: run.minimizes ? "start" : "end" };
+  const valueAxis = {
+    dim: names.length,
+    name: run.metric || "value",
+    type: isLog ? "log" : "value",
+    scale: true,
+    inverse: run.minimizes,
+    nameLocation: run.minimizes ? "start" : "end",
+  };
   if (isLog) Object.assign(valueAxis, LOG_ENDS);
   const option = {
     ...baseOption(colours),
-    parallel: { left: 60, right: 60, top: 34, bottom: 18, parallelAxisDefault: {
-      nameTextStyle: { color: colours.text, fontSize: 12 },
-      nameTruncate: { maxWidth: 110 },
-      axisLine: { lineStyle: { color: colours.axis } },
-      axisTick: { show: false },
-      minorTick: { show: false },
-      axisLabel: { color: colours.text, fontSize: 11, textBorderColor: colours.surface, textBorderWidth: 3, hideOverlap: true, width: 90, overflow: "truncate" },
-      areaSelectStyle: { width: 16, borderColor: colours.text, color: colours.series[0], opacity: 0.3 },
-    } },
-    parallelAxis: [...axes, valueAxis].map((axis) => ({ ...axis, axisLabel: axis.type === "category" ? {} : { formatter: formatTick } })),
-    series: [{
-      type: "parallel",
-      smooth: 0.1,
-      lineStyle: { width: 1.8, opacity: faintness(trials.length, 0.8) },
-      inactiveOpacity: 0.08,
-      activeOpacity: 1,
-      data: trials.map((trial, index) => ({
-        value: [...axes.map((axis) => parallelValue(trial.params[axis.name], axis)), trial.value],
-        lineStyle: { color: echarts.color.lerp(index / Math.max(1, trials.length - 1), colours.scale) },
-      })),
-    }],
+    parallel: {
+      left: 60,
+      right: 60,
+      top: 34,
+      bottom: 18,
+      parallelAxisDefault: {
+        nameTextStyle: { color: colours.text, fontSize: 12 },
+        nameTruncate: { maxWidth: 110 },
+        axisLine: { lineStyle: { color: colours.axis } },
+        axisTick: { show: false },
+        minorTick: { show: false },
+        axisLabel: {
+          color: colours.text,
+          fontSize: 11,
+          textBorderColor: colours.surface,
+          textBorderWidth: 3,
+          hideOverlap: true,
+          width: 90,
+          overflow: "truncate",
+        },
+        areaSelectStyle: { width: 16, borderColor: colours.text, color: colours.series[0], opacity: 0.3 },
+      },
+    },
+    parallelAxis: [...axes, valueAxis].map((axis) => ({
+      ...axis,
+      axisLabel: axis.type === "category" ? {} : { formatter: formatTick },
+    })),
+    series: [
+      {
+        type: "parallel",
+        smooth: 0.1,
+        lineStyle: { width: 1.8, opacity: faintness(trials.length, 0.8) },
+        inactiveOpacity: 0.08,
+        activeOpacity: 1,
+        data: trials.map((trial, index) => ({
+          value: [...axes.map((axis) => parallelValue(trial.params[axis.name], axis)), trial.value],
+          lineStyle: { color: echarts.color.lerp(index / Math.max(1, trials.length - 1), colours.scale) },
+        })),
+      },
+    ],
   };
   return {
     option,
-    legend: [{ name: "best", colour: colours.scale.at(-1) }, { name: "worst", colour: colours.scale[0] }],
+    legend: [
+      { name: "best", colour: colours.scale.at(-1) },
+      { name: "worst", colour: colours.scale[0] },
+    ],
     notes: ["Drag along an axis to select trials; the table below then shows only these."],
-    table: () => ({ columns: ["Trial", ...names, valueAxis.name], rows: trials.map((trial) => [trial.number, ...names.map((name) => trial.params[name] ?? null), trial.value]) }),
+    table: () => ({
+      columns: ["Trial", ...names, valueAxis.name],
+      rows: trials.map((trial) => [trial.number, ...names.map((name) => trial.params[name] ?? null), trial.value]),
+    }),
   };
 }
 
 /** The complete trials in the order in which they are drawn, so that the best is on top. */
 function worstFirst(run) {
-  return trialsOf(run).filter(isComplete).sort((one, other) => (run.minimizes ? other.value - one.value : one.value - other.value));
+  return trialsOf(run)
+    .filter(isComplete)
+    .sort((one, other) => (run.minimizes ? other.value - one.value : one.value - other.value));
 }
 
 /** The opacity of one of many lines. */
@@ -186,10 +279,19 @@ function parallelValue(value, { type }) {
 class TrialsPanel extends Panel {
   constructor(app, run) {
     const status = el("select", { on: { change: () => this.#filter({ status: status.value }) } });
-    const text = el("input", { type: "search", placeholder: "adam lr<0.01 units>=32", title: FILTER_HELP, on: { input: () => this.#filter({ text: text.value }) } });
+    const text = el("input", {
+      type: "search",
+      placeholder: "adam lr<0.01 units>=32",
+      title: FILTER_HELP,
+      on: { input: () => this.#filter({ text: text.value }) },
+    });
     const brushed = el("button", { type: "button", class: "small", on: { click: () => app.brush(run, null) } });
     const count = el("span", { class: "muted" });
-    super(app, "Trials", el("div", { class: "toolbar" }, el("label", {}, "Status", status), el("label", {}, "Filter", text), brushed, count));
+    super(
+      app,
+      "Trials",
+      el("div", { class: "toolbar" }, el("label", {}, "Status", status), el("label", {}, "Filter", text), brushed, count),
+    );
     Object.assign(this, { run, status, text, brushed, count });
     this.table = new DataTable(app, `${run.key}/trials`, "Trials", trialDetails(run));
     this.element.append(this.table.element);
@@ -201,14 +303,28 @@ class TrialsPanel extends Panel {
     this.#showFilters(run, filter);
     const matches = trialFilter(filter.text);
     const brushed = this.app.brushed.get(run.key);
-    const rows = trialsOf(run).filter((trial) => (!filter.status || trial.status === filter.status) && matches(trial) && (!brushed || brushed.has(trial.number)));
-    setText(this.count, rows.length === run.trials.size ? plural(rows.length, "trial") : `${rows.length} of ${plural(run.trials.size, "trial")}`);
+    const rows = trialsOf(run).filter(
+      (trial) =>
+        (!filter.status || trial.status === filter.status) && matches(trial) && (!brushed || brushed.has(trial.number)),
+    );
+    setText(
+      this.count,
+      rows.length === run.trials.size
+        ? plural(rows.length, "trial")
+        : `${rows.length} of ${plural(run.trials.size, "trial")}`,
+    );
     this.table.update(trialColumns(run), rows, [run.versions.trials, filter, brushed && [...brushed]]);
   }
 
   #showFilters(run, filter) {
     const counts = countBy(trialsOf(run), ({ status }) => status);
-    const statuses = [...new Set([...STATUSES.filter((status) => counts.has(status)), ...counts.keys(), ...(filter.status ? [filter.status] : [])])];
+    const statuses = [
+      ...new Set([
+        ...STATUSES.filter((status) => counts.has(status)),
+        ...counts.keys(),
+        ...(filter.status ? [filter.status] : []),
+      ]),
+    ];
     const options = [["", "all"], ...statuses.map((status) => [status, `${status} (${counts.get(status) ?? 0})`])];
     const key = JSON.stringify(options);
     if (this.status.dataset.key !== key) {
@@ -242,7 +358,13 @@ function trialColumns(run) {
     })),
     { key: "best", label: "Best epoch", isNumber: true, value: ({ bestEpoch }) => bestEpoch },
     { key: "epochs", label: "Epochs", isNumber: true, value: ({ values }) => values.length },
-    { key: "seconds", label: "Time", isNumber: true, value: ({ seconds }) => seconds, text: ({ seconds }) => formatDuration(seconds) },
+    {
+      key: "seconds",
+      label: "Time",
+      isNumber: true,
+      value: ({ seconds }) => seconds,
+      text: ({ seconds }) => formatDuration(seconds),
+    },
     { key: "worker", label: "Worker", isNumber: true, value: ({ worker }) => worker },
     { key: "attempts", label: "Attempts", isNumber: true, value: ({ attempts }) => attempts },
   ];
@@ -250,15 +372,25 @@ function trialColumns(run) {
 
 function trialDetails(run) {
   return (trial) => {
-    const traceback = el("pre", { tabindex: "0", role: "region", "aria-label": `Traceback of trial ${trial.number}` }, trial.traceback);
+    const traceback = el(
+      "pre",
+      { tabindex: "0", role: "region", "aria-label": `Traceback of trial ${trial.number}` },
+      trial.traceback,
+    );
     const values = trial.values.map(formatNumber).join(", ");
-    return el("div", { class: "detail" },
+    return el(
+      "div",
+      { class: "detail" },
       trial.values.length > 1 && sparkline(trial.values, `${run.metric || "value"} by epoch`),
       values && el("p", {}, `${run.metric || "Values"} by epoch: ${values}`),
       trial.error && el("p", { class: "error" }, trial.error),
       trial.traceback && el("header", {}, el("h3", {}, "Traceback"), copyButton(traceback)),
       trial.traceback && traceback,
-      !trial.values.length && !trial.error && !trial.traceback && el("p", { class: "muted" }, "This trial has not reported anything yet."));
+      !trial.values.length &&
+        !trial.error &&
+        !trial.traceback &&
+        el("p", { class: "muted" }, "This trial has not reported anything yet."),
+    );
   };
 }
 
@@ -266,21 +398,28 @@ function trialDetails(run) {
 function sparkline(values, name) {
   const finite = values.filter(Number.isFinite);
   const [low, high] = [Math.min(...finite), Math.max(...finite)];
-  const place = (value, index) => `${((index / (values.length - 1)) * 296 + 2).toFixed(1)} ${(58 - ((value - low) / (high - low || 1)) * 54).toFixed(1)}`;
+  const place = (value, index) =>
+    `${((index / (values.length - 1)) * 296 + 2).toFixed(1)} ${(58 - ((value - low) / (high - low || 1)) * 54).toFixed(1)}`;
   let isGap = true;
-  const path = values.map((value, index) => {
-    if (!Number.isFinite(value)) {
-      isGap = true;
-      return "";
-    }
-    const command = isGap ? "M" : "L";
-    isGap = false;
-    return command + place(value, index);
-  }).join("");
+  const path = values
+    .map((value, index) => {
+      if (!Number.isFinite(value)) {
+        isGap = true;
+        return "";
+      }
+      const command = isGap ? "M" : "L";
+      isGap = false;
+      return command + place(value, index);
+    })
+    .join("");
   const svg = document.createElementNS(SVG, "svg");
   for (const [attribute, value] of Object.entries({
-    viewBox: "0 0 300 60", class: "sparkline", role: "img", "aria-label": `${name}: from ${formatNumber(values[0])} to ${formatNumber(values.at(-1))}`,
-  })) svg.setAttribute(attribute, value);
+    viewBox: "0 0 300 60",
+    class: "sparkline",
+    role: "img",
+    "aria-label": `${name}: from ${formatNumber(values[0])} to ${formatNumber(values.at(-1))}`,
+  }))
+    svg.setAttribute(attribute, value);
   const line = document.createElementNS(SVG, "path");
   line.setAttribute("d", path);
   svg.append(line);

@@ -145,7 +145,9 @@ const REDUCERS = {
       perSecond: toNumber(message.per_second),
       mean: toNumber(message.mean_staleness),
       max: toNumber(message.max_staleness),
-      staleness: new Map(Object.entries(message.staleness ?? {}).map(([value, count]) => [Number(value), toNumber(count) ?? 0])),
+      staleness: new Map(
+        Object.entries(message.staleness ?? {}).map(([value, count]) => [Number(value), toNumber(count) ?? 0]),
+      ),
     });
     touch(run, "updates");
   },
@@ -205,7 +207,12 @@ const REDUCERS = {
 
   output(run, message) {
     const rank = rankOf(run, message.rank);
-    rank.lines.push(...String(message.text ?? "").replace(/\n$/, "").split("\n").map(plainLine));
+    rank.lines.push(
+      ...String(message.text ?? "")
+        .replace(/\n$/, "")
+        .split("\n")
+        .map(plainLine),
+    );
     rank.omitted += rank.lines.splice(0, Math.max(0, rank.lines.length - LAST_LINES)).length;
     touch(run, "ranks");
   },

@@ -38,7 +38,12 @@ class DataTable {
     this.#id = id;
     this.#details = details;
     const table = el("table", {}, el("caption", { class: "hidden" }, caption), el("thead", {}, this.#head), this.#body);
-    this.element = el("div", { class: "table" }, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table), this.#more);
+    this.element = el(
+      "div",
+      { class: "table" },
+      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table),
+      this.#more,
+    );
     this.#more.addEventListener("click", () => {
       this.#isWhole = true;
       this.#fill();
@@ -92,7 +97,11 @@ class DataTable {
       const isSorted = order?.key === cell.dataset.column;
       cell.setAttribute("aria-sort", isSorted ? (order.isDescending ? "descending" : "ascending") : "none");
     }
-    const rows = sortRows(this.#rows, this.#columns.find(({ key }) => key === order?.key), order?.isDescending);
+    const rows = sortRows(
+      this.#rows,
+      this.#columns.find(({ key }) => key === order?.key),
+      order?.isDescending,
+    );
     const shown = this.#isWhole ? rows : rows.slice(0, PAGE_ROWS);
     const built = new Map(shown.map((row) => [row, this.#built.get(row) ?? this.#buildRow(row)]));
     this.#built = built;
@@ -102,8 +111,13 @@ class DataTable {
   }
 
   #buildRow(row) {
-    const cells = this.#columns.map((column) => el("td", { class: column.isNumber ? "number" : null },
-      column.node?.(row) ?? column.text?.(row) ?? formatNumber(column.value(row))));
+    const cells = this.#columns.map((column) =>
+      el(
+        "td",
+        { class: column.isNumber ? "number" : null },
+        column.node?.(row) ?? column.text?.(row) ?? formatNumber(column.value(row)),
+      ),
+    );
     if (!this.#details) return [el("tr", {}, ...cells)];
     return this.#buildExpandable(row, cells);
   }
@@ -138,6 +152,11 @@ function sortRows(rows, column, isDescending) {
   return [...rows].sort((one, other) => {
     const [left, right] = [column.value(one), column.value(other)];
     if (isEmpty(left) || isEmpty(right)) return isEmpty(left) - isEmpty(right);
-    return sign * (typeof left === "number" && typeof right === "number" ? left - right : String(left).localeCompare(String(right), undefined, { numeric: true }));
+    return (
+      sign *
+      (typeof left === "number" && typeof right === "number"
+        ? left - right
+        : String(left).localeCompare(String(right), undefined, { numeric: true }))
+    );
   });
 }
