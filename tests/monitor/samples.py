@@ -74,7 +74,7 @@ def synchronous(epochs=30, run="fit-1", name="digits", scale=1.0, workers=4, **s
             "epoch",
             0.1,
             epoch=epoch,
-            logs=curves(noise, epoch, scale),
+            logs=curves(noise, epoch, scale, end=0.12 * scale),
             rows=54_000,
             seconds=seconds,
             startup_seconds=3.1 if epoch == 0 else 0.0,

@@ -49,15 +49,19 @@ def main(folder):
 
 
 def save(png, path):
-    """Save a screenshot in 256 colours, which takes a third of the space: its most frequent ones, and some of all others."""
+    """Save a screenshot in 256 colours, which takes a third of the space: frequent ones, and those unlike the others."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    colours, indices, counts = np.unique(np.asarray(image).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
-    frequent = colours[np.argsort(-counts)[:128]]
-    others = np.array(image.quantize(128).getpalette()).reshape(-1, 3)
-    palette = np.concatenate([frequent, others])
-    nearest = np.array([np.square(palette - colour.astype(int)).sum(axis=1).argmin() for colour in colours], np.uint8)
+    pixels = np.asarray(image).reshape(-1, 3)
+    colours, indices, counts = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
+    nearest, distance = np.zeros(len(colours), np.uint8), np.full(len(colours), np.inf)
+    palette = [colours[counts.argmax()]]
+    for index in range(256):
+        to_latest = np.square(colours - palette[index].astype(int)).sum(axis=1)
+        nearest[to_latest < distance] = index
+        distance = np.minimum(distance, to_latest)
+        palette.append(colours[(distance * np.sqrt(counts)).argmax()])
     reduced = Image.fromarray(nearest[indices].reshape(image.height, image.width), "P")
-    reduced.putpalette(palette.astype(np.uint8).tobytes())
+    reduced.putpalette(np.array(palette[:256]).tobytes())
     reduced.save(path, optimize=True)
 
 

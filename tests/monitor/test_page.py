@@ -136,10 +136,11 @@ def test_curves_grow_as_messages_arrive(tabs):
         tab = tabs.open(server.url)
         tab.get_by_text("Waiting for a run").wait_for()
         server.messages += messages[: ends[0]]
-        tab.get_by_text("The curves begin at the end of the first epoch").wait_for()
+        tab.get_by_text("Curves appear here at the end of the first epoch").wait_for()
         server.messages += messages[ends[0] : ends[1] + 1]
         wait_for_points(tab, "loss", 2)
         assert tab.locator(".head .badge").inner_text() == "running"
+        assert tab.get_by_role("progressbar", name="Epoch 2").get_attribute("aria-valuenow") == "100"
         server.messages += messages[ends[1] + 1 :]
         tab.locator(".head .badge-finished").wait_for()
         wait_for_points(tab, "loss", 30)
@@ -669,6 +670,20 @@ def test_the_theme_is_the_one_of_the_system_until_it_is_chosen(tabs):
     assert tab.evaluate(background) != dark
     tab.get_by_role("button", name="Dark mode").click()
     assert tab.evaluate(background) == dark
+
+
+@pytest.mark.browser
+def test_the_page_works_without_storage(tabs):
+    tab = tabs.open("about:blank")
+    forbid = "{ get() { throw new DOMException('forbidden', 'SecurityError'); } }"
+    tab.add_init_script(
+        f"for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name, {forbid});"
+    )
+    tab.goto(tabs.save(samples.search()).as_uri())
+    tab.get_by_role("button", name="Dark mode").click()
+    tab.get_by_role("button", name="Light mode").wait_for()
+    tab.get_by_role("button", name="val_loss", exact=True).click()
+    assert tab.locator("th[data-column=value]").get_attribute("aria-sort") == "ascending"
 
 
 # --- the files

@@ -51,9 +51,7 @@ function curve(entries, metric) {
   return entries.filter((entry) => metric in entry.logs).map((entry) => [entry.epoch + 1, entry.logs[metric]]);
 }
 
-/**
- * Exponential moving average without the bias towards its start, as in Adam (Kingma 2015). Values that are not finite are gaps.
- */
+/** Exponential moving average without bias towards its start, as in Adam (Kingma 2015). Values that are not finite are gaps. */
 function smooth(points, weight) {
   let mean = 0;
   let steps = 0;

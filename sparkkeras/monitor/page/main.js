@@ -384,13 +384,15 @@ function messagesOf(html) {
 function startTheme(app) {
   const button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = load("localStorage", "sparkkeras-theme");
   const apply = () => {
-    const theme = load("localStorage", "sparkkeras-theme") ?? (system.matches ? "dark" : "light");
+    const theme = chosen ?? (system.matches ? "dark" : "light");
     setText(button, theme === "dark" ? "Light mode" : "Dark mode");
     app.setTheme(theme);
   };
   button.addEventListener("click", () => {
-    store("localStorage", "sparkkeras-theme", app.theme === "dark" ? "light" : "dark");
+    chosen = app.theme === "dark" ? "light" : "dark";
+    store("localStorage", "sparkkeras-theme", chosen);
     apply();
   });
   system.addEventListener("change", apply);

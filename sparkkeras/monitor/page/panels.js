@@ -56,13 +56,20 @@ function labelOf(metric) {
   return `${isValidation(metric) ? "validation" : "training"}${item && ` ${item}`}`;
 }
 
-class MetricsPanel extends Panel {
-  constructor(app) {
+/** A panel of charts over epochs with the toolbar for them. */
+class CurvesPanel extends Panel {
+  constructor(app, title) {
     const toolbar = new Toolbar(app);
-    super(app, "Metrics", toolbar.element);
+    super(app, title, toolbar.element);
     this.toolbar = toolbar;
     this.grid = new ChartGrid(app);
     this.element.append(this.grid.element);
+  }
+}
+
+class MetricsPanel extends CurvesPanel {
+  constructor(app) {
+    super(app, "Metrics");
   }
 
   update(run) {
@@ -114,17 +121,13 @@ class MetricsPanel extends Panel {
 
 /** Where incidents are on the axis of epochs. */
 function marksOf(run) {
-  const first = Math.min(...[...run.history.keys()].slice(0, 1), Infinity) + 1;
+  const first = epochsOf(run)[0].epoch + 1;
   return [...new Set(run.incidents.map(({ position }) => Math.max(first, Math.round(position * 100) / 100)))];
 }
 
-class MembersPanel extends Panel {
+class MembersPanel extends CurvesPanel {
   constructor(app) {
-    const toolbar = new Toolbar(app);
-    super(app, "Members", toolbar.element);
-    this.toolbar = toolbar;
-    this.grid = new ChartGrid(app);
-    this.element.append(this.grid.element);
+    super(app, "Members");
   }
 
   update(run) {

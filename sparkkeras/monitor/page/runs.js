@@ -1,6 +1,12 @@
 // The head of a run, the list of runs, and several runs side by side.
 
 const KINDS = { fit: "Training", keras: "Training", search: "Search", ensemble: "Ensemble", function: "Function" };
+const NOTHING_YET = {
+  fit: "Curves appear here at the end of the first epoch.",
+  search: "Trials appear here as soon as they begin.",
+  ensemble: "Curves appear here when the first member is trained.",
+  function: "Output appears here as soon as ranks start.",
+};
 
 /** Name, status, time and progress of one run. */
 class RunHeader {
@@ -63,14 +69,12 @@ class RunHeader {
   }
 }
 
-/** What the driver does now, or, before it says so, what the page waits for. */
+/** What the driver does now, or what a run without anything to show will show. */
 function phaseOf(run) {
   if (run.status !== "running") return "";
   if (run.phase) return `${run.phase} …`;
   const isEmpty = !run.history.size && !run.trials.size && !run.members.size && !run.ranks.size;
-  if (!isEmpty) return "";
-  if (run.progress) return "The curves begin at the end of the first epoch.";
-  return "The run has begun. Curves appear here at the end of the first epoch.";
+  return isEmpty ? (NOTHING_YET[run.kind] ?? NOTHING_YET.fit) : "";
 }
 
 /** The fraction that is complete and what it is a fraction of: of the current epoch, or of the trials of a search. */

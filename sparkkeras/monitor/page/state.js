@@ -126,6 +126,7 @@ const REDUCERS = {
       startup: toNumber(message.startup_seconds),
     });
     run.position = epoch + 1;
+    if (run.progress?.epoch === epoch) run.progress.done = 1;
     run.phase = "";
     touch(run, "history");
   },
