@@ -291,6 +291,10 @@ def test_dragging_in_a_chart_selects_epochs_of_all_charts(tabs):
     settle(tab)
     windows = tab.evaluate("['loss', 'accuracy'].map((title) => chartOf(title).getOption().dataZoom[0])")
     assert [(window["startValue"], window["endValue"]) for window in windows] == [(first, last)] * 2
+    tab.get_by_role("spinbutton", name="First").fill("50")  # where this run has no epochs
+    tab.keyboard.press("Enter")
+    settle(tab)
+    assert tab.evaluate("chartOf('loss').getOption().dataZoom[0].startValue") == 1
     tab.get_by_role("button", name="All epochs").click()
     settle(tab)
     assert tab.evaluate("chartOf('accuracy').getOption().dataZoom[0].endValue") == 30
@@ -417,6 +421,20 @@ def test_the_output_of_a_rank_can_be_chosen(tabs):
     tab.get_by_label("Rank 2").check()
     tab.get_by_role("heading", name="Output of rank 2").wait_for()
     assert output.inner_text().splitlines()[-1].startswith("[rank 2] step  590")
+
+
+@pytest.mark.browser
+def test_a_search_that_begins_shows_its_running_trials(tabs):
+    tab = tabs.open_saved(
+        [
+            run("search", metric="val_loss", max_trials=9, parameters=samples.SPACE),
+            trial(0, status="running", params={"units": "32"}),
+            trial(1, status="failed", error="ValueError: no rows"),
+        ]
+    )
+    assert tab.evaluate("columnOf('Trials', 'status')") == ["running", "failed"]
+    assert tab.evaluate("seriesOf('Best val_loss so far')") == [[]]
+    assert tab.get_by_text("Failed: 1.").is_visible()
 
 
 # --- odd data

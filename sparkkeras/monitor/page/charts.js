@@ -140,17 +140,17 @@ function lastOf(points) {
 
 function xAxisOver(series, { colours, view, unit }) {
   const positions = series.flatMap(({ points }) => points.map(([x]) => x));
-  const [first, last] = [
-    positions.reduce((a, b) => Math.min(a, b), Infinity),
-    positions.reduce((a, b) => Math.max(a, b), -Infinity),
-  ];
-  const isZoomed = unit === "Epoch" && (view.from !== null || view.to !== null);
+  const first = positions.reduce((a, b) => Math.min(a, b), positions[0] ?? 1);
+  const last = positions.reduce((a, b) => Math.max(a, b), first);
+  const ends = first === last ? [first - 1, last + 1] : [first, last];
+  const [from, to] = unit === "Epoch" ? [view.from ?? ends[0], view.to ?? ends[1]] : ends;
+  const isInside = from < to && from < last && to > first; // the epochs may have been selected for another run
   return {
     xAxis: {
       ...axisStyle(colours, false),
       type: "value",
-      min: first === last ? first - 1 : first,
-      max: first === last ? last + 1 : last,
+      min: ends[0],
+      max: ends[1],
       minInterval: 1,
       axisLabel: { ...axisStyle(colours, false).axisLabel, customValues: first === last ? [first] : null },
       axisPointer: { show: true, snap: true, label: { show: false }, lineStyle: { color: colours.axis, type: "solid" } },
@@ -159,8 +159,8 @@ function xAxisOver(series, { colours, view, unit }) {
       {
         type: "inside",
         disabled: true, // no zooming with the wheel, which scrolls the page
-        startValue: isZoomed ? Math.max(view.from ?? first, first) : first === last ? first - 1 : first,
-        endValue: isZoomed ? Math.min(view.to ?? last, last) : first === last ? last + 1 : last,
+        startValue: isInside ? Math.max(from, ends[0]) : ends[0],
+        endValue: isInside ? Math.min(to, ends[1]) : ends[1],
       },
     ],
     // Dragging selects epochs. ECharts has that only as a tool of its toolbox, which is kept out of sight.
@@ -294,8 +294,7 @@ function heatFigure(workers, { colours }) {
   const { names, cells } = heatCells(workers);
   const seconds = cells.map(([, , value]) => value);
   // Workers of about the same speed have about the same colour, and a single epoch that took very long changes no other.
-  const middle = median(seconds);
-  const [low, high] = [middle / SLOW, middle * 2 * SLOW - middle];
+  const middle = median(seconds) || 1;
   const option = {
     ...baseOption(colours),
     xAxis: {
@@ -311,7 +310,7 @@ function heatFigure(workers, { colours }) {
       data: workers.map(({ worker }) => String(worker)),
       axisLabel: { color: colours.muted, fontSize: 11 },
     },
-    visualMap: { show: false, min: low, max: high, inRange: { color: colours.heat } },
+    visualMap: { show: false, min: 0, max: 2 * middle, inRange: { color: colours.heat } },
     tooltip: tooltip(colours, "item", ({ value: [column, row, value] }) =>
       tooltipBox(`Worker ${workers[row].worker}, epoch ${names[column]}`, [[null, "", formatDuration(value)]]),
     ),
@@ -319,7 +318,7 @@ function heatFigure(workers, { colours }) {
   };
   const legend = [
     { name: "median", colour: colours.heat[1], dot: true, value: formatDuration(middle) },
-    { name: "slow", colour: colours.heat[2], dot: true, value: `${formatDuration(high)} or more` },
+    { name: "slow", colour: colours.heat[2], dot: true, value: `${formatDuration(2 * middle)} or more` },
   ];
   return {
     option,
