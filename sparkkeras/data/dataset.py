@@ -229,8 +229,8 @@ class StoredDataset(Dataset, Protocol):
 
 
 @runtime_checkable
-class DriverDataset(StoredDataset, Protocol):
-    """Stored rows on a cluster whose driver is this process, so that tasks can connect to it.
+class ReachesDriver(Protocol):
+    """Rows on a cluster whose driver is this process, so that tasks can connect to it.
 
     Spark Connect has no such datasets: there the driver is the server.
     """
@@ -239,6 +239,11 @@ class DriverDataset(StoredDataset, Protocol):
     def driver(self) -> DriverAddress:
         """The network address at which tasks reach this process."""
         ...
+
+
+@runtime_checkable
+class DriverDataset(StoredDataset, ReachesDriver, Protocol):
+    """Stored rows of which that is true."""
 
     def without_rows(self, count: int) -> Dataset:
         """A dataset of ``count`` empty partitions on the same cluster, for tasks that need no rows of their own."""

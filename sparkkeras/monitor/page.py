@@ -17,7 +17,7 @@ def live_page(nonce: str) -> str:
     Args:
         nonce: The nonce of its scripts in the Content-Security-Policy.
     """
-    return _document().replace('nonce="NONCE"', f'nonce="{nonce}"')
+    return _with_data("null").replace('nonce="NONCE"', f'nonce="{nonce}"')
 
 
 def saved_page(messages: str) -> str:
@@ -26,7 +26,10 @@ def saved_page(messages: str) -> str:
     Args:
         messages: All messages, as a JSON array.
     """
-    data = '{"messages":' + messages.replace("<", "\\u003c") + "}"
+    return _with_data('{"messages":' + messages.replace("<", "\\u003c") + "}")
+
+
+def _with_data(data: str) -> str:
     return _document().replace("<!--data-->null", data, 1)
 
 

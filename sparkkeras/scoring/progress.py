@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkkeras.data.dataset import Dataset, DriverDataset
+from sparkkeras.data.dataset import Dataset, ReachesDriver
 from sparkkeras.errors import counted
 from sparkkeras.events import EpochProgress, Event, Events, SparkTasks
 from sparkkeras.progress.pace import Pace
@@ -63,7 +63,7 @@ def scoring_progress(text: str, dataset: Dataset, rows: int | None, verbose: int
         return
     progress = ScoringProgress(text, 1 if verbose == "auto" else int(verbose))
     events = Events([progress])
-    driver = dataset.driver if isinstance(dataset, DriverDataset) else None
+    driver = dataset.driver if isinstance(dataset, ReachesDriver) else None
     with watching_spark(events), live_progress(events, driver, ServerOptions(), [rows]) as target:
         try:
             yield target

@@ -126,6 +126,11 @@ class SparkDataset:
         """The maximum total size of the results of a job, in bytes; 0: unlimited."""
         return self.cluster.max_result_bytes
 
+    @property
+    def driver(self) -> DriverAddress:
+        """See `ReachesDriver.driver`."""
+        return self.cluster.driver
+
     def share(self, value: R) -> Any:
         """See `Dataset.share` and `Cluster.share`."""
         return self.cluster.share(value)

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from sparkkeras.monitor.page import SCRIPTS
 from tests.monitor import samples
 from tests.monitor.browser import find_browser, start_browser
-from tests.monitor.pages import PAGE, SCRIPTS, page, read
+from tests.monitor.pages import PAGE, page, read
 from tests.monitor.server import serve
 
 DESKTOP = {"width": 1280, "height": 900}
@@ -135,13 +136,13 @@ def test_curves_grow_as_messages_arrive(tabs):
     with serve() as server:
         tab = tabs.open(server.url)
         tab.get_by_text("Waiting for a run").wait_for()
-        server.messages += messages[: ends[0]]
+        server.add(messages[: ends[0]])
         tab.get_by_text("Curves appear here at the end of the first epoch").wait_for()
-        server.messages += messages[ends[0] : ends[1] + 1]
+        server.add(messages[ends[0] : ends[1] + 1])
         wait_for_points(tab, "loss", 2)
         assert tab.locator(".head .badge").inner_text() == "running"
         assert tab.get_by_role("progressbar", name="Epoch 2").get_attribute("aria-valuenow") == "100"
-        server.messages += messages[ends[1] + 1 :]
+        server.add(messages[ends[1] + 1 :])
         tab.locator(".head .badge-finished").wait_for()
         wait_for_points(tab, "loss", 30)
     losses = [[message["epoch"] + 1, message["logs"]["loss"]] for message in messages if message["type"] == "epoch"]
@@ -155,9 +156,9 @@ def test_the_page_says_that_the_connection_is_lost_and_reloads_for_another_serve
     with serve([run(name="before")]) as server:
         tab = tabs.open(server.url)
         tab.get_by_role("heading", name="before").wait_for()
-        port = server.server_port
+        address = server.address
     tab.get_by_text("Connection lost since").wait_for()
-    with serve([run(name="after")], port=port, identity="second") as server:
+    with serve([run(name="after")], **address) as server:
         tab.get_by_role("heading", name="after").wait_for()
         assert tab.locator("#connection").is_hidden()
     assert all("ERR_" in error for error in tabs.errors)
@@ -193,7 +194,7 @@ def test_focus_scroll_and_expanded_rows_stay_as_trials_arrive(tabs):
         tab.get_by_role("region", name="Traceback of trial 9").wait_for()
         scroller = tab.get_by_role("region", name="Trials")
         scroller.evaluate("(element) => { element.scrollTop = 200; }")
-        server.messages += messages[-1:]
+        server.add(messages[-1:])
         tab.get_by_text("40 trials").wait_for()
         settle(tab)
         assert scroller.evaluate("(element) => element.scrollTop") == 200

@@ -1,6 +1,6 @@
 // What the page shows of a run that is not in its messages: curves, medians, the best of something, filters. Pure functions.
 
-const SLOW = 1.5; // a worker is slow above this multiple of the median
+const SLOW = 1.5; // a worker is slow above this multiple of the median of the others
 const HEAT_COLUMNS = 100;
 const MOST_BARS = 40;
 const HIGHER_IS_BETTER =
@@ -70,7 +70,7 @@ function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** The seconds of each worker: {worker, points: [[epoch from 1, seconds]], median, ratio to the median of all, isSlow}. */
+/** The seconds of each worker: {worker, points: [[epoch from 1, seconds]], median, ratio to that of the others, isSlow}. */
 const workerTimes = remember((map) => {
   const points = new Map();
   for (const epoch of [...map.keys()].sort((one, other) => one - other)) {
@@ -80,12 +80,13 @@ const workerTimes = remember((map) => {
       points.get(worker).push([epoch + 1, report.seconds[index]]);
     });
   }
-  const overall = median([...points.values()].flat().map(([, seconds]) => seconds));
+  const medians = new Map([...points].map(([worker, own]) => [worker, median(own.map(([, seconds]) => seconds))]));
   return [...points]
     .sort(([one], [other]) => one - other)
     .map(([worker, own]) => {
-      const middle = median(own.map(([, seconds]) => seconds));
-      return { worker, points: own, median: middle, ratio: middle / overall, isSlow: middle > SLOW * overall };
+      const middle = medians.get(worker);
+      const others = median([...medians].filter(([other]) => other !== worker).map(([, seconds]) => seconds));
+      return { worker, points: own, median: middle, ratio: middle / others, isSlow: middle > SLOW * others };
     });
 });
 

@@ -222,7 +222,7 @@ class SpeedPanel extends Panel {
     const items = slow
       .slice(0, 5)
       .map(({ worker, ratio }) =>
-        el("li", {}, icon("warning"), `Worker ${worker} takes ${ratio.toFixed(1)} times as long as the median.`),
+        el("li", {}, icon("warning"), `Worker ${worker} takes ${ratio.toFixed(1)} times as long as the others.`),
       );
     if (slow.length > 5) items.push(el("li", {}, icon("warning"), `${slow.length - 5} more workers are slow.`));
     this.slow.replaceChildren(...items);
