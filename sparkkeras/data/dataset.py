@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sparkkeras.data.block import Block, BlockSpec
@@ -52,6 +52,10 @@ class DriverAddress:
     host: str
     listen: str
     is_local: bool
+
+    def served_at(self, host: str | None, bind: str | None) -> DriverAddress:
+        """The address of a server with these settings; see `sparkkeras.rpc.options.ServerOptions`."""
+        return replace(self, host=host or self.host, listen=bind or host or self.listen)
 
 
 class Rows(Protocol):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from sparkkeras.diagnostics.findings import ERROR, OK, WARNING, Finding
+from sparkkeras.diagnostics.inspection import BACKENDS
 from sparkkeras.diagnostics.spark_facts import SparkFacts
 from sparkkeras.errors import counted
 from sparkkeras.spark.cluster import FASTER_SETTINGS
@@ -22,6 +24,11 @@ BACKEND_BYTES = 840 << 20
 
 STATE_COPIES = 3
 """How many times a worker holds the state of a model while it trains: its variables, gradients, and a message."""
+
+WHERE = "{where}"
+"""Stands for the places in a message, which `_grouped` inserts."""
+
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -41,31 +48,55 @@ Described = Mapping[str, Any]
 """The description of a process by `sparkkeras.diagnostics.inspection`."""
 
 
-def check_driver(driver: Described, backend: str, wanted: Callable[[Described], Sequence[str]]) -> Iterator[Finding]:
+class Unmet(NamedTuple):
+    """A requirement on a package that a process does not meet.
+
+    Attributes:
+        problem: What is wrong, as a predicate.
+        requirement: What would be right, for pip.
+    """
+
+    problem: str
+    requirement: str
+
+
+Requirements = Callable[[Described], Mapping[str, Unmet]]
+"""Returns the unmet requirements of a process, by the name of the package."""
+
+
+def check_driver(driver: Described, backend: str, requirements: Requirements) -> Iterator[Finding]:
     """Check the driver's Python, packages and backend.
 
     Args:
         driver: The description of the driver.
         backend: Keras's backend.
-        wanted: Returns the packages that are missing, or have a version that this package does not support, as text.
+        requirements: Returns what the driver lacks.
     """
-    python = f"{driver['version']} ({driver['python']})"
-    problems = wanted(driver)
-    yield Finding(OK, "Python", python)
-    for problem in problems:
+    yield Finding(OK, "Python", f"{driver['version']} ({driver['python']})")
+    unmet = requirements(driver)
+    for name, (problem, requirement) in unmet.items():
         yield Finding(
-            ERROR, "packages", f"on the driver, {problem}.", "pip install --upgrade sparkkeras installs what fits."
+            ERROR, "packages", f"{name} {problem} on the driver.", f"Run: {driver['python']} -m pip install '{requirement}'"
         )
-    if not problems:
+    if not unmet:
         yield Finding(OK, "packages", _listed(driver["packages"], backend))
-    yield from _check_loaded("backend", "the driver", driver, backend)
+    if backend not in BACKENDS:
+        yield Finding(
+            ERROR,
+            "backend",
+            f"Keras's backend is set to {backend!r}, and training works with {', '.join(BACKENDS)}.",
+            "Set the environment variable KERAS_BACKEND to one of these, or correct Keras's file keras.json.",
+        )
+    elif {"keras", backend} <= set(driver["packages"]):
+        finding = _check_loaded("backend", driver, backend) or _loads("backend", [("the driver", driver)], backend)
+        yield from _grouped([("the driver", finding)])
 
 
 def check_java(version: str, error: str) -> Finding:
     """Check the Java that Spark would start.
 
     Args:
-        version: Its version.
+        version: Its version; empty if unknown.
         error: Why it does not run; empty if it does.
     """
     install = f"Install Java {MINIMUM_JAVA} or later, and set JAVA_HOME to its folder (which contains bin/java)."
@@ -73,7 +104,9 @@ def check_java(version: str, error: str) -> Finding:
         return Finding(ERROR, "Java", f"{error}.", install)
     major = version.split(".")[0]
     if not major.isdigit() or int(major) < MINIMUM_JAVA:
-        return Finding(ERROR, "Java", f"version {version}; Spark needs {MINIMUM_JAVA} or later.", install)
+        return Finding(
+            ERROR, "Java", f"its version is {version or 'unknown'}; Spark needs {MINIMUM_JAVA} or later.", install
+        )
     return Finding(OK, "Java", version)
 
 
@@ -82,78 +115,85 @@ def check_spark(facts: SparkFacts, pyspark: str) -> Iterator[Finding]:
     kind = "Spark Connect, " if facts.is_remote else ""
     if _minor(facts.version) != _minor(pyspark):
         yield Finding(
-            ERROR,
+            WARNING if facts.is_remote else ERROR,  # Connect's protocol is meant for other versions, its functions are not
             "Spark",
             f"{facts.version}, but the driver's pyspark is {pyspark}.",
-            f"Install the same version: pip install pyspark=={facts.version}; unset SPARK_HOME if it names another Spark.",
+            f"Install the same version: pip install pyspark=={facts.version}"
+            + ("." if facts.is_remote else "; unset SPARK_HOME if it names another Spark."),
         )
     else:
-        yield Finding(OK, "Spark", f"{facts.version} ({kind}{facts.master or 'unknown master'})")
+        java = f", Java {facts.java}" if facts.java else ""
+        yield Finding(OK, "Spark", f"{facts.version} ({kind}{facts.master or 'unknown master'}{java})")
     yield from facts.findings
     if facts.workers:
-        executors = len(_by_executor(facts.workers))
-        yield Finding(OK, "slots", f"{counted(facts.slots, 'slot')} on {counted(executors, 'executor')}")
+        executors = counted(len(_by_executor(facts.workers)), "executor")
+        more = "; dynamic allocation may start more" if facts.is_dynamic else ""
+        cores = counted(facts.task_cores, "core")
+        yield Finding(OK, "slots", f"{counted(facts.slots, 'slot')} of {cores} on {executors}{more}")
 
 
-def check_workers(
-    facts: SparkFacts, driver: Described, backend: str, wanted: Callable[[Described], Sequence[str]]
-) -> Iterator[Finding]:
+def check_workers(facts: SparkFacts, driver: Described, backend: str, requirements: Requirements) -> Iterator[Finding]:
     """Check that the executors have what the driver has, that backends load, and that addresses are reachable.
 
     Args:
         facts: Spark and its workers.
         driver: The description of the driver.
         backend: Keras's backend.
-        wanted: See `check_driver`.
+        requirements: Returns what a worker lacks.
     """
     if not facts.workers:
         return
     executors = _by_executor(facts.workers)
-    findings = [
-        *_check_versions(executors, driver, backend, wanted),
-        *(found for name, each in executors.items() for found in _check_executor(name, each, backend)),
-    ]
     pythons = sorted({f"{worker['version']} ({worker['python']})" for worker in facts.workers})
     javas = sorted({worker["java"] for worker in facts.workers} - {""})
     described = f"Python {', '.join(pythons)}" + (f", Java {', '.join(javas)}" if javas else "")
     yield Finding(OK, "workers", described)
-    yield from findings
-    yield from _check_connections(executors, facts)
+    firsts = [(name, workers[0]) for name, workers in executors.items()]
+    yield from _grouped(_check_java_of_workers(firsts, facts.java))
+    differences = [*_grouped(_check_packages(firsts, driver, backend, requirements))]
+    yield from differences or [Finding(OK, "worker packages", "the same as on the driver")]
+    yield from _check_backends(executors, backend)
+    yield from _check_connections(firsts, facts)
 
 
-def _check_versions(
-    executors: Mapping[str, Sequence[Described]],
-    driver: Described,
-    backend: str,
-    wanted: Callable[[Described], Sequence[str]],
-) -> Iterator[Finding]:
-    subject, found = "worker packages", False
-    for name, workers in executors.items():
-        worker = workers[0]
-        install = f"Install it for {worker['python']} there, or set PYSPARK_PYTHON to a Python that has it."
-        missing = [package for package in ("keras", backend, "numpy", "pyarrow") if package not in worker["packages"]]
-        for package in missing:
-            found = True
-            yield Finding(ERROR, subject, f"{name} lacks {package}.", install)
-        for problem in wanted(worker):
-            if not any(problem.startswith(f"{package} ") for package in missing) and "sparkkeras" not in problem:
-                found = True
-                yield Finding(
-                    ERROR, subject, f"on {name}, {problem}.", "pip install --upgrade sparkkeras installs what fits."
+def _check_java_of_workers(workers: Sequence[tuple[str, Described]], ours: str) -> Iterator[tuple[str, Finding]]:
+    for name, worker in workers:
+        if ours and worker["java"] and worker["java"].split(".")[0] != ours.split(".")[0]:
+            yield (
+                name,
+                Finding(
+                    WARNING,
+                    "workers",
+                    f"Java {worker['java']} on {WHERE}, and {ours} on the driver.",
+                    "Install the same version of Java everywhere, and set JAVA_HOME to its folder.",
+                ),
+            )
+
+
+def _check_packages(
+    workers: Sequence[tuple[str, Described]], driver: Described, backend: str, requirements: Requirements
+) -> Iterator[tuple[str, Finding]]:
+    for name, worker in workers:
+        for package, (problem, requirement) in requirements(worker).items():
+            if package != "sparkkeras":  # which the driver ships
+                remedy = (
+                    f"Run there: {worker['python']} -m pip install '{requirement}', or set PYSPARK_PYTHON to a Python that "
+                    "has it."
                 )
+                yield name, Finding(ERROR, "worker packages", f"{package} {problem} on {WHERE}.", remedy)
         for package, version in worker["packages"].items():
             ours = driver["packages"].get(package)
             status = _difference(package, backend, ours, version)
             if status != OK:
-                found = True
-                yield Finding(
-                    status,
-                    subject,
-                    f"{name} has {package} {version}, and the driver has {ours}.",
-                    f"Install the same version everywhere: pip install {package}=={ours}.",
+                yield (
+                    name,
+                    Finding(
+                        status,
+                        "worker packages",
+                        f"{package} {version} on {WHERE}, and {ours} on the driver.",
+                        f"Install the same version everywhere: pip install {package}=={ours}.",
+                    ),
                 )
-    if not found:
-        yield Finding(OK, subject, "the same as on the driver")
 
 
 def _difference(package: str, backend: str, ours: str | None, theirs: str) -> str:
@@ -165,115 +205,187 @@ def _difference(package: str, backend: str, ours: str | None, theirs: str) -> st
     return ERROR if _minor(ours) != _minor(theirs) and package in {"keras", "pyspark"} else WARNING
 
 
-def _check_executor(name: str, workers: Sequence[Described], backend: str) -> Iterator[Finding]:
-    loaded = [worker for worker in workers if worker["loaded"] is not None][:1]
-    for worker in loaded:
-        if "keras" in worker["packages"] and backend in worker["packages"]:
-            yield from _check_loaded("worker backend", name, worker, backend)
+def _check_backends(executors: Mapping[str, Sequence[Described]], backend: str) -> Iterator[Finding]:
+    problems: list[tuple[str, Finding]] = []
+    loaded: dict[int, list[tuple[str, Described]]] = {}
+    for name, workers in executors.items():
+        for worker in [worker for worker in workers if worker["loaded"] is not None][:1]:
+            if not {"keras", backend} <= set(worker["packages"]):
+                continue
+            finding = _check_loaded("worker backend", worker, backend)
+            if finding is not None:
+                problems.append((name, finding))
+            if finding is None or finding.status != ERROR:
+                loaded.setdefault(len(worker["loaded"]["gpus"]), []).append((name, worker))
+    yield from _grouped(problems)
+    for places in loaded.values():
+        yield from _grouped((name, _loads("worker backend", places, backend)) for name, _ in places)
 
 
-def _check_loaded(subject: str, where: str, described: Described, backend: str) -> Iterator[Finding]:
-    """Check that the backend loads, and sees the GPUs that it may use."""
+def _loads(subject: str, places: Sequence[tuple[str, Described]], backend: str) -> Finding:
+    """The finding that the backend loads in these places, which see equally many GPUs."""
+    loaded = [described["loaded"] for _, described in places]
+    most = "up to " if len(places) > 1 else ""
+    gpus = counted(len(loaded[0]["gpus"]), "GPU") if loaded[0]["gpus"] else "no GPU"
+    seconds = max(each["seconds"] for each in loaded)
+    return Finding(OK, subject, f"{backend} loads in {most}{seconds:.1f} s on {WHERE}, and sees {gpus}")
+
+
+def _check_loaded(subject: str, described: Described, backend: str) -> Finding | None:
+    """The problem of a process in which the backend does not load, or sees other GPUs than it may use."""
     loaded, granted = described["loaded"], described["granted_gpus"]
     if "error" in loaded:
-        installed = [package for package in ("keras", backend) if package in described["packages"]]
-        remedy = (
-            f"Run: KERAS_BACKEND={backend} {described['python']} -c 'import keras'. Reinstall {backend} if its files are "
-            "incomplete; a process that was ended by SIGKILL had too little memory."
-            if len(installed) == 2
-            else f"pip install keras {backend}"
+        return Finding(
+            ERROR,
+            subject,
+            f"{backend} does not load on {WHERE}: {loaded['error']}.",
+            f"Run there: KERAS_BACKEND={backend} {described['python']} -c 'import keras'. Reinstall {backend} if its files "
+            "are incomplete; a process that was ended by SIGKILL had too little memory.",
         )
-        yield Finding(ERROR, subject, f"{backend} does not load on {where}: {loaded['error']}.", remedy)
-        return
-    if granted and len(loaded["gpus"]) < len(granted):
-        yield Finding(
+    if len(loaded["gpus"]) < len(granted):
+        return Finding(
             ERROR,
             "GPUs",
-            f"Spark grants a task on {where} {counted(len(granted), 'GPU')} ({', '.join(granted)}), and {backend} sees "
+            f"Spark grants a task on {WHERE} {counted(len(granted), 'GPU')} ({', '.join(granted)}), and {backend} sees "
             f"{len(loaded['gpus']) or 'none'}.",
             f"Install a build of {backend} for GPUs and a driver that fits it, or check the discovery script "
             "(spark.executor.resource.gpu.discoveryScript).",
         )
-        return
     if not granted and loaded["gpus"] and subject != "backend":
-        yield Finding(
+        return Finding(
             WARNING,
             "GPUs",
-            f"{backend} sees {counted(len(loaded['gpus']), 'GPU')} on {where}, which Spark does not distribute: all tasks "
+            f"{backend} sees {counted(len(loaded['gpus']), 'GPU')} on {WHERE}, which Spark does not distribute: all tasks "
             "share them.",
             "Set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount.",
         )
-    gpus = f", {counted(len(loaded['gpus']), 'GPU')}" if loaded["gpus"] else ""
-    yield Finding(OK, subject, f"{backend} on {where} loads in {loaded['seconds']:.1f} s{gpus}")
+    return None
 
 
-def _check_connections(executors: Mapping[str, Sequence[Described]], facts: SparkFacts) -> Iterator[Finding]:
-    tried = {name: workers[0]["reaches_driver"] for name, workers in executors.items()}
-    failed = {name: reason for name, reason in tried.items() if reason}
-    for name, reason in failed.items():
-        yield Finding(
-            ERROR,
-            "network",
-            f"{name} does not reach the driver at {reason}: asynchronous training, searches and SparkRunner would fail.",
-            "Set spark.driver.host to an address that executors reach, and port= to one that no firewall blocks.",
+def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFacts) -> Iterator[Finding]:
+    tried = [(name, worker["reaches_driver"]) for name, worker in workers if worker["reaches_driver"] is not None]
+    failed = [(name, reason) for name, reason in tried if reason]
+    yield from _grouped(
+        (
+            name,
+            Finding(
+                ERROR,
+                "network",
+                f"the driver at {reason} cannot be reached from {WHERE}: asynchronous training, searches and SparkRunner "
+                "would fail.",
+                "Set spark.driver.host (or host= of server_options) to an address that executors reach, and port= to one "
+                "that no firewall blocks.",
+            ),
         )
-    if not failed and any(reason is not None for reason in tried.values()):
+        for name, reason in failed
+    )
+    if tried and not failed:
         yield Finding(OK, "network", "workers reach the driver")
-    unreached = [(name, reason) for name, workers in executors.items() for reason in workers[0]["unreached_workers"]]
-    for name, reason in unreached:
+    unreached = [(name, worker["unreached_workers"]) for name, worker in workers if worker["unreached_workers"]]
+    if unreached:
+        others = sum(len(reasons) for _, reasons in unreached)
         yield Finding(
             ERROR,
             "network",
-            f"{name} does not reach the worker at {reason}: all-reduce training and SparkRunner would fail.",
+            f"workers on {_named([name for name, _ in unreached])} cannot connect to {counted(others, 'other worker')}, "
+            f"such as the one at {unreached[0][1][0]}: all-reduce training and SparkRunner would fail.",
             "Allow connections between the executors on all ports.",
         )
-    if len(executors) > 1 and not unreached and facts.settings.get("spark.dynamicAllocation.enabled") != "true":
+    elif len(workers) > 1 and not facts.is_dynamic:
         yield Finding(OK, "network", "workers reach each other")
 
 
 def check_resources(facts: SparkFacts, driver: Described, needs: Needs) -> Iterator[Finding]:
-    """Check disk and memory of the driver and of each executor against the model and the data."""
-    executors = _by_executor(facts.workers)
-    share = needs.data_bytes // max(1, len(executors))
-    places = {"the driver": ((driver,), 0)} | {name: (tuple(each), share) for name, each in executors.items()}
-    for name, (processes, wanted) in places.items():
-        yield from _check_disk(name, processes[0]["disk"], wanted)
-    for name, workers in executors.items():
-        yield _check_memory(name, workers, needs)
+    """Check the disks of the driver and of the executors, and the cores and the memory of these, against model and data.
+
+    Executors on the same machine share its disk, cores and memory.
+    """
+    machines: dict[str, list[Described]] = {}
+    for worker in facts.workers:
+        machines.setdefault(worker["host"], []).append(worker)
+    disks = [(name, each[0]["disk"], needs.data_bytes * len(each) // len(facts.workers)) for name, each in machines.items()]
+    if not (facts.is_local and machines):  # else it is the driver's machine
+        disks.insert(0, ("the driver", driver["disk"], 0))
+    yield from _check_disks(disks)
+    yield from _check_cores(machines, facts)
+    yield from _check_memory(machines, needs)
 
 
-def _check_disk(name: str, disk: Mapping[str, Any], wanted: int) -> Iterator[Finding]:
-    folder, free = disk["folder"], disk["free"]
-    clean = "Free some space, or set spark.local.dir to a folder on another disk."
-    if disk["error"]:
-        yield Finding(ERROR, "disk", f"{folder} on {name} cannot be written to: {disk['error']}.", clean)
-    elif free < wanted:
-        yield Finding(
-            ERROR, "disk", f"{folder} on {name} has {_size(free)} free, and its rows need about {_size(wanted)}.", clean
-        )
-    elif free - wanted < MINIMUM_DISK:
-        yield Finding(WARNING, "disk", f"{folder} on {name} has only {_size(free)} free.", clean)
-    else:
-        yield Finding(OK, "disk", f"{_size(free)} free in {folder} on {name}")
+def _check_disks(disks: Sequence[tuple[str, Mapping[str, Any], int]]) -> Iterator[Finding]:
+    problems: list[tuple[str, Finding]] = []
+    enough: dict[str, list[tuple[str, int]]] = {}
+    clean = "Free some space, or set spark.local.dir (SPARK_LOCAL_DIRS on a cluster) to a folder on another disk."
+    for name, disk, wanted in disks:
+        folder, free = _without_random_part(disk["folder"]), disk["free"]
+        if disk["error"]:
+            message = f"{folder} on {WHERE} cannot be written to: {disk['error']}."
+        elif free < wanted:
+            message = f"{folder} on {WHERE} has {size(free)} free, and its rows need about {size(wanted)}."
+        elif free - wanted < MINIMUM_DISK:
+            problems.append((name, Finding(WARNING, "disk", f"{folder} on {WHERE} has only {size(free)} free.", clean)))
+            continue
+        else:
+            enough.setdefault(folder, []).append((name, free))
+            continue
+        problems.append((name, Finding(ERROR, "disk", message, clean)))
+    for folder, places in enough.items():
+        least = "at least " if len(places) > 1 else ""
+        free = min(free for _, free in places)
+        yield Finding(OK, "disk", f"{least}{size(free)} free in {folder} on {_named([name for name, _ in places])}")
+    yield from _grouped(problems)
 
 
-def _check_memory(name: str, workers: Sequence[Described], needs: Needs) -> Finding:
-    known = [worker["memory"] for worker in workers if worker["memory"] is not None]
-    if not known:
-        return Finding(OK, "memory", f"unknown on {name}")
-    tasks = len(workers)
+def _without_random_part(folder: str) -> str:
+    """The folder that a user knows, of one that Spark has made in it."""
+    return re.sub(r"(?<=.)/(spark|executor|blockmgr)-[0-9a-f]{8}-[0-9a-f-]{27}(/.*)?$", "", folder)
+
+
+def _check_cores(machines: Mapping[str, Sequence[Described]], facts: SparkFacts) -> Iterator[Finding]:
+    found = []
+    for name, workers in machines.items():
+        cores, used = min(worker["cores"] for worker in workers), len(workers) * facts.task_cores
+        if used > cores:
+            message = f"{counted(cores, 'core')} on {WHERE}, where Spark's tasks use {used} at the same time."
+            remedy = "Give executors fewer cores (spark.executor.cores, local[N]): training is not faster with more."
+            found.append((name, Finding(WARNING, "cores", message, remedy)))
+        else:
+            found.append((name, Finding(OK, "cores", f"{cores} on {WHERE}, of which Spark's tasks use {used}")))
+    yield from _grouped(found)
+
+
+def _check_memory(machines: Mapping[str, Sequence[Described]], needs: Needs) -> Iterator[Finding]:
     each = BACKEND_BYTES + STATE_COPIES * needs.state_bytes
-    free = min(known)
-    needed = f"{counted(tasks, 'worker')} there need about {_size(each * tasks)} ({_size(each)} each)"
-    if free < each * tasks:
-        return Finding(
-            ERROR if free < each else WARNING,
-            "memory",
-            f"{name} has {_size(free)} available, and {needed}.",
-            "Give executors more memory outside of Java (spark.executor.memoryOverhead, spark.executor.pyspark.memory), or "
-            "run fewer tasks at the same time (spark.executor.cores, spark.task.cpus).",
-        )
-    return Finding(OK, "memory", f"{_size(free)} available on {name}; {needed}")
+    problems: list[tuple[str, Finding]] = []
+    enough: dict[int, list[tuple[str, int]]] = {}
+    for name, workers in machines.items():
+        tasks = len(workers)
+        limit = min((worker["memory_limit"] for worker in workers if worker["memory_limit"] is not None), default=None)
+        free = min((worker["memory"] for worker in workers if worker["memory"] is not None), default=None)
+        if limit is not None and limit < each:
+            message = f"each worker on {WHERE} may use {size(limit)}, and needs about {size(each)}."
+            remedy = "Raise spark.executor.pyspark.memory, which the tasks of an executor share, or remove it."
+            problems.append((name, Finding(ERROR, "memory", message, remedy)))
+        if free is None:
+            problems.append((name, Finding(OK, "memory", f"unknown on {WHERE}")))
+        elif free < each * tasks:
+            message = f"{size(free)} available on {WHERE}; {_needed(tasks, each)}."
+            remedy = (
+                "Give executors more memory outside of Java (spark.executor.memoryOverhead), or run fewer tasks at the same "
+                "time (spark.executor.cores, spark.task.cpus)."
+            )
+            problems.append((name, Finding(ERROR if free < each else WARNING, "memory", message, remedy)))
+        else:
+            enough.setdefault(tasks, []).append((name, free))
+    for tasks, places in enough.items():
+        least = "at least " if len(places) > 1 else ""
+        free = min(free for _, free in places)
+        names = _named([name for name, _ in places])
+        yield Finding(OK, "memory", f"{least}{size(free)} available on {names}; {_needed(tasks, each)}")
+    yield from _grouped(problems)
+
+
+def _needed(tasks: int, each: int) -> str:
+    return f"1 worker needs about {size(each)}" if tasks == 1 else f"{tasks} workers need about {tasks} x {size(each)}"
 
 
 def check_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -> Iterator[Finding]:
@@ -291,20 +403,21 @@ def check_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) ->
         yield Finding(OK, "settings", "none that is slow or breaks")
 
 
+_WHY_FASTER = {
+    "spark.python.daemon.module": "each new Python worker loads Keras and its backend, which takes seconds",
+    "spark.python.unix.domain.socket.enabled": "Java and Python workers exchange data over TCP, which is slower",
+}
+
+
 def _slow_settings(facts: SparkFacts) -> Iterator[Finding]:
-    settings = facts.settings
-    if not facts.is_remote:
-        slow = {name: value for name, value in FASTER_SETTINGS.items() if settings.get(name, "false") == "false"}
-        if not all("sparkkeras" in worker["packages"] for worker in facts.workers):
-            slow.pop("spark.python.daemon.module", None)  # it starts before Spark ships the package
-        if slow:
-            yield Finding(
-                WARNING,
-                "settings",
-                "Python workers start, or exchange data with Java, more slowly than they could.",
-                f"Start Spark with {' '.join(f'--conf {name}={value}' for name, value in slow.items())}",
-            )
-    if settings.get("spark.python.worker.reuse", "true") == "false":
+    for name, value in {} if facts.is_remote else FASTER_SETTINGS.items():
+        if name == "spark.python.daemon.module" and not all("sparkkeras" in worker["packages"] for worker in facts.workers):
+            continue  # it starts before Spark ships the package
+        given = facts.settings.get(name)
+        if given is None or given.lower() == "false":
+            problem = f"{name} is {given or 'not set'}: {_WHY_FASTER[name]}."
+            yield Finding(WARNING, "settings", problem, f"Start Spark with --conf {name}={value}")
+    if not facts.is_on("spark.python.worker.reuse", True):
         yield Finding(
             WARNING,
             "settings",
@@ -316,26 +429,24 @@ def _slow_settings(facts: SparkFacts) -> Iterator[Finding]:
 _RISKY = (
     (
         "spark.speculation",
-        "true",
         "Spark starts second attempts of slow tasks, which take slots and memory.",
         "Set it to false for training, unless the cluster has slow machines and free slots.",
     ),
     (
         "spark.dynamicAllocation.enabled",
-        "true",
         "executors that are idle between rounds are removed, and their rows are written again; Spark runs no barrier "
         "stages, which all-reduce training and SparkRunner need.",
         "Set it to false, or spark.dynamicAllocation.minExecutors to the number of executors.",
     ),
 )
-"""Settings that break something: name, value, what happens, and the remedy."""
+"""Settings that break something if they are true: name, what happens, and the remedy."""
 
 
 def _risky_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -> Iterator[Finding]:
     settings = facts.settings
-    for name, value, problem, remedy in _RISKY:
-        if settings.get(name) == value:
-            yield Finding(WARNING, "settings", f"{name}={value}: {problem}", remedy)
+    for name, problem, remedy in _RISKY:
+        if facts.is_on(name):
+            yield Finding(WARNING, "settings", f"{name}=true: {problem}", remedy)
     if settings.get("spark.task.maxFailures") == "1" and not facts.is_local:
         yield Finding(
             WARNING,
@@ -347,26 +458,46 @@ def _risky_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -
         yield Finding(
             ERROR,
             "settings",
-            f"spark.driver.maxResultSize is {_size(result_bytes)}, and the model's state has {_size(needs.state_bytes)}.",
+            f"spark.driver.maxResultSize is {size(result_bytes)}, and the model's state has {size(needs.state_bytes)}.",
             f"Start Spark with --conf spark.driver.maxResultSize={-(-2 * needs.state_bytes >> 20)}m, or 0 for no limit.",
         )
-    limit = settings.get("spark.executor.memoryOverhead")
-    if facts.master.startswith(("yarn", "k8s")) and limit is None and settings.get("spark.executor.pyspark.memory") is None:
+    limits = {"spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor", "spark.executor.pyspark.memory"}
+    if facts.master.startswith(("yarn", "k8s")) and not limits & set(settings):
         yield Finding(
             WARNING,
             "settings",
             f"spark.executor.memoryOverhead is not set: {facts.master.partition(':')[0]} ends executors whose workers "
-            f"use more than about a tenth of the executor's memory, and each needs about {_size(BACKEND_BYTES)}.",
+            f"use more than about a tenth of the executor's memory, and each needs about {size(BACKEND_BYTES)}.",
             "Set it to that for each slot of an executor, plus what model and data need.",
         )
     host = settings.get("spark.driver.host", "")
-    if not facts.is_remote and facts.master.startswith(("spark:", "yarn", "k8s")) and host in {"localhost", "127.0.0.1"}:
+    if not facts.is_remote and facts.master.startswith(("spark:", "yarn", "k8s")) and _is_loopback(host):
         yield Finding(
             WARNING,
             "settings",
             f"spark.driver.host={host}: executors on other machines do not reach the driver there.",
             "Set it to the name or address of this machine in the cluster's network.",
         )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def _grouped(found: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:
+    """Findings with the names of places for `WHERE`. What is found in several places becomes one finding."""
+    places: dict[Finding, list[str]] = {}
+    for name, finding in found:
+        places.setdefault(finding, []).append(name)
+    for finding, names in places.items():
+        yield replace(finding, message=finding.message.replace(WHERE, _named(names)))
+
+
+def _named(names: Sequence[str]) -> str:
+    """Names as a list, shortened if there are many."""
+    if len(names) > _MOST_NAMES + 1:
+        names = [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} others"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _by_executor(workers: Sequence[Described]) -> dict[str, list[Described]]:
@@ -390,7 +521,8 @@ def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.split(".")[:2])
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """A number of bytes for a message."""
     for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

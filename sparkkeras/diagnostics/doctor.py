@@ -6,25 +6,22 @@ import importlib.metadata
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras import arguments
 from sparkkeras.diagnostics import checks, inspection
-from sparkkeras.diagnostics.checks import Described, Needs
+from sparkkeras.diagnostics.checks import Described, Needs, Requirements, Unmet
 from sparkkeras.diagnostics.findings import ERROR, OK, Diagnosis, Finding
 from sparkkeras.diagnostics.inspection import Inspection
-from sparkkeras.diagnostics.spark_facts import SparkFacts, describe
+from sparkkeras.diagnostics.spark_facts import START_SECONDS, Request, SparkFacts, describe, not_started
 from sparkkeras.errors import SparkKerasError, counted
 
 if TYPE_CHECKING:
     import keras
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
-
-START_SECONDS = 60.0
-"""How long Spark, and the workers of a cluster, may take to start."""
 
 
 @arguments.known_arguments
@@ -34,6 +31,7 @@ def diagnose(
     data: Any = None,
     *,
     host: str | None = None,
+    bind: str | None = None,
     port: int = 0,
     start_seconds: float = START_SECONDS,
 ) -> Diagnosis:
@@ -47,7 +45,8 @@ def diagnose(
             machine.
         model: A compiled model: whether it can be sent to workers, and what memory it needs.
         data: What would be passed to `SparkModel.fit`: what disk it needs. Spark counts the rows of RDDs and DataFrames.
-        host: The address at which workers reach the driver; ``None``: that of Spark's settings.
+        host: The address at which workers reach the driver, as in `ServerOptions`; ``None``: that of Spark's settings.
+        bind: The address that the driver listens on, as in `ServerOptions`.
         port: The port of the parameter server that they have to reach; 0: any free one.
         start_seconds: How long Spark, and the executors, may take to start.
 
@@ -55,29 +54,33 @@ def diagnose(
         The findings, which print as a list.
 
     Raises:
-        ConfigurationError: ``port`` or ``start_seconds`` is out of range, or ``spark`` is something else.
+        ConfigurationError: ``host``, ``bind``, ``port`` or ``start_seconds`` is out of range, or ``spark`` is something
+            else.
+        ClusterError: ``spark`` has been stopped.
 
     Example::
 
         diagnosis = sparkkeras.diagnose(spark, model, train_df)
         assert diagnosis.is_ok(strict=True)
     """
-    from sparkkeras.rpc.options import check_seconds
-    from sparkkeras.spark.connect import active_session, check_session
+    from sparkkeras.spark.connect import check_session
 
-    port = arguments.port("port", port)
-    check_seconds("start_seconds", start_seconds)
-    session = _session_of(spark) if spark is not None else active_session()
-    check_session(session)
+    request = Request(host, bind, port, start_seconds)
+    if spark is not None:
+        check_session(_session_of(spark))
     driver, findings = examine_driver()
-    return Diagnosis((*findings, *examine_spark(session, driver, model, data, host, port, start_seconds)))
+    session, more = (_session_of(spark), []) if spark is not None else _active_session()
+    findings.extend(more)
+    if session is not None:
+        findings.extend(examine_spark(session, driver, model, data, request))
+    return Diagnosis(tuple(findings))
 
 
 def examine_driver() -> tuple[Described, list[Finding]]:
     """Describe the driver, and check it."""
     backend = backend_name()
     driver = Inspection(backend).here()
-    return driver, list(checks.check_driver(driver, backend, unsupported(backend)))
+    return driver, list(checks.check_driver(driver, backend, requirements(backend)))
 
 
 def examine_java(environment: Mapping[str, str]) -> Finding:
@@ -90,23 +93,22 @@ def examine_spark(
     driver: Described,
     model: keras.Model | None = None,
     data: Any = None,
-    host: str | None = None,
-    port: int = 0,
-    seconds: float = START_SECONDS,
+    request: Request | None = None,
 ) -> Iterator[Finding]:
     """Check Spark, its executors and settings, and what model and data need; see `diagnose`."""
     backend = backend_name()
-    facts = describe(session, backend, host, port, seconds)
+    facts = describe(session, backend, request or Request())
     yield from checks.check_spark(facts, driver["packages"].get("pyspark", ""))
-    yield from checks.check_workers(facts, driver, backend, unsupported(backend))
+    yield from checks.check_workers(facts, driver, backend, requirements(backend))
     state_bytes = 0
     if model is not None:
         finding, state_bytes = _check_model(model)
         yield finding
-    needs = Needs(state_bytes)
-    if data is not None and facts.workers:
-        finding, needs = _check_data(data, needs)
+    data_bytes = 0
+    if data is not None and (facts.workers or not _is_on_cluster(data)):
+        finding, data_bytes = _check_data(data, session)
         yield finding
+    needs = Needs(state_bytes, data_bytes)
     yield from checks.check_resources(facts, driver, needs)
     yield from checks.check_settings(facts, needs, _result_bytes(session, facts))
 
@@ -120,31 +122,33 @@ def backend_name() -> str:
     return os.environ.get("KERAS_BACKEND") or inspection.configured_backend()
 
 
-def unsupported(backend: str) -> Callable[[Described], Sequence[str]]:
-    """A function that lists the packages of a process that are missing, or whose versions this package does not support."""
+def requirements(backend: str) -> Requirements:
+    """A function that lists what a process lacks of the packages that this one requires with a backend."""
     try:
-        requirements = importlib.metadata.requires("sparkkeras") or []
+        listed = importlib.metadata.requires("sparkkeras") or []
     except importlib.metadata.PackageNotFoundError:  # on the path, and not installed
-        requirements = []
+        listed = []
+    least = ("keras", backend, "numpy", "pyarrow") if backend in inspection.BACKENDS else ("keras", "numpy", "pyarrow")
 
-    def problems(described: Described) -> list[str]:
-        found = [f"{name} is not installed" for name in ("keras", backend) if name not in described["packages"]]
+    def unmet(described: Described) -> dict[str, Unmet]:
+        packages = described["packages"]
+        found = {name: Unmet("is not installed", name) for name in least if name not in packages}
         try:
             from packaging.requirements import Requirement
         except ImportError:  # which Keras installs
             return found
-        for text in requirements:
-            requirement = Requirement(text)
-            version = described["packages"].get(requirement.name)
-            if version is None or requirement.marker is not None or requirement.name not in inspection.PACKAGES:
+        for requirement in map(Requirement, listed):
+            name, version, specifier = requirement.name, packages.get(requirement.name), requirement.specifier
+            is_ours = name in inspection.PACKAGES and (name not in inspection.BACKENDS or name == backend)
+            if not is_ours or requirement.marker is not None:
                 continue
-            if requirement.name in inspection.BACKENDS and requirement.name != backend:
-                continue
-            if not requirement.specifier.contains(version, prereleases=True):
-                found.append(f"{requirement.name} {version} is not supported ({requirement.specifier})")
+            if name in found:
+                found[name] = Unmet("is not installed", f"{name}{specifier}")
+            elif version is not None and not specifier.contains(version, prereleases=True):
+                found[name] = Unmet(f"{version} is not supported", f"{name}{specifier}")
         return found
 
-    return problems
+    return unmet
 
 
 def _session_of(spark: Any) -> SparkSession:
@@ -152,6 +156,24 @@ def _session_of(spark: Any) -> SparkSession:
     from pyspark.sql import SparkSession
 
     return SparkSession(spark) if isinstance(spark, SparkContext) else spark
+
+
+def _active_session() -> tuple[SparkSession | None, list[Finding]]:
+    """The active session or a new one on this machine, and what was found before it starts; ``None`` if it does not."""
+    from pyspark import SparkContext
+
+    from sparkkeras.spark.connect import active_session
+
+    findings = []
+    has_java = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
+    if not has_java and "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
+        findings.append(examine_java(os.environ))
+        if findings[0].status == ERROR:
+            return None, findings
+    try:
+        return active_session(), findings
+    except Exception as error:
+        return None, [*findings, not_started(error, "the master of Spark's configuration")]
 
 
 def _check_model(model: keras.Model) -> tuple[Finding, int]:
@@ -164,30 +186,59 @@ def _check_model(model: keras.Model) -> tuple[Finding, int]:
         check_trainable(model)
         ModelArchive.pack(model)
     except SparkKerasError as error:
-        message, _, advice = str(error).partition(". ")
-        return Finding(ERROR, "model", f"{message.rstrip('.')}.", advice), 0
+        return Finding.rejected("model", error, "Pass a compiled keras.Model."), 0
     size = ModelState.take(model).nbytes
-    return Finding(OK, "model", f"{model.name}: {size / 1e6:,.1f} MB with optimizer variables"), size
+    return Finding(OK, "model", f"{model.name}: {checks.size(size)} with optimizer variables"), size
 
 
-def _check_data(data: Any, needs: Needs) -> tuple[Finding, Needs]:
-    """Count the rows, and estimate their size from the first one."""
-    if hasattr(data, "count") and hasattr(data, "take"):
+def _is_on_cluster(data: Any) -> bool:
+    """Whether Spark has the rows."""
+    from pyspark import RDD
+    from pyspark.sql import DataFrame
+
+    return isinstance(data, (RDD, DataFrame))
+
+
+def _check_data(data: Any, session: SparkSession) -> tuple[Finding, int]:
+    """Count the rows, and estimate the size of all; also returns this size in bytes."""
+    from sparkkeras.spark.connect import is_remote
+    from sparkkeras.spark.job_errors import translated
+
+    if _is_on_cluster(data):
         try:
             rows, first = data.count(), data.take(1)
         except Exception as error:
-            return Finding(ERROR, "data", f"cannot be read: {str(error).splitlines()[0]}", "Look at the error above."), needs
-        each = len(pickle.dumps(first[0], 5)) if first else 0
+            found = translated(error, None if is_remote(session) else session.sparkContext)
+            return Finding.rejected("data", found, "Correct what computes the rows."), 0
+        size = rows * len(pickle.dumps(tuple(first[0]) if isinstance(first[0], tuple) else first[0], 5)) if first else 0
     elif callable(data):
-        return Finding(OK, "data", "a function that reads batches, which are not stored"), needs
+        return Finding(OK, "data", "a function that reads batches, which are not stored"), 0
     else:
-        arrays = data if isinstance(data, (list, tuple)) else [data]
-        rows = len(arrays[0]) if len(arrays) else 0
-        each = sum(getattr(array, "nbytes", 0) for array in arrays) // max(rows, 1)
+        arrays = _arrays(data)
+        lengths = sorted({len(array) for array in arrays})
+        if len(lengths) != 1:
+            counts = (
+                f"arrays of {' and '.join(map(str, lengths))} rows" if lengths else f"{type(data).__name__} {data!r:.60}"
+            )
+            expected = "Pass what SparkModel.fit takes: a DataFrame, an RDD, arrays of equal length, or a function."
+            return Finding(ERROR, "data", f"{counts}.", expected), 0
+        rows, size = lengths[0], sum(array.nbytes for array in arrays)
     if not rows:
-        return Finding(ERROR, "data", "has no rows.", "Pass the data to train on."), needs
-    found = Needs(needs.state_bytes, rows * each)
-    return Finding(OK, "data", f"{counted(rows, 'row')}, about {rows * each / 1e6:,.1f} MB"), found
+        return Finding(ERROR, "data", "has no rows.", "Pass the data to train on."), 0
+    return Finding(OK, "data", f"{counted(rows, 'row')}, about {checks.size(size)}"), size
+
+
+def _arrays(data: Any) -> list[Any]:
+    """The arrays in nested tuples, lists and dicts; none if there is something else."""
+    if hasattr(data, "to_numpy"):
+        data = data.to_numpy()
+    if isinstance(data, (tuple, list)):
+        parts = [_arrays(part) for part in data]
+    elif isinstance(data, Mapping):
+        parts = [_arrays(part) for part in data.values()]
+    else:
+        return [data] if getattr(data, "shape", ()) and hasattr(data, "nbytes") else []
+    return [array for part in parts for array in part] if all(parts) else []
 
 
 def _result_bytes(session: SparkSession, facts: SparkFacts) -> int | None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from sparkkeras.errors import counted
+
 OK, WARNING, ERROR = "ok", "warning", "error"
+
+_ADVICE = re.compile(r"\.\s+|: (?=(?:call|pass|set|use|raise|install|choose|add|remove)\b)")
+"""Where the advice begins in a message of an error."""
 
 _STATUS_WIDTH, _SUBJECT_WIDTH, _TEXT_WIDTH = 7, 15, 100
 
@@ -27,6 +32,21 @@ class Finding:
     subject: str
     message: str
     remedy: str = ""
+
+    @classmethod
+    def rejected(cls, subject: str, error: Exception, remedy: str) -> Finding:
+        """What an error of this package says: its first sentence, and as the remedy what it advises.
+
+        Args:
+            subject: What was looked at.
+            error: The error. Its further lines, such as a stack trace, do not count.
+            remedy: The remedy if the error advises nothing.
+        """
+        text = str(error).partition(" The traceback:")[0].strip() or repr(error)
+        text = text.partition("\n")[0]
+        message, *advice = _ADVICE.split(text, maxsplit=1)
+        advised = advice[0].strip() if advice else ""
+        return cls(ERROR, subject, f"{message.rstrip('.')}.", advised[:1].upper() + advised[1:] or remedy)
 
     def __str__(self) -> str:
         indent = " " * (_STATUS_WIDTH + _SUBJECT_WIDTH + 4)
@@ -59,9 +79,12 @@ class Diagnosis:
         """Whether there is no error, and with ``strict`` no warning either."""
         return not self.errors and not (strict and self.warnings)
 
-    def to_json(self) -> str:
-        """The findings as a JSON object: ``{"ok": bool, "findings": [{"status", "subject", "message", "remedy"}, ...]}``."""
-        found = {"ok": self.is_ok(), "findings": [asdict(finding) for finding in self.findings]}
+    def to_json(self, strict: bool = False) -> str:
+        """The findings as a JSON object: ``{"ok": bool, "findings": [{"status", "subject", "message", "remedy"}, ...]}``.
+
+        ``"ok"`` is `is_ok` with the same ``strict``.
+        """
+        found = {"ok": self.is_ok(strict), "findings": [asdict(finding) for finding in self.findings]}
         return json.dumps(found, indent=2)
 
     def __str__(self) -> str:
@@ -69,10 +92,6 @@ class Diagnosis:
 
     def summary(self) -> str:
         """The numbers of errors and warnings, as a sentence."""
-        counts = [_counted(self.errors, ERROR), _counted(self.warnings, WARNING)]
-        found = " and ".join(count for count in counts if count)
+        counts = [(len(self.errors), ERROR), (len(self.warnings), WARNING)]
+        found = " and ".join(counted(number, status) for number, status in counts if number)
         return f"Found {found}." if found else "No problems found."
-
-
-def _counted(findings: Sequence[Finding], status: str) -> str:
-    return f"{len(findings)} {status}{'s' if len(findings) != 1 else ''}" if findings else ""

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ LOAD_SECONDS = 180.0
 """How long loading the backend may take."""
 
 _POLL_SECONDS = 0.05
+_CONNECTIONS = 32
 
 _LOAD = """
 import json, os, sys, time
@@ -100,7 +103,9 @@ class Inspection:
             "java": java_of(executor_process()),
             "packages": versions(),
             "granted_gpus": list(gpus),
+            "cores": cores(),
             "memory": available_memory(),
+            "memory_limit": address_space(),
             "disk": free_disk(local_folder()),
             "reaches_driver": None if self.driver is None else unreached(self.driver),
             "unreached_workers": [],
@@ -108,7 +113,7 @@ class Inspection:
         }
 
     def on_partition(self, partition: int, rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        """Describe a worker, in a task. The backend is loaded once for each executor, at least."""
+        """Describe a worker, in a task. The backend is loaded once for each executor, without barriers in each task."""
         from pyspark import BarrierTaskContext, TaskContext
 
         for _ in rows:
@@ -128,7 +133,8 @@ class Inspection:
             firsts = {worker.token: worker for worker in reversed(workers)}  # of each executor
             others = [worker for worker in firsts.values() if worker.token != token]
             if firsts[token] == mine:
-                found["unreached_workers"] = [reason for other in others if (reason := unreached(other))]
+                with ThreadPoolExecutor(_CONNECTIONS) as pool:  # each may take until its timeout
+                    found["unreached_workers"] = [reason for reason in pool.map(unreached, others) if reason]
             context.barrier()  # all have connected
         if firsts[token] == mine:
             found["loaded"] = load_backend(self.backend, gpus)
@@ -180,6 +186,15 @@ def unreached(server: Server) -> str:
     except OSError as error:
         return f"{where} ({error.strerror or error})"
     return "" if received == server.token else f"{where} (another server answers there)"
+
+
+def refused(host: str, port: int) -> str:
+    """Why a connection to this port fails; empty if it does not."""
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 def versions() -> dict[str, str]:
@@ -239,7 +254,7 @@ def configured_backend() -> str:
 
 
 def local_folder() -> str:
-    """The folder for rows on this machine."""
+    """The folder for rows on this machine: that of `sparkkeras.data.files.home`, which workers may lack."""
     return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
 
 
@@ -255,9 +270,16 @@ def free_disk(folder: str) -> dict[str, Any]:
     return found
 
 
+def cores() -> int:
+    """The number of CPU cores that the machine or container of this process may use, rounded up."""
+    known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").strip().partition(" ")
+    return min(known, -(-int(quota) // int(period))) if quota.isdigit() and period.isdigit() else known
+
+
 def available_memory() -> int | None:
-    """The bytes of memory that this process could allocate; ``None`` if unknown."""
-    bounds = [_available_on_machine(), _available_in_group(), _address_space()]
+    """The bytes of memory that all processes of this machine or container can still use; ``None`` if unknown."""
+    bounds = [_available_on_machine(), _available_in_group()]
     known = [bound for bound in bounds if bound is not None]
     return min(known, default=None)
 
@@ -283,8 +305,8 @@ def _available_in_group() -> int | None:
     return None
 
 
-def _address_space() -> int | None:
-    """The limit on this process (``spark.executor.pyspark.memory``)."""
+def address_space() -> int | None:
+    """The limit on this process alone, in bytes (a worker's part of ``spark.executor.pyspark.memory``); ``None``: none."""
     try:
         import resource
     except ImportError:  # Windows
@@ -331,7 +353,8 @@ def run_java(environment: Mapping[str, str]) -> tuple[str, str]:
         return "", f"{java} cannot be run: {getattr(error, 'strerror', None) or error}"
     if done.returncode:
         return "", f"{java} exits with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
-    return next((word.strip('"') for word in done.stderr.split() if word.startswith('"')), ""), ""
+    version = re.search(r'version "([^"]+)"', done.stderr)
+    return version[1] if version else "", ""
 
 
 def _read(path: str) -> str:

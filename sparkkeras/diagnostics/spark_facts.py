@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
+from sparkkeras import arguments
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.diagnostics import inspection
 from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.diagnostics.inspection import Inspection, Server
 from sparkkeras.errors import SparkKerasError
+from sparkkeras.rpc.options import ServerOptions, check_seconds
 from sparkkeras.spark.cluster import SparkRunning, driver_address
 from sparkkeras.spark.connect import RemoteRunning, is_remote, slots_of_session, task_cores
 from sparkkeras.spark.job_errors import translated
@@ -37,7 +43,37 @@ SETTLING_SECONDS = 2.0
 BACKGROUND = "sparkkeras-in-time"
 """The name of the threads of `in_time`."""
 
+START_SECONDS = 60.0
+"""How long Spark, and the workers of a cluster, may take to start."""
+
 _POLL_SECONDS = 0.05
+_CONNECT_PORT = 15002
+_WOKEN_TASKS = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a diagnosis tries.
+
+    Attributes:
+        host: The address at which workers reach the driver; ``None``: that of Spark's settings.
+        bind: The address that the driver's server listens on; see `ServerOptions`.
+        port: The port of the driver that workers have to reach; 0: any free port.
+        start_seconds: How long Spark, and the executors, may take to start.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    host: str | None = None
+    bind: str | None = None
+    port: int = 0
+    start_seconds: float = START_SECONDS
+
+    def __post_init__(self) -> None:
+        ServerOptions(host=self.host, bind=self.bind)
+        object.__setattr__(self, "port", arguments.port("port", self.port))
+        check_seconds("start_seconds", self.start_seconds)
 
 
 @dataclass(frozen=True)
@@ -49,6 +85,7 @@ class SparkFacts:
         master: The master.
         is_remote: Whether it is a session of Spark Connect.
         settings: All settings by name.
+        java: The version of the driver's Java; empty if unknown.
         slots: The number of tasks that can run at the same time; 0 if unknown.
         workers: The descriptions of the workers, see `Inspection`; one for each slot.
         findings: What did not work.
@@ -58,6 +95,7 @@ class SparkFacts:
     master: str
     is_remote: bool
     settings: Mapping[str, str]
+    java: str = ""
     slots: int = 0
     workers: tuple[dict[str, Any], ...] = ()
     findings: tuple[Finding, ...] = field(default=())
@@ -66,6 +104,20 @@ class SparkFacts:
     def is_local(self) -> bool:
         """Whether the workers run on the driver's machine."""
         return is_local(self.master)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether Spark starts and ends executors as needed. It then runs no barrier stages."""
+        return self.is_on("spark.dynamicAllocation.enabled")
+
+    @property
+    def task_cores(self) -> int:
+        """CPU cores per task."""
+        return int(self.settings.get("spark.task.cpus") or 1)
+
+    def is_on(self, name: str, default: bool = False) -> bool:
+        """Whether a setting is true."""
+        return self.settings.get(name, str(default)).strip().lower() == "true"
 
 
 def start_spark(
@@ -97,7 +149,12 @@ def start_spark(
         return session
 
     where = remote or master or "the master of Spark's configuration"
-    started = in_time(start, seconds)
+    problem = _unreached_master(remote or master or settings.get("spark.master", ""))
+    if problem:
+        return Finding(ERROR, "Spark", f"cannot be started with {where}: {problem[0]}.", problem[1])
+    with _standard_error() as log:
+        started = in_time(start, seconds)
+        written = _written(log)
     if isinstance(started, TimeoutError):
         return Finding(
             ERROR,
@@ -106,19 +163,70 @@ def start_spark(
             "Check the address, that the server runs, and that no firewall blocks its port.",
         )
     if isinstance(started, Exception):
-        reason, remedy = _reason(started)
-        return Finding(ERROR, "Spark", f"cannot be started with {where}: {reason}", remedy)
+        return not_started(started, where, written)
     return started
 
 
-def _reason(error: Exception) -> tuple[str, str]:
+def _unreached_master(url: str) -> tuple[str, str] | None:
+    """Why the master or the Spark Connect server of a URL cannot be reached, and a remedy; ``None`` if unknown."""
+    kind, separator, rest = url.partition("://")
+    if not url or re.fullmatch(r"local(\[.*\])?|local-cluster\[.*\]|yarn", url) or (separator and kind == "k8s"):
+        return None
+    if not separator or kind not in ("spark", "sc"):
+        known = "local[N], spark://host:port, yarn, k8s://host:port, or with --remote sc://host:port"
+        return "it is no address of Spark", f"Choose {known}."
+    reasons = []
+    for address in rest.partition("/")[0].partition(";")[0].split(","):  # of several masters, one is enough
+        host, _, port = address.rpartition(":") if ":" in address else (address, "", str(_CONNECT_PORT))
+        if not host or not port.isdigit() or int(port) > 65535:
+            return f"{address!r} is not host:port", f"Write the address as {kind}://host:port."
+        reason = inspection.refused(host.strip("[]"), int(port))
+        if not reason:
+            return None
+        reasons.append(f"{host}:{port} does not answer ({reason})")
+    server = "the master" if kind == "spark" else "the Spark Connect server"
+    return ", ".join(reasons), f"Check the address, that {server} runs there, and that no firewall blocks the port."
+
+
+@contextmanager
+def _standard_error() -> Iterator[IO[bytes]]:
+    """Collect what this process, and Java that starts meanwhile, write to standard error: Spark's log is no finding."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as log:
+        before = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield log
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+def _written(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")
+
+
+def not_started(error: Exception, where: str, log: str = "") -> Finding:
+    """The finding that Spark could not be started.
+
+    Args:
+        error: The error.
+        where: The master.
+        log: What Java has written on standard error; empty if unknown.
+    """
+    if isinstance(error, SparkKerasError):
+        return Finding.rejected("Spark", error, "Start a session first (SparkSession.builder.getOrCreate()).")
+    reason, remedy = _reason(str(error) or repr(error), log)
+    return Finding(ERROR, "Spark", f"cannot be started with {where}: {reason.rstrip('.')}.", remedy)
+
+
+def _reason(text: str, log: str) -> tuple[str, str]:
     """The reason why Spark could not be started, and a remedy."""
-    text = str(error)
-    causes = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "..."))]
-    first = next((line for line in causes if not line.startswith("An error occurred while calling")), repr(error))
-    first = first.removeprefix(": ")
+    causes = [line.strip().removeprefix(": ") for line in text.splitlines()]
+    first = next((line for line in causes if line and not line.startswith(("at ", "...", "An error occurred while"))), text)
     if "JAVA_GATEWAY_EXITED" in text or "Java gateway process exited" in text:
-        return "Java ends with an error, which it prints on standard error.", "Check the master and the settings."
+        first = _java_error(log) or "Java ends with an error, which it prints on standard error"
     if any(
         name in text for name in ("BindException", "UnresolvedAddress", "UnknownHost", "Cannot assign requested address")
     ):
@@ -128,34 +236,41 @@ def _reason(error: Exception) -> tuple[str, str]:
         )
     if "All masters are unresponsive" in text:
         return first, "Check the address of the master, and that it runs."
-    return first, "Check the master, and spark-defaults.conf."
+    if "getSubject is not supported" in text + log:
+        return first, "Use Java 17 or 21, and set JAVA_HOME to its folder: this Spark does not run on a later one."
+    return first, "Check the master, the settings, and spark-defaults.conf."
 
 
-def describe(session: SparkSession, backend: str, host: str | None, port: int, seconds: float) -> SparkFacts:
+def _java_error(log: str) -> str:
+    """The first error in what Java has written; empty if there is none."""
+    lines = [line.strip() for line in log.splitlines()]
+    found = (line for line in lines if re.match(r"(Exception in thread|Error|Unrecognized|Invalid)\b", line))
+    return re.sub(r'^Exception in thread "[^"]*" (\S+\.\w+: )?', "", next(found, ""))
+
+
+def describe(session: SparkSession, backend: str, request: Request) -> SparkFacts:
     """Describe Spark, and inspect its executors.
 
     Args:
         session: The session.
         backend: Keras's backend.
-        host: The address at which workers reach the driver; ``None``: that of Spark's settings.
-        port: The port of the driver that they have to reach; 0: any free port.
-        seconds: How long workers may take to start.
+        request: The address and port that workers have to reach, and how long they may take to start.
     """
     if is_remote(session):
-        return _describe_remote(session, backend, host, port, seconds)
-    context = session.sparkContext
+        return _describe_remote(session, backend, request)
+    context, seconds = session.sparkContext, request.start_seconds
     settings = dict(context.getConf().getAll())
-    facts = SparkFacts(context.version, context.master or "", False, settings)
+    java = str(cast(Any, context._jvm).java.lang.System.getProperty("java.version"))
+    facts = SparkFacts(context.version, context.master or "", False, settings, java)
     if not _executors_started(context, facts, seconds):
         return replace(facts, findings=(_no_executor(settings, seconds),))
     facts = replace(facts, slots=slots_of(context))
-    with _token_server(driver_address(context), host, port) as (server, findings):
+    with _token_server(driver_address(context), request) as (server, findings):
         facts = replace(facts, findings=findings)
-        is_barrier = settings.get("spark.dynamicAllocation.enabled", "false") != "true"
         tasks = min(facts.slots, MOST_TASKS)
         rdd: Any = context.parallelize(range(tasks), tasks)
-        task = Inspection(backend, server, is_barrier).on_partition
-        mapped = rdd.barrier().mapPartitionsWithIndex(task) if is_barrier else rdd.mapPartitionsWithIndex(task)
+        task = Inspection(backend, server, not facts.is_dynamic).on_partition
+        mapped = rdd.mapPartitionsWithIndex(task) if facts.is_dynamic else rdd.barrier().mapPartitionsWithIndex(task)
         return _with_workers(facts, lambda call: SparkRunning(context, call), mapped.collect, seconds, context)
 
 
@@ -170,24 +285,26 @@ def _no_executor(settings: Mapping[str, str], seconds: float) -> Finding:
     )
 
 
-def _describe_remote(session: SparkSession, backend: str, host: str | None, port: int, seconds: float) -> SparkFacts:
+def _describe_remote(session: SparkSession, backend: str, request: Request) -> SparkFacts:
     from sparkkeras.runner.connect_hosts import client_address
 
+    seconds = request.start_seconds
     settings = dict(cast(Any, session.conf).getAll)
     facts = SparkFacts(session.version, settings.get("spark.master", ""), True, settings)
     slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
     if isinstance(slots, Exception):
         return replace(facts, findings=(_not_run(slots, seconds),))
     facts = replace(facts, slots=slots)
+    slots = min(slots, MOST_TASKS)
     frame = session.range(0, slots, 1, slots)
     try:
         address = client_address(session)
     except SparkKerasError as error:
         return replace(facts, findings=(_not_run(error, seconds),))
-    with _token_server(address, host, port) as (server, findings):
+    with _token_server(address, request) as (server, findings):
         facts = replace(facts, findings=findings)
-        task = Inspection(backend, server, True).on_batches
-        mapped = frame.mapInArrow(task, "result string", barrier=True)
+        task = Inspection(backend, server, not facts.is_dynamic).on_batches
+        mapped = frame.mapInArrow(task, "result string", barrier=not facts.is_dynamic)
 
         def collect() -> list[dict[str, Any]]:
             return [json.loads(row["result"]) for row in mapped.collect()]
@@ -227,10 +344,7 @@ def _not_run(error: Exception, seconds: float) -> Finding:
             f"tasks do not run to their end within {seconds + inspection.LOAD_SECONDS:.0f} s.",
             "Other jobs may use all slots: look at Spark's UI.",
         )
-    if isinstance(error, SparkKerasError):
-        message, _, advice = str(error).partition(". ")
-        return Finding(ERROR, "workers", f"{message.rstrip('.')}.", advice.partition("\n")[0])
-    return Finding(ERROR, "workers", str(error).splitlines()[0], "Look at the logs of the executors.")
+    return Finding.rejected("workers", error, "Look at the logs of the executors.")
 
 
 def _executors_started(context: SparkContext, facts: SparkFacts, seconds: float) -> bool:
@@ -240,35 +354,53 @@ def _executors_started(context: SparkContext, facts: SparkFacts, seconds: float)
     scala: Any = context._jsc.sc()
     deadline = time.monotonic() + seconds
     count, since = 0, time.monotonic()
-    while time.monotonic() < deadline and not (count and time.monotonic() - since > SETTLING_SECONDS):
-        now = int(scala.getExecutorMemoryStatus().size()) - 1  # without the driver
-        if now != count:
-            count, since = now, time.monotonic()
-        time.sleep(_POLL_SECONDS)
+    with _tasks_waiting(context) if facts.is_dynamic else nullcontext():
+        while time.monotonic() < deadline and not (count and time.monotonic() - since > SETTLING_SECONDS):
+            now = int(scala.getExecutorMemoryStatus().size()) - 1  # without the driver
+            if now != count:
+                count, since = now, time.monotonic()
+            time.sleep(_POLL_SECONDS)
     return count > 0
 
 
 @contextmanager
-def _token_server(driver: DriverAddress, host: str | None, port: int) -> Iterator[tuple[Server | None, tuple[Finding, ...]]]:
+def _tasks_waiting(context: SparkContext) -> Iterator[None]:
+    """Run a job without work in the background: with dynamic allocation, Spark starts executors for tasks that wait."""
+    numbers: Any = context.parallelize(range(_WOKEN_TASKS), _WOKEN_TASKS)
+    job = SparkRunning(context, numbers._jrdd.count)  # in Java: the Python of workers may be missing
+    try:
+        yield
+    finally:
+        if not job.done:
+            job.cancel()
+
+
+@contextmanager
+def _token_server(driver: DriverAddress, request: Request) -> Iterator[tuple[Server | None, tuple[Finding, ...]]]:
     """Serve a token where asynchronous training and searches serve workers, or say why that fails."""
-    reached, listen = (host, "0.0.0.0") if host else (driver.host, driver.listen)
+    served, port = driver.served_at(request.host, request.bind), request.port
     token = secrets.token_hex(16)
     stack = ExitStack()
     try:
-        bound = stack.enter_context(inspection.serving(listen, port, token))
+        bound = stack.enter_context(inspection.serving(served.listen, port, token))
     except OSError as error:
         remedy = (
             "Choose another port=, or 0 for any free one."
             if port
-            else "Set spark.driver.host to an address of this machine, or spark.driver.bindAddress=0.0.0.0."
+            else "The address has to be one of this machine's; set spark.driver.bindAddress=0.0.0.0 (or bind= of "
+            "server_options) if workers reach it by another one."
         )
         yield (
             None,
-            (Finding(ERROR, "driver", f"no server can listen on {listen}:{port}: {error.strerror or error}.", remedy),),
+            (
+                Finding(
+                    ERROR, "driver", f"no server can listen on {served.listen}:{port}: {error.strerror or error}.", remedy
+                ),
+            ),
         )
         return
     with stack:
-        yield Server(reached, bound, token), ()
+        yield Server(served.host, bound, token), ()
 
 
 def in_time(call: Callable[[], R], seconds: float) -> R | Exception:

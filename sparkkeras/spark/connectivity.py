@@ -35,10 +35,10 @@ def serving(
     Raises:
         ConfigurationError: The server cannot listen on that address.
     """
-    host = options.host or driver.host
+    served = driver.served_at(options.host, options.bind)
     endpoint = Endpoint(
-        host=host,
-        listen=options.bind or (host if options.host else driver.listen),
+        host=served.host,
+        listen=served.listen,
         port=port,
         encrypt=options.encrypt,
         timeout=options.timeout,

@@ -13,6 +13,8 @@ from sparkkeras.spark.cluster import FASTER_SETTINGS
 
 GB = 1 << 30
 PACKAGES = {"keras": "3.15.1", "tensorflow": "2.21.0", "numpy": "2.4.6", "pyarrow": "26.0.1", "pyspark": "4.3.0"}
+NO_NEEDS = Needs()
+OTHER_DISK = {"folder": "/data", "free": 90 * GB, "error": ""}
 LOADED = {"backend": "tensorflow", "gpus": [], "seconds": 3.0}
 
 
@@ -25,7 +27,9 @@ def described(host="one", executor=7, packages=PACKAGES, **changed):
         "java": "17.0.15",
         "packages": {"sparkkeras": "0.1.0", **packages},
         "granted_gpus": [],
+        "cores": 4,
         "memory": 16 * GB,
+        "memory_limit": None,
         "disk": {"folder": "/tmp", "free": 100 * GB, "error": ""},
         "reaches_driver": "",
         "unreached_workers": [],
@@ -35,15 +39,15 @@ def described(host="one", executor=7, packages=PACKAGES, **changed):
 
 def spark(*workers, master="spark://host:7077", is_remote=False, **settings):
     given = FASTER_SETTINGS | {name.replace("_", "."): value for name, value in settings.items()}
-    return SparkFacts("4.3.0", master, is_remote, given, len(workers), workers)
+    return SparkFacts("4.3.0", master, is_remote, given, "17.0.15", len(workers), workers)
 
 
-def nothing_wanted(_):
-    return []
+def nothing_lacks(_):
+    return {}
 
 
-def of_workers(*workers, wanted=nothing_wanted):
-    return list(checks.check_workers(spark(*workers), described(), "tensorflow", wanted))
+def of_workers(*workers, requirements=nothing_lacks):
+    return list(checks.check_workers(spark(*workers), described(), "tensorflow", requirements))
 
 
 def problems(findings):
@@ -53,25 +57,32 @@ def problems(findings):
 def test_a_good_set_up_has_no_problems():
     facts = spark(described(), described(executor=8))
     found = [
-        *checks.check_driver(described(), "tensorflow", nothing_wanted),
+        *checks.check_driver(described(), "tensorflow", nothing_lacks),
         checks.check_java("17.0.15", ""),
         *checks.check_spark(facts, "4.3.0"),
-        *checks.check_workers(facts, described(), "tensorflow", nothing_wanted),
+        *checks.check_workers(facts, described(), "tensorflow", nothing_lacks),
         *checks.check_resources(facts, described(), Needs(50 << 20, GB)),
         *checks.check_settings(facts, Needs(50 << 20), GB),
     ]
     assert problems(found) == []
-    assert "2 slots on 2 executors" in [finding.message for finding in found]
-    assert "workers reach each other" in [finding.message for finding in found]
+    messages = [finding.message for finding in found]
+    assert "2 slots of 1 core on 2 executors" in messages
+    assert "workers reach each other" in messages
+    assert (
+        "tensorflow loads in up to 3.0 s on one (executor process 7) and one (executor process 8), and sees no GPU"
+        in messages
+    )
+    assert "at least 100.0 GB free in /tmp on the driver and one" in messages
+    assert "4 on one, of which Spark's tasks use 2" in messages
     assert Diagnosis(tuple(found)).summary() == "No problems found."
 
 
 @pytest.mark.parametrize(
     ("version", "error", "message"),
     [
-        ("11.0.2", "", "version 11.0.2; Spark needs 17 or later."),
-        ("1.8.0_392", "", "version 1.8.0_392; Spark needs 17 or later."),
-        ("", "", "version ; Spark needs 17 or later."),
+        ("11.0.2", "", "its version is 11.0.2; Spark needs 17 or later."),
+        ("1.8.0_392", "", "its version is 1.8.0_392; Spark needs 17 or later."),
+        ("", "", "its version is unknown; Spark needs 17 or later."),
         (
             "",
             "/no/bin/java cannot be run: No such file or directory",
@@ -99,23 +110,58 @@ def test_java_is_too_old_or_missing(version, error, message):
 )
 def test_a_worker_with_another_version(package, version, status):
     found = of_workers(described(), described(executor=8, packages=PACKAGES | {package: version}))
-    message = f"one (executor process 8) has {package} {version}, and the driver has {PACKAGES[package]}."
+    message = f"{package} {version} on one (executor process 8), and {PACKAGES[package]} on the driver."
     assert problems(found) == ([] if status == OK else [(status, message)])
 
 
 def test_a_worker_without_keras():
     lacking = {name: version for name, version in PACKAGES.items() if name != "keras"}
-    found = of_workers(described(host="two", packages=lacking, loaded={"error": "No module named 'keras'"}))
-    assert problems(found) == [(ERROR, "two lacks keras.")]
+    worker = described(host="two", packages=lacking, loaded={"error": "No module named 'keras'"})
+    found = of_workers(worker, requirements=doctor.requirements("tensorflow"))
+    assert problems(found) == [(ERROR, "keras is not installed on two.")]  # once: not that it does not load, too
+    assert "/usr/bin/python3 -m pip install 'keras" in found[1].remedy
+
+
+def test_a_driver_without_the_backend():
+    lacking = {name: version for name, version in PACKAGES.items() if name != "tensorflow"}
+    driver = described(packages=lacking, loaded={"error": "No module named 'tensorflow'"})
+    found = checks.check_driver(driver, "tensorflow", doctor.requirements("tensorflow"))
+    assert problems(found) == [(ERROR, "tensorflow is not installed on the driver.")]
+
+
+def test_a_backend_that_does_not_exist():
+    found = list(checks.check_driver(described(), "theano", doctor.requirements("theano")))
+    assert problems(found) == [
+        (ERROR, "Keras's backend is set to 'theano', and training works with tensorflow, jax, torch.")
+    ]
+    assert not any("pip install" in finding.remedy for finding in found)
+
+
+def test_what_executors_have_in_common_is_one_line():
+    lacking = {name: version for name, version in PACKAGES.items() if name != "numpy"}
+    workers = [described(host=f"host{number}", packages=lacking) for number in range(6)]
+    found = of_workers(*workers, requirements=doctor.requirements("tensorflow"))
+    assert problems(found) == [(ERROR, "numpy is not installed on host0, host1, host2 and 3 others.")]
 
 
 def test_a_version_that_is_not_supported():
-    found = doctor.unsupported("tensorflow")(described(packages=PACKAGES | {"keras": "3.13.1", "numpy": "1.20.0"}))
-    assert [each.split(" is ")[0] for each in found] == ["keras 3.13.1", "numpy 1.20.0"]
-    assert doctor.unsupported("jax")(described()) == ["jax is not installed"]
-    wanted = doctor.unsupported("tensorflow")
+    lacks = doctor.requirements("tensorflow")
+    assert list(lacks(described(packages=PACKAGES | {"keras": "3.13.1", "numpy": "1.20.0"}))) == [
+        "keras",
+        "numpy",
+    ]
+    assert lacks(described(packages={**PACKAGES, "pandas": "3.0.0"})) == {
+        "pandas": ("3.0.0 is not supported", "pandas<3,>=2.2")
+    }
+    assert "jax" in doctor.requirements("jax")(described())
     worker = described(packages=PACKAGES | {"pyarrow": "10.0"})
-    assert "pyarrow 10.0 is not supported" in problems(of_workers(worker, wanted=wanted))[0][1]
+    assert problems(of_workers(worker, requirements=lacks)) == [(ERROR, "pyarrow 10.0 is not supported on one.")]
+
+
+def test_workers_with_another_java():
+    found = of_workers(described(), described(host="two", java="21.0.2"))
+    assert problems(found) == [(WARNING, "Java 21.0.2 on two, and 17.0.15 on the driver.")]
+    assert problems(of_workers(described(java="17.0.1"))) == []
 
 
 def test_a_backend_that_does_not_load():
@@ -139,44 +185,77 @@ def test_gpus_that_spark_does_not_distribute():
 
 def test_connections_that_fail():
     found = of_workers(
-        described(reaches_driver="10.0.0.1:77 (timed out)", unreached_workers=["10.0.0.2:5 (refused)"]),
-        described(host="two"),
+        described(
+            reaches_driver="10.0.0.1:77 (timed out)", unreached_workers=["10.0.0.2:5 (refused)", "10.0.0.3:6 (refused)"]
+        ),
+        described(host="two", unreached_workers=["10.0.0.1:4 (refused)"]),
     )
-    assert [message.split(":")[0] for _, message in problems(found)] == [
-        "one does not reach the driver at 10.0.0.1",
-        "one does not reach the worker at 10.0.0.2",
+    assert [message.split(": ")[0] for _, message in problems(found)] == [
+        "the driver at 10.0.0.1:77 (timed out) cannot be reached from one",
+        "workers on one and two cannot connect to 3 other workers, such as the one at 10.0.0.2:5 (refused)",
     ]
+    assert "workers reach the driver" not in [finding.message for finding in found]
+    assert "workers reach the driver" not in [finding.message for finding in of_workers(described(reaches_driver=None))]
+
+
+def of_resources(*workers, needs=NO_NEEDS, **options):
+    return problems(checks.check_resources(spark(*workers, **options), described(), needs))
 
 
 def test_disk():
     full = {"folder": "/tmp", "free": 0, "error": "No space left on device"}
-    small = {"folder": "/tmp", "free": GB // 2, "error": ""}
-    facts = spark(described(disk=full), described(host="two", disk=small))
-    found = list(checks.check_resources(facts, described(), Needs()))
-    assert problems(found) == [
+    small = {"folder": "/tmp/blockmgr-07a16de4-3a0c-4cdb-ba93-aa1a885b8fe1", "free": GB // 2, "error": ""}
+    assert of_resources(described(disk=full), described(host="two", disk=small)) == [
         (ERROR, "/tmp on one cannot be written to: No space left on device."),
         (WARNING, "/tmp on two has only 512.0 MB free."),
     ]
-    found = list(checks.check_resources(spark(described(), described(host="two")), described(), Needs(0, 250 * GB)))
-    assert problems(found) == [
-        (ERROR, f"/tmp on {name} has 100.0 GB free, and its rows need about 125.0 GB.") for name in ("one", "two")
+    assert of_resources(described(), described(host="two"), needs=Needs(0, 250 * GB)) == [
+        (ERROR, "/tmp on one and two has 100.0 GB free, and its rows need about 125.0 GB.")
+    ]
+
+
+def test_executors_on_one_machine_share_it():
+    workers = [described(executor=number, cores=1, memory=GB) for number in (7, 8)]
+    assert of_resources(*workers, needs=Needs(0, 150 * GB)) == [
+        (ERROR, "/tmp on one has 100.0 GB free, and its rows need about 150.0 GB."),
+        (WARNING, "1 core on one, where Spark's tasks use 2 at the same time."),
+        (WARNING, "1.0 GB available on one; 2 workers need about 2 x 840.0 MB."),
+    ]
+
+
+def test_the_driver_s_disk_is_not_that_of_a_local_master_s_workers_twice():
+    for master, disks in (("local[2]", 1), ("spark://host:7077", 2)):
+        found = checks.check_resources(spark(described(disk=OTHER_DISK), master=master), described(), Needs())
+        assert sum(finding.subject == "disk" for finding in found) == disks
+
+
+def test_cores():
+    assert of_resources(*[described()] * 4) == []
+    assert of_resources(*[described()] * 4, spark_task_cpus="2") == [
+        (WARNING, "4 cores on one, where Spark's tasks use 8 at the same time.")
     ]
 
 
 def test_memory():
-    few = spark(*[described(memory=GB)] * 2)
-    assert problems(checks.check_resources(few, described(), Needs())) == [
-        (WARNING, "one has 1.0 GB available, and 2 workers there need about 1.6 GB (840.0 MB each).")
+    few = [described(memory=GB)] * 2
+    assert of_resources(*few) == [(WARNING, "1.0 GB available on one; 2 workers need about 2 x 840.0 MB.")]
+    assert of_resources(*few, needs=Needs(GB)) == [(ERROR, "1.0 GB available on one; 2 workers need about 2 x 3.8 GB.")]
+    assert of_resources(described(memory=None), needs=Needs(GB)) == []
+
+
+def test_memory_that_each_worker_is_limited_to():
+    """Unlike the memory of a machine, its workers do not share it."""
+    assert of_resources(*[described(memory_limit=GB)] * 2) == []
+    assert of_resources(*[described(memory_limit=GB)] * 2, needs=Needs(GB)) == [
+        (ERROR, "each worker on one may use 1.0 GB, and needs about 3.8 GB.")
     ]
-    [(status, message)] = problems(checks.check_resources(few, described(), Needs(GB)))
-    assert (status, message.rpartition(", ")[2]) == (ERROR, "and 2 workers there need about 7.6 GB (3.8 GB each).")
-    assert problems(checks.check_resources(spark(described(memory=None)), described(), Needs(GB))) == []
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"spark_speculation": "true"}, "spark.speculation=true"),
+        ({"spark_speculation": "True"}, "spark.speculation=true"),
         ({"spark_dynamicAllocation_enabled": "true"}, "spark.dynamicAllocation.enabled=true"),
         ({"spark_python_worker_reuse": "false"}, "spark.python.worker.reuse=false"),
         ({"spark_task_maxFailures": "1"}, "spark.task.maxFailures=1"),
@@ -194,8 +273,14 @@ def test_settings_that_cost_or_break(settings, message):
 
 def test_faster_settings_are_advised():
     facts = dataclasses.replace(spark(described()), settings={})
-    [found] = checks.check_settings(facts, Needs(), None)
-    assert all(f"{name}={value}" in found.remedy for name, value in FASTER_SETTINGS.items())
+    found = checks.check_settings(facts, Needs(), None)
+    assert [each.remedy for each in found] == [
+        f"Start Spark with --conf {each}={FASTER_SETTINGS[each]}" for each in FASTER_SETTINGS
+    ]
+    off = spark(described(), spark_python_unix_domain_socket_enabled="false")
+    assert problems(checks.check_settings(off, Needs(), None))[0][1].startswith(
+        "spark.python.unix.domain.socket.enabled is false"
+    )
     bare = described()
     del bare["packages"]["sparkkeras"]  # Spark ships it, after the daemon has started
     [found] = checks.check_settings(dataclasses.replace(facts, workers=(bare,)), Needs(), None)
@@ -214,13 +299,15 @@ def test_results_that_are_larger_than_spark_allows():
 def test_containers_need_memory_outside_of_java():
     found = list(checks.check_settings(spark(described(), master="k8s://host"), Needs(), None))
     assert "spark.executor.memoryOverhead is not set: k8s ends executors" in problems(found)[0][1]
-    given = {"spark_executor_memoryOverhead": "2g"}
-    assert problems(checks.check_settings(spark(described(), master="k8s://host", **given), Needs(), None)) == []
+    for name in ("memoryOverhead", "memoryOverheadFactor", "pyspark_memory"):
+        given = spark(described(), master="k8s://host", **{f"spark_executor_{name}": "2"})
+        assert problems(checks.check_settings(given, Needs(), None)) == []
 
 
 def test_spark_of_another_version_than_pyspark():
-    found = list(checks.check_spark(spark(described()), "4.1.1"))
-    assert problems(found) == [(ERROR, "4.3.0, but the driver's pyspark is 4.1.1.")]
+    for is_remote, status in ((False, ERROR), (True, WARNING)):
+        found = list(checks.check_spark(spark(described(), is_remote=is_remote), "4.1.1"))
+        assert problems(found) == [(status, "4.3.0, but the driver's pyspark is 4.1.1.")]
 
 
 def test_a_diagnosis_counts_prints_and_becomes_json():
@@ -242,6 +329,8 @@ def test_a_diagnosis_counts_prints_and_becomes_json():
         "message": "is small.",
         "remedy": "Free some.",
     }
+    warned = Diagnosis(diagnosis.findings[:2])
+    assert [json.loads(warned.to_json(strict))["ok"] for strict in (False, True)] == [True, False]
     assert [Diagnosis(diagnosis.findings[:end]).is_ok(strict) for end in (1, 2, 3) for strict in (False, True)] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
@@ -263,6 +352,9 @@ def test_java_of_the_environment(tmp_path):
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
     java.chmod(0o755)
     assert inspection.run_java({"JAVA_HOME": str(tmp_path)}) == ("11.0.2", "")
+    options = "#!/bin/sh\necho 'Picked up JAVA_TOOL_OPTIONS: -Da=\"b\"' >&2\n"
+    java.write_text(f"{options}echo 'openjdk version \"21.0.2\" 2024' >&2\n")
+    assert inspection.run_java({"JAVA_HOME": str(tmp_path)}) == ("21.0.2", "")
     java.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     assert inspection.run_java({"JAVA_HOME": str(tmp_path)}) == ("", f"{java} exits with 3: broken")
 
