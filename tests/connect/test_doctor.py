@@ -9,9 +9,9 @@ def test_a_good_set_up(spark):
     assert not diagnosis.errors, str(diagnosis)
     messages = [finding.message for finding in diagnosis.findings]
     assert "workers reach the driver" in messages
-    assert "2 slots on 1 executor" in messages
+    assert "2 slots of 1 core on 1 executor" in messages
 
 
 def test_a_port_that_workers_do_not_reach(spark):
-    [error] = diagnose(spark, host="192.0.2.1").errors
-    assert "does not reach the driver at 192.0.2.1:" in error.message
+    [error] = diagnose(spark, host="192.0.2.1", bind="0.0.0.0").errors
+    assert "the driver at 192.0.2.1:" in error.message

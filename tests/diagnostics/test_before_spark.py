@@ -1,0 +1,173 @@
+"""What the doctor finds before it starts Spark, and its command line."""
+
+import json
+import socket
+
+import numpy as np
+import pytest
+from pyspark import SparkContext
+
+from sparkkeras import diagnose
+from sparkkeras.diagnostics import command_line, doctor, inspection, spark_facts
+from sparkkeras.diagnostics.findings import ERROR, OK, WARNING, Finding
+from sparkkeras.errors import ClusterError, ConfigurationError, ModelError
+
+LOADS = """print('{"gpus": [], "seconds": 0.1, "works": true}')"""
+
+
+@pytest.fixture(autouse=True)
+def backend_that_loads(monkeypatch):
+    monkeypatch.setattr(inspection, "_LOAD", LOADS)
+
+
+def command(capsys, *arguments):
+    """The exit code, and the parsed output of the command."""
+    code = command_line.main(["doctor", "--json", *arguments])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def errors(found):
+    return [f"{each['subject']}: {each['message']}" for each in found["findings"] if each["status"] == ERROR]
+
+
+def test_a_wrong_java_home(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    expected = f"Java: {tmp_path}/bin/java cannot be run: No such file or directory."
+    code, found = command(capsys, "--master", "local[1]")
+    assert (code, errors(found)) == (1, [expected])
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    [error] = diagnose().errors
+    assert f"{error.subject}: {error.message}" == expected
+
+
+@pytest.mark.parametrize(
+    ("statuses", "strict", "code"),
+    [([OK], True, 0), ([OK, WARNING], False, 0), ([OK, WARNING], True, 1), ([ERROR], False, 1)],
+)
+def test_exit_codes(capsys, monkeypatch, statuses, strict, code):
+    findings = [Finding(status, "Java", "17") for status in statuses]
+    monkeypatch.setattr(command_line, "_findings", lambda *_: iter(findings))
+    given, found = command(capsys, *["--strict"] * strict)
+    assert (given, found["ok"]) == (code, code == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "99999"], "port=99999: expected a number from 0 to 65535"),
+        (["--host", "http://one:5"], "host='http://one:5': expected a host name"),
+        (["--start-seconds", "0"], "start_seconds=0.0: expected a positive number of seconds"),
+        (["--conf", "spark.executor.memory"], "expected NAME=VALUE"),
+        (["--master", "local", "--remote", "sc://one"], "not allowed with"),
+    ],
+)
+def test_arguments_that_make_no_sense(capsys, arguments, message):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["doctor", *arguments])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [{"port": 99999}, {"host": "http://one:5"}, {"bind": 5}, {"start_seconds": 0}])
+def test_arguments_of_diagnose_that_make_no_sense(arguments):
+    [(name, value)] = arguments.items()
+    with pytest.raises(ConfigurationError, match=f"{name}={value!r}: expected"):
+        diagnose(**arguments)
+    with pytest.raises(ConfigurationError, match="spark='local': expected a SparkSession"):
+        diagnose("local")
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.parametrize("kind", ["spark", "sc"])
+def test_a_server_that_does_not_answer(kind):
+    url = f"{kind}://127.0.0.1:{closed_port()}"
+    given = {"master": None, "remote": None, "settings": {}, "seconds": 1.0} | {
+        "spark": {"master": url},
+        "sc": {"remote": url},
+    }[kind]
+    found = spark_facts.start_spark(**given)
+    address = url.partition("//")[2]
+    assert found.message == f"cannot be started with {url}: {address} does not answer (Connection refused)."
+    assert "Check the address" in found.remedy
+
+
+@pytest.mark.parametrize("url", ["loacl[2]", "http://one:7077", "spark://one", "spark://one:x"])
+def test_an_address_that_spark_does_not_know(url):
+    found = spark_facts.start_spark(url, None, {}, 1.0)
+    assert (found.status, found.subject) == (ERROR, "Spark")
+    assert found.message.startswith(f"cannot be started with {url}: ")
+
+
+@pytest.mark.parametrize("url", ["", "local", "local[*,4]", "local-cluster[2,1,1024]", "yarn", "k8s://https://one:443"])
+def test_addresses_that_only_spark_can_check(url):
+    assert spark_facts._unreached_master(url) is None
+
+
+def test_one_of_several_masters_is_enough():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert (
+            spark_facts._unreached_master(f"spark://127.0.0.1:{closed_port()},127.0.0.1:{server.getsockname()[1]}") is None
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "log", "message", "remedy"),
+    [
+        (
+            "Java gateway process exited",
+            "Invalid maximum heap size: -Xmx1x\nError: no VM",
+            "Invalid maximum heap size: -Xmx1x",
+            "settings",
+        ),
+        ("JAVA_GATEWAY_EXITED", 'Exception in thread "main" org.a.B: bad master\n\tat x', "bad master", "settings"),
+        (
+            "An error occurred while calling x.\n: java.net.BindException: Cannot bind\n\tat y",
+            "",
+            "java.net.BindException: Cannot bind",
+            "bindAddress",
+        ),
+        ("getSubject is not supported", "", "getSubject is not supported", "Java 17 or 21"),
+        ("", "", "RuntimeError('')", "settings"),
+    ],
+)
+def test_why_spark_does_not_start(error, log, message, remedy):
+    found = spark_facts.not_started(RuntimeError(error), "local[2]", log)
+    assert found.message == f"cannot be started with local[2]: {message}."
+    assert remedy in found.remedy
+
+
+def test_what_an_error_advises_is_the_remedy():
+    def rejected(text):
+        found = Finding.rejected("model", ModelError(text), "Pass another one.")
+        return found.message, found.remedy
+
+    assert rejected("the model is not compiled: call compile() first.") == (
+        "the model is not compiled.",
+        "Call compile() first.",
+    )
+    assert rejected("it failed: KeyError. Look at x. The traceback:\n\nTraceback") == ("it failed: KeyError.", "Look at x.")
+    assert rejected("expected a model") == ("expected a model.", "Pass another one.")
+    assert Finding.rejected("workers", ClusterError(), "Look.").message == "ClusterError()."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((np.zeros((100, 64)), np.zeros(100)), "100 rows, about 50.8 KB"),
+        (({"a": np.zeros((10, 2))}, [np.zeros(10)]), "10 rows, about 240 bytes"),
+        (lambda worker: None, "a function that reads batches, which are not stored"),
+        ((np.zeros(3), np.zeros(2)), "arrays of 2 and 3 rows."),
+        (5, "int 5."),
+        ("rows", "str 'rows'."),
+        ([[1.0, 2.0]], "list [[1.0, 2.0]]."),
+        (np.zeros((0, 3)), "has no rows."),
+    ],
+)
+def test_data_in_this_process(data, message):
+    finding, size = doctor._check_data(data, None)
+    assert (finding.message, finding.status == ERROR) == (message, message.endswith("."))
+    assert bool(size) == ("about" in message)
+    assert bool(finding.remedy) == (finding.status == ERROR)
