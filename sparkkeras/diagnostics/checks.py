@@ -454,7 +454,7 @@ def _risky_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -
             "spark.task.maxFailures=1: one lost worker ends the training.",
             "Use the default, 4.",
         )
-    if result_bytes and 0 < result_bytes < needs.state_bytes and not facts.is_local and not facts.is_remote:
+    if result_bytes and result_bytes < needs.state_bytes and not facts.is_local and not facts.is_remote:
         yield Finding(
             ERROR,
             "settings",

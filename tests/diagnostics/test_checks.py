@@ -294,6 +294,9 @@ def test_results_that_are_larger_than_spark_allows():
         "spark.driver.maxResultSize is 1.0 MB, and the model's state has 3.0 MB.",
     )
     assert "spark.driver.maxResultSize=6m" in found.remedy
+    for enough in (3 << 20, 0, None):  # 0: no limit
+        assert problems(checks.check_settings(spark(described()), Needs(3 << 20), enough)) == []
+    assert problems(checks.check_settings(spark(described(), master="local[2]"), Needs(3 << 20), 1)) == []
 
 
 def test_containers_need_memory_outside_of_java():
