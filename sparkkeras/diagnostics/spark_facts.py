@@ -238,6 +238,8 @@ def _reason(text: str, log: str) -> tuple[str, str]:
         return first, "Check the address of the master, and that it runs."
     if "getSubject is not supported" in text + log:
         return first, "Use Java 17 or 21, and set JAVA_HOME to its folder: this Spark does not run on a later one."
+    if "PACKAGE_NOT_INSTALLED" in text or "No module named" in text:
+        return first, "Install what Spark needs here: pip install 'sparkkeras[connect]' for Spark Connect, else pyspark."
     return first, "Check the master, the settings, and spark-defaults.conf."
 
 

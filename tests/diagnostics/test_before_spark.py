@@ -130,6 +130,12 @@ def test_one_of_several_masters_is_enough():
             "bindAddress",
         ),
         ("getSubject is not supported", "", "getSubject is not supported", "Java 17 or 21"),
+        (
+            "[PACKAGE_NOT_INSTALLED] grpcio must be installed",
+            "",
+            "[PACKAGE_NOT_INSTALLED] grpcio must be installed",
+            "connect",
+        ),
         ("", "", "RuntimeError('')", "settings"),
     ],
 )
