@@ -57,6 +57,10 @@ def python(tmp_path):
 def examined(sc, spark, driver, monkeypatch):
     """Examines Spark with another Python on the workers; returns the errors as lines."""
 
+    # Else the daemon of each Python would load Keras first, which takes seconds and shows nothing.
+    without = {name: value for name, value in sc.environment.items() if name != "SPARKKERAS_WORKER"}
+    monkeypatch.setattr(sc, "environment", without)
+
     def examine(python, **options):
         monkeypatch.setattr(sc, "pythonExec", python)
         findings = list(examine_spark(spark, driver, **options))
