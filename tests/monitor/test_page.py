@@ -260,7 +260,7 @@ def test_files_can_be_dropped_and_others_are_rejected(tabs):
 @pytest.mark.browser
 def test_workers_that_are_slow_are_named(tabs):
     tab = tabs.open_saved(samples.synchronous(workers=16))
-    assert tab.locator(".warnings").inner_text() == "Worker 3 takes 2.1 times as long as the median."
+    assert tab.locator(".warnings").inner_text() == "Worker 3 takes 2.1 times as long as the others."
     tab.get_by_text("Seconds per epoch of each worker").scroll_into_view_if_needed()
     settle(tab)
     cells = tab.evaluate("seriesOf('Seconds per epoch of each worker')[0]")
