@@ -84,6 +84,7 @@ _HOMES = {
     "ensembles.spark_ensemble": ["SparkEnsemble"],
     "spark_model": ["SparkModel"],
     "sql": ["keras_udf", "register_keras_udf"],
+    "tracking.mlflow_callback": ["MLflowCallback"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

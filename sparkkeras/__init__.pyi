@@ -61,5 +61,6 @@ from sparkkeras.sources.conversions import to_data_frame as to_data_frame
 from sparkkeras.spark_model import SparkModel as SparkModel
 from sparkkeras.sql import keras_udf as keras_udf
 from sparkkeras.sql import register_keras_udf as register_keras_udf
+from sparkkeras.tracking.mlflow_callback import MLflowCallback as MLflowCallback
 
 __version__: str

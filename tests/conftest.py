@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.processes import SHORT_LIVED_JAVA
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports its use over the network
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JAVA)
 os.environ.setdefault("SPARKKERAS_KEPT_MODELS", "16")  # in workers, which see more models in tests than in real use
 os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -1,0 +1,338 @@
+"""Runs of MLflow, from Keras's calls and from events; with a real store, without Spark."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import keras
+import mlflow
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, MLflowCallback, TrainingInterruptedError, UnknownArgumentError
+from sparkkeras import events as happened
+from sparkkeras.hyperopt.trials import Trial
+from tests.models import regression
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+Y = X.sum(axis=1, keepdims=True)
+
+
+def runs(store):
+    """All runs of the experiment by name."""
+    (experiment,) = [each for each in store.search_experiments() if each.name == "tests"]
+    found = store.search_runs([experiment.experiment_id])
+    named = {run.info.run_name: run for run in found}
+    assert len(named) == len(found)
+    return named
+
+
+def curve(store, run, metric):
+    """A metric as ``(step, value)`` pairs."""
+    return [(each.step, each.value) for each in store.get_metric_history(run.info.run_id, metric)]
+
+
+def text(run, file):
+    return Path(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=file)).read_text()
+
+
+def driven(callback, epochs=({"loss": 2.0}, {"loss": 1.0}), error=None, model=None, **settings):
+    """Drive a callback as `SparkModel.fit` does."""
+    callback.on_event(happened.RunStarted("fit", "regression", settings, epochs=len(epochs)))
+    callback.set_model(regression() if model is None else model)
+    callback.set_params({"epochs": len(epochs)})
+    callback.on_train_begin()
+    for epoch, logs in enumerate(epochs):
+        callback.on_epoch_end(epoch, logs)
+    if error is None:
+        callback.on_train_end()
+    callback.on_event(happened.RunEnded(error))
+
+
+class TestFit:
+    def test_a_plain_fit_is_a_run_with_parameters_metrics_history_and_model(self, store):
+        model, callback = regression(), MLflowCallback()
+        history = model.fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), callbacks=[callback])
+        run = runs(store)["regression"]
+        assert run.info.status == "FINISHED"
+        assert run.info.run_id == callback.run_id
+        assert run.data.params["optimizer_learning_rate"] == "0.05000000074505806"
+        assert run.data.params["epochs"] == "3"
+        assert run.data.tags["keras.backend"] == keras.backend.backend()
+        for metric in ("loss", "val_loss"):
+            assert curve(store, run, metric) == list(enumerate(history.history[metric]))
+        assert json.loads(text(run, "history.json")) == {"epoch": [0, 1, 2], "history": history.history}
+        assert "y (Dense)" in text(run, "model_summary.txt")
+        loaded = mlflow.pyfunc.load_model(callback.model_uri)
+        np.testing.assert_allclose(loaded.predict(X), model.predict(X, verbose=0), rtol=1e-6)
+        assert mlflow.active_run() is None
+
+    def test_settings_of_an_event_are_parameters_and_nested_ones_have_dots(self, store):
+        driven(MLflowCallback(log_model=False), mode="synchronous", options={"port": 1, "host": None}, text="x" * 9000)
+        params = runs(store)["regression"].data.params
+        assert params["mode"] == "synchronous"
+        assert (params["options.port"], params["options.host"]) == ("1", "None")
+        assert len(params["text"]) == 500
+
+    def test_each_fit_has_its_own_run(self, store):
+        callback = MLflowCallback(log_model=False)
+        driven(callback, batch_size=1)
+        first = callback.run_id
+        driven(callback, batch_size=2)
+        assert callback.run_id != first
+        assert store.get_run(first).data.params["batch_size"] == "1"
+        assert store.get_run(callback.run_id).data.params["batch_size"] == "2"
+
+    def test_the_active_run_is_used_and_stays_active(self, store):
+        with mlflow.start_run(run_name="mine") as mine:
+            callback = MLflowCallback(log_model=False)
+            driven(callback)
+            assert mlflow.active_run().info.run_id == mine.info.run_id == callback.run_id
+            assert store.get_run(callback.run_id).info.status == "RUNNING"
+        assert curve(store, runs(store)["mine"], "loss") == [(0, 2.0), (1, 1.0)]
+
+    def test_a_given_run_is_used_instead_of_the_active_one(self, store):
+        (experiment,) = [each for each in store.search_experiments() if each.name == "tests"]
+        given = store.create_run(experiment.experiment_id, run_name="given")
+        with mlflow.start_run(run_name="active"):
+            driven(MLflowCallback(run=given, log_model=False))
+            driven(MLflowCallback(run=given.info.run_id, log_model=False))
+        assert len(curve(store, runs(store)["given"], "loss")) == 4
+        assert runs(store)["given"].info.status == "RUNNING"
+        assert not runs(store)["active"].data.metrics
+
+    def test_other_callbacks_can_write_to_the_run_that_it_starts(self, store):
+        class Note(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                mlflow.set_tag("note", "mine")
+
+        regression().fit(X, Y, verbose=0, callbacks=[MLflowCallback(log_model=False), Note()])
+        assert runs(store)["regression"].data.tags["note"] == "mine"
+
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [
+            (ValueError("no"), "FAILED"),
+            (KeyboardInterrupt(), "KILLED"),
+            (TrainingInterruptedError("SIGTERM"), "KILLED"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+    )
+    def test_an_error_ends_the_run_without_a_model(self, store, error, status):
+        callback = MLflowCallback()
+        driven(callback, error=error)
+        run = runs(store)["regression"]
+        assert run.info.status == status
+        assert type(error).__name__ in run.data.tags["sparkkeras.error"]
+        assert callback.model_uri is None
+        assert curve(store, run, "loss") == [(0, 2.0), (1, 1.0)]
+
+    def test_a_run_of_a_failed_plain_fit_is_failed_when_the_next_one_begins(self, store):
+        class Fails(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                raise RuntimeError
+
+        callback, model = MLflowCallback(log_model=False), regression()
+        with pytest.raises(RuntimeError):
+            model.fit(X, Y, verbose=0, callbacks=[callback, Fails()])
+        failed = callback.run_id
+        model.fit(X, Y, verbose=0, callbacks=[callback])
+        assert store.get_run(failed).info.status == "FAILED"
+        assert store.get_run(callback.run_id).info.status == "FINISHED"
+
+    def test_values_that_are_not_numbers(self, store):
+        logs = {"loss": np.float32("nan"), "f1": np.array([0.25, 0.5]), "none": None, "name": "text", "a(b)": 1}
+        driven(MLflowCallback(log_model=False), epochs=[logs])
+        run = runs(store)["regression"]
+        assert np.isnan(run.data.metrics.pop("loss"))
+        assert run.data.metrics == {"f1_0": 0.25, "f1_1": 0.5, "a_b_": 1}
+        assert json.loads(text(run, "history.json"))["history"]["f1"] == [[0.25, 0.5]]
+
+    def test_what_happens_besides_epochs(self, store):
+        callback = MLflowCallback(log_model=False)
+        callback.on_event(happened.RunStarted("fit", "regression", epochs=4))
+        updates = happened.Updates(8, 2.0, {0: 8}, 1.5, 3)
+        for event in (
+            happened.RunResumed("from epoch 3", [0, 1], {"loss": [4.0, 3.0]}),
+            happened.EpochMeasured(2, rows=100, seconds=4.0, startup_seconds=0.0, updates=updates),
+            happened.CheckpointWritten("/saved", 3, 0.1),
+            happened.Incident("retry", "task 3 failed"),
+            happened.Incident("executor", "one was lost"),
+            happened.RowsTrained(5, 0.5),
+        ):
+            callback.on_event(event)
+        callback.on_epoch_end(2, {"loss": 2.0})
+        callback.on_event(happened.RunEnded())
+        run = runs(store)["regression"]
+        assert curve(store, run, "loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
+        assert curve(store, run, "rows_per_second") == [(2, 25.0)]
+        assert curve(store, run, "mean_staleness") == [(2, 1.5)]
+        assert run.data.tags["sparkkeras.checkpoint"] == "/saved"
+        assert run.data.tags["sparkkeras.incidents"] == "2"
+        assert text(run, "incidents.txt") == "retry: task 3 failed\nexecutor: one was lost"
+        assert json.loads(text(run, "history.json")) == {"epoch": [0, 1, 2], "history": {"loss": [4.0, 3.0, 2.0]}}
+
+    def test_a_run_that_is_continued_gets_no_epoch_twice(self, store):
+        with mlflow.start_run(run_name="mine"):
+            driven(MLflowCallback(log_model=False))
+            callback = MLflowCallback(log_model=False)
+            callback.on_event(happened.RunStarted("fit", "regression", epochs=2))
+            callback.on_event(happened.RunResumed("from epoch 2", [0, 1], {"loss": [2.0, 1.0]}))
+            callback.on_epoch_end(2, {"loss": 0.5})
+            callback.on_event(happened.RunEnded())
+        assert curve(store, runs(store)["mine"], "loss") == [(0, 2.0), (1, 1.0), (2, 0.5)]
+
+    def test_a_store_of_files(self, file_store):
+        driven(MLflowCallback(), batch_size=4)
+        run = runs(file_store)["regression"]
+        assert (run.info.status, run.data.params["batch_size"]) == ("FINISHED", "4")
+        assert sorted(set(curve(file_store, run, "loss"))) == [(0, 2.0), (1, 1.0)]  # MLflow adds the model's a second time
+
+
+class TestSearch:
+    def started(self, **changed):
+        kind = {"kind": "search", "name": "search", "metric": "val_loss", "max_trials": 4}
+        return happened.RunStarted(**(kind | changed))
+
+    def test_each_trial_is_a_nested_run(self, store):
+        callback = MLflowCallback()
+        callback.on_event(self.started(settings={"algo": "tpe"}))
+
+        def changed(number, units=8, **result):
+            trial = Trial(number, {"units": units}, **result)
+            callback.on_event(happened.TrialChanged(trial, {"units": units, "optimizer": "adam"}))
+
+        changed(0)
+        changed(0, intermediate_values=[0.5])
+        changed(1, units=16, intermediate_values=[0.9])
+        changed(0, intermediate_values=[0.5, 0.25])
+        history = {"val_loss": [0.5, 0.25], "loss": [0.6, 0.3]}
+        changed(0, status="ok", value=0.25, best_epoch=2, history=history, intermediate_values=[0.5, 0.25], worker="host 0")
+        changed(1, units=16, status="pruned", value=0.9, best_epoch=1, intermediate_values=[0.9])
+        changed(2, status="failed", error="ValueError: no", traceback="Traceback: no")
+        changed(3)
+        callback.on_event(happened.RunEnded())
+
+        found = runs(store)
+        parent = found["search"]
+        assert parent.info.status == "FINISHED"
+        assert parent.data.params == {
+            "metric": "val_loss",
+            "max_trials": "4",
+            "algo": "tpe",
+            "best_units": "8",
+            "best_optimizer": "adam",
+        }
+        assert parent.data.metrics == {"best_val_loss": 0.25}
+        assert parent.data.tags["sparkkeras.best_run_id"] == found["trial 0"].info.run_id
+        statuses = {name: run.info.status for name, run in found.items() if name != "search"}
+        assert statuses == {"trial 0": "FINISHED", "trial 1": "KILLED", "trial 2": "FAILED", "trial 3": "KILLED"}
+        for name in statuses:
+            assert found[name].data.tags["mlflow.parentRunId"] == parent.info.run_id
+        best = found["trial 0"]
+        assert best.data.params == {"units": "8", "optimizer": "adam"}
+        assert curve(store, best, "val_loss") == [(0, 0.5), (1, 0.25)]
+        assert curve(store, best, "loss") == [(0, 0.6), (1, 0.3)]
+        assert curve(store, best, "best_val_loss") == [(1, 0.25)]
+        assert best.data.tags["sparkkeras.worker"] == "host 0"
+        assert found["trial 1"].data.tags["sparkkeras.status"] == "pruned"
+        assert found["trial 2"].data.tags["sparkkeras.error"] == "ValueError: no"
+        assert text(found["trial 2"], "traceback.txt") == "Traceback: no"
+
+    def test_the_best_trial_of_a_metric_to_maximize(self, store):
+        callback = MLflowCallback()
+        callback.on_event(self.started(metric="val_accuracy", minimizes=False))
+        for number, value in enumerate([0.1, 0.9, 0.5]):
+            callback.on_event(happened.TrialChanged(Trial(number, {}, status="ok", value=value), {"u": number}))
+        callback.on_event(happened.RunEnded())
+        assert runs(store)["search"].data.metrics == {"best_val_accuracy": 0.9}
+        assert runs(store)["search"].data.params["best_u"] == "1"
+
+    def test_events_from_several_threads(self, store):
+        callback = MLflowCallback()
+        callback.on_event(self.started())
+
+        def work(number):
+            for epoch in range(5):
+                trial = Trial(number, {}, intermediate_values=[float(number)] * (epoch + 1))
+                callback.on_event(happened.TrialChanged(trial, {"number": number}))
+            callback.on_event(happened.TrialChanged(Trial(number, {}, status="ok", value=float(number)), {}))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ended = threading.Thread(target=callback.on_event, args=(happened.RunEnded(),))  # not the thread that has begun
+        ended.start()
+        ended.join()
+        found = runs(store)
+        assert {run.info.status for run in found.values()} == {"FINISHED"}
+        for number in range(4):
+            run = found[f"trial {number}"]
+            assert curve(store, run, "val_loss") == [(epoch, float(number)) for epoch in range(5)]
+            assert run.data.params == {"number": str(number)}
+
+    def test_members_of_an_ensemble_are_nested_runs(self, store):
+        callback = MLflowCallback()
+        callback.on_event(happened.RunStarted("ensemble", "ensemble", {"members": 2}))
+        callback.on_event(happened.MemberTrained(1, [0, 1], {"loss": [2.0, 1.0]}))
+        callback.on_event(happened.MemberTrained(0, [0], {"loss": [3.0]}))
+        callback.on_event(happened.RunEnded())
+        found = runs(store)
+        assert sorted(found) == ["ensemble", "member 0", "member 1"]
+        assert curve(store, found["member 1"], "loss") == [(0, 2.0), (1, 1.0)]
+        assert found["member 0"].data.tags["mlflow.parentRunId"] == found["ensemble"].info.run_id
+
+
+class TestErrors:
+    def test_mlflow_is_not_installed(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "mlflow", None)
+        with pytest.raises(ConfigurationError, match=r"pip install sparkkeras\[mlflow\]"):
+            MLflowCallback()
+
+    def test_arguments(self):
+        with pytest.raises(UnknownArgumentError, match="log_model"):
+            MLflowCallback(log_models=True)
+        with pytest.raises(ConfigurationError, match=r"run=3: expected a run of MLflow"):
+            MLflowCallback(run=3)
+        with pytest.raises(ConfigurationError, match="log_model=2"):
+            MLflowCallback(log_model=2)
+        with pytest.raises(ConfigurationError, match="registered_model_name"):
+            MLflowCallback(registered_model_name="")
+
+    def test_a_store_that_cannot_be_opened_is_a_warning(self, store, tmp_path):
+        (tmp_path / "file").write_text("")
+        mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/file/mlflow.db")
+        model = regression()
+        with pytest.warns(UserWarning, match="MLflow: .* Training goes on") as caught:
+            history = model.fit(X, Y, epochs=2, verbose=0, callbacks=[MLflowCallback()])
+        assert sum("MLflow: " in str(each.message) for each in caught) == 1
+        assert len(history.history["loss"]) == 2
+
+    def test_a_run_that_is_deleted_during_training_is_one_warning(self, store):
+        class Deletes(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                if epoch == 1:
+                    mlflow.MlflowClient().delete_run(mlflow.active_run().info.run_id)
+
+        callback = MLflowCallback()
+        with pytest.warns(UserWarning, match="must be in the 'active' state") as caught:
+            regression().fit(X, Y, epochs=8, verbose=0, callbacks=[callback, Deletes()])
+        assert sum("MLflow: " in str(each.message) for each in caught) == 1
+
+    def test_a_model_that_cannot_be_saved_is_a_warning_and_the_run_ends(self, store):
+        model = regression()
+        model.get_config = lambda: {"lock": threading.Lock()}
+        with pytest.warns(UserWarning, match="MLflow: "):
+            driven(MLflowCallback(), model=model)
+        assert runs(store)["regression"].info.status == "FINISHED"
+
+    def test_parameters_that_a_run_has_already(self, store):
+        with mlflow.start_run(run_name="mine"):
+            driven(MLflowCallback(log_model=False), batch_size=1)
+            with pytest.warns(UserWarning, match="parameter batch_size='1', and parameters cannot change"):
+                driven(MLflowCallback(log_model=False), batch_size=2, new=3)
+        assert runs(store)["mine"].data.params["new"] == "3"
+        assert len(curve(store, runs(store)["mine"], "loss")) == 4

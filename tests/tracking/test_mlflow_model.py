@@ -1,0 +1,145 @@
+"""Models that MLflow loads and scores: signatures, input examples, custom code, several inputs and outputs."""
+
+import keras
+import mlflow
+import numpy as np
+import pytest
+from mlflow.models import Model
+
+from sparkkeras import MLflowCallback
+from sparkkeras.tracking.mlflow_model import example_of, log_model, signature_of
+from tests.models import regression
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+
+
+def logged(model, **options):
+    with mlflow.start_run() as run:
+        return log_model(model, run.info.run_id, **options)
+
+
+def two_inputs(outputs=1):
+    a, b = keras.Input((3,), name="a"), keras.Input((1,), dtype="int32", name="b")
+    joint = keras.layers.Concatenate(name="joint")([a, keras.layers.Flatten()(keras.layers.Embedding(5, 2)(b))])
+    heads = [keras.layers.Dense(1 + index, name=f"head_{index}")(joint) for index in range(outputs)]
+    return keras.Model({"a": a, "b": b}, heads if outputs > 1 else heads[0])
+
+
+def described(schema):
+    """The inputs or outputs of a signature by name, as text."""
+    return {each.name: str(each).partition(": ")[2].removesuffix(" (required)") for each in schema.inputs}
+
+
+class TestSignature:
+    def test_one_input_and_output_have_no_names(self):
+        signature = signature_of(regression())
+        assert [str(each) for each in signature.inputs.inputs] == ["Tensor('float32', (-1, 3))"]
+        assert [str(each) for each in signature.outputs.inputs] == ["float (required)"]
+        np.testing.assert_array_equal(example_of(regression()), np.zeros((1, 3), np.float32))
+
+    def test_several_inputs_and_outputs_have_names(self):
+        signature = signature_of(two_inputs(outputs=2))
+        assert signature.inputs.input_names() == ["a", "b"]
+        assert [each.type for each in signature.inputs.inputs] == [np.dtype("float32"), np.dtype("int32")]
+        assert [each.shape for each in signature.inputs.inputs] == [(-1, 3), (-1, 1)]
+        assert signature.outputs.input_names() == ["head_0", "head_1"]
+        assert [str(each.type) for each in signature.outputs.inputs] == ["DataType.float", "Array(float)"]
+        example = example_of(two_inputs())
+        assert {name: (value.dtype, value.shape) for name, value in example.items()} == {
+            "a": (np.dtype("float32"), (1, 3)),
+            "b": (np.dtype("int32"), (1, 1)),
+        }
+
+    def test_half_precision_and_sizes_that_are_not_known(self):
+        x = keras.Input((None, 2), dtype="float16")
+        signature = signature_of(keras.Model(x, keras.layers.Dense(2, dtype="bfloat16")(x)))
+        assert str(signature.inputs.inputs[0]) == "Tensor('float32', (-1, -1, 2))"
+        assert str(signature.outputs.inputs[0].type) == "Array(Array(float))"
+        assert example_of(keras.Model(x, x)).shape == (1, 1, 2)
+
+    def test_a_subclassed_model_has_the_signature_of_its_example(self):
+        model = Doubles()
+        model(X)
+        assert signature_of(model) is None
+        signature = signature_of(model, X)
+        assert str(signature.inputs.inputs[0]) == "Tensor('float32', (-1, 3))"
+        assert str(signature.outputs.inputs[0].type) == "Array(float)"
+
+
+class Doubles(keras.Model):
+    def call(self, x):
+        return 2 * x
+
+
+class Halves(keras.layers.Layer):
+    def call(self, x):
+        return x / 2
+
+
+class TestLogging:
+    def test_mlflow_scores_a_plain_model_without_sparkkeras(self, store):
+        model = regression()
+        uri = logged(model)
+        described = Model.load(uri)
+        assert described.flavors["python_function"]["loader_module"] == "mlflow.keras"
+        assert described.signature == signature_of(model)
+        np.testing.assert_array_equal(described.load_input_example(uri), np.zeros((1, 3)))
+        expected = model.predict(X, verbose=0)
+        np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), expected, rtol=1e-6)
+        loaded = mlflow.keras.load_model(uri)
+        np.testing.assert_allclose(loaded.predict(X, verbose=0), expected, rtol=1e-6)
+        assert type(loaded.optimizer) is keras.optimizers.SGD
+
+    def test_requirements_name_the_versions(self, store):
+        requirements = mlflow.pyfunc.get_model_dependencies(logged(regression()))
+        with open(requirements) as file:
+            text = file.read()
+        assert f"keras=={keras.__version__}" in text
+        assert f"{keras.backend.backend()}==" in text
+        assert "sparkkeras" not in text
+
+    def test_custom_code_is_stored_with_the_model(self, store):
+        model = keras.Sequential([keras.Input((3,)), Halves()])
+        uri = logged(model)
+        assert Model.load(uri).flavors["python_function"]["loader_module"] == "sparkkeras.tracking.mlflow_model"
+        np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), X / 2)
+        loaded = mlflow.keras.load_model(uri, custom_objects={"Halves": Halves})
+        np.testing.assert_allclose(loaded.predict(X, verbose=0), X / 2)
+
+    def test_a_subclassed_model_with_an_example(self, store):
+        model = Doubles()
+        model(X)
+        uri = logged(model, input_example=X)
+        np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), 2 * X)
+        np.testing.assert_allclose(Model.load(uri).load_input_example(uri), X)
+
+    @pytest.mark.parametrize("outputs", [1, 2])
+    def test_several_inputs(self, store, outputs):
+        model = two_inputs(outputs)
+        rows = {"a": X, "b": np.array([[0], [1], [2], [3]], np.int32)}
+        predicted = mlflow.pyfunc.load_model(logged(model)).predict(rows)
+        expected = model.predict(rows, verbose=0)
+        if outputs == 1:
+            np.testing.assert_allclose(predicted, expected, rtol=1e-6)
+        else:
+            np.testing.assert_allclose(predicted["head_0"], expected[0][:, 0], rtol=1e-6)
+            np.testing.assert_allclose(predicted["head_1"], expected[1], rtol=1e-6)
+
+    def test_text(self, store):
+        if keras.backend.backend() != "tensorflow":
+            pytest.skip("only TensorFlow has strings")
+        text = keras.Input((1,), dtype="string")
+        vectorizer = keras.layers.TextVectorization(vocabulary=["good", "bad"], output_mode="count")
+        model = keras.Model(text, keras.layers.Dense(2)(vectorizer(text)))
+        rows = np.array([["good good"], ["bad"]], dtype=object)
+        expected = model.predict(keras.ops.convert_to_tensor(rows.tolist(), "string"), verbose=0)
+        np.testing.assert_allclose(mlflow.pyfunc.load_model(logged(model)).predict(rows), expected, rtol=1e-6)
+
+    def test_registering(self, store):
+        model, callback = regression(), MLflowCallback(registered_model_name="ours", input_example=X[:2])
+        model.fit(X, X[:, :1], verbose=0, callbacks=[callback])
+        (version,) = store.search_model_versions("name='ours'")
+        assert version.run_id == callback.run_id
+        uri = f"models:/ours/{version.version}"
+        np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), model.predict(X, verbose=0), rtol=1e-6)
+        np.testing.assert_allclose(Model.load(callback.model_uri).load_input_example(callback.model_uri), X[:2])

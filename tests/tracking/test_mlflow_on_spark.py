@@ -1,0 +1,69 @@
+"""Training on Spark with MLflow, and scoring with ``mlflow.pyfunc.spark_udf``."""
+
+import keras
+import mlflow
+import numpy as np
+import pytest
+
+from sparkkeras import MLflowCallback, SparkModel
+from tests.models import classifier, regression
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
+
+
+class Halves(keras.layers.Layer):
+    def call(self, x):
+        return x / 2
+
+
+@pytest.fixture
+def frame(spark):
+    rows = [(index, x.tolist(), float(y)) for index, (x, y) in enumerate(zip(X, Y, strict=True))]
+    return spark.createDataFrame(rows, "id int, features array<float>, label float").repartition(2)
+
+
+def scored(spark, uri, frame, *columns):
+    """The type and the predictions of a model, in the order of the rows."""
+    score = mlflow.pyfunc.spark_udf(spark, uri, env_manager="local")
+    predicted = frame.select("id", score(*columns).alias("predicted"))
+    rows = sorted(predicted.collect(), key=lambda row: row.id)
+    return predicted.schema["predicted"].dataType.simpleString(), [row.predicted for row in rows]
+
+
+def test_training_is_a_run_whose_model_scores_a_column(store, spark, frame):
+    model, callback = regression(), MLflowCallback()
+    spark_model = SparkModel(model)
+    history = spark_model.fit(frame, epochs=3, batch_size=8, verbose=0, validation_split=0.2, callbacks=[callback])
+    run = store.get_run(callback.run_id)
+    assert run.info.status == "FINISHED"
+    for metric in ("loss", "val_loss"):
+        values = [each.value for each in store.get_metric_history(callback.run_id, metric)]
+        np.testing.assert_allclose(values, history.history[metric])
+    kind, predicted = scored(spark, callback.model_uri, frame, "features")
+    assert kind == "float"
+    np.testing.assert_allclose(predicted, model.predict(X, verbose=0)[:, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_several_probabilities_are_an_array(store, spark, frame):
+    model = classifier(width=3, units=4, classes=4)
+    with mlflow.start_run():
+        callback = MLflowCallback()
+        model.fit(X, np.arange(40) % 4, verbose=0, callbacks=[callback])
+    kind, predicted = scored(spark, callback.model_uri, frame, "features")
+    assert kind == "array<float>"
+    np.testing.assert_allclose(predicted, model.predict(X, verbose=0), rtol=1e-5)
+
+
+def test_custom_code_and_several_inputs_and_outputs(store, spark, frame):
+    a, b = keras.Input((3,), name="features"), keras.Input((1,), name="label")
+    joint = Halves()(keras.layers.Concatenate()([a, b]))
+    outputs = {"one": keras.layers.Dense(1)(joint), "two": keras.layers.Dense(2)(joint)}
+    model, callback = keras.Model([a, b], outputs), MLflowCallback()
+    model.compile("sgd", {"one": "mse", "two": "mse"})
+    model.fit([X, Y], {"one": Y, "two": X[:, :2]}, verbose=0, callbacks=[callback])
+    kind, predicted = scored(spark, callback.model_uri, frame, "features", "label")
+    assert kind == "struct<one:float,two:array<float>>"
+    expected = model.predict([X, Y], verbose=0)
+    np.testing.assert_allclose([row.one for row in predicted], expected["one"][:, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose([row.two for row in predicted], expected["two"], rtol=1e-5, atol=1e-6)
