@@ -85,6 +85,7 @@ _HOMES = {
     "spark_model": ["SparkModel"],
     "sql": ["keras_udf", "register_keras_udf"],
     "tracking.mlflow_callback": ["MLflowCallback"],
+    "tracking.worker_tensorboard": ["WorkerTensorBoard"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

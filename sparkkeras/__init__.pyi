@@ -62,5 +62,6 @@ from sparkkeras.spark_model import SparkModel as SparkModel
 from sparkkeras.sql import keras_udf as keras_udf
 from sparkkeras.sql import register_keras_udf as register_keras_udf
 from sparkkeras.tracking.mlflow_callback import MLflowCallback as MLflowCallback
+from sparkkeras.tracking.worker_tensorboard import WorkerTensorBoard as WorkerTensorBoard
 
 __version__: str

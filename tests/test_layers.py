@@ -70,6 +70,7 @@ LIBRARIES = {
         "training",
         "worker",
     },
+    "tensorboard": {"tracking"},
     "tensorflow": {"modeling", "worker"},
     "torch": {"modeling", "worker"},
     "jax": {"worker"},

@@ -1,0 +1,115 @@
+"""Curves of the workers, read with TensorBoard's own reader."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, SparkModel, StorageError, UnknownArgumentError, WorkerTensorBoard, to_simple_rdd
+from sparkkeras import events as happened
+from tests.models import regression
+
+
+def curves(folder):
+    """The scalars in a folder: ``{tag: [(step, value)]}``."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder)).Reload()
+    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def report(callback, epoch, *logs):
+    workers = tuple(happened.WorkerEpoch(worker, 10, 2.0, each) for worker, each in enumerate(logs))
+    callback.on_event(happened.WorkersReported(epoch, workers))
+
+
+def test_each_worker_has_a_folder_with_its_metrics(tmp_path):
+    callback = WorkerTensorBoard(tmp_path)
+    callback.on_train_begin()
+    report(callback, 0, {"loss": 2.0, "confusion": np.eye(2), "none": None}, {"loss": np.float32(4.0)})
+    assert curves(tmp_path / "worker-0")["epoch_loss"] == [(0, 2.0)]  # during training
+    report(callback, 1, {"loss": 1.0}, {"loss": 3.0})
+    callback.on_event(happened.RunEnded())
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["worker-0", "worker-1"]
+    assert curves(tmp_path / "worker-0") == {
+        "epoch_loss": [(0, 2.0), (1, 1.0)],
+        "epoch_rows_per_second": [(0, 5.0), (1, 5.0)],
+    }
+    assert curves(tmp_path / "worker-1")["epoch_loss"] == [(0, 4.0), (1, 3.0)]
+
+
+def test_further_training_continues_the_curves(tmp_path):
+    callback = WorkerTensorBoard(tmp_path)
+    for epoch in range(2):
+        callback.on_train_begin()
+        report(callback, epoch, {"loss": 2.0 - epoch})
+        callback.on_train_end()
+    assert curves(tmp_path / "worker-0")["epoch_loss"] == [(0, 2.0), (1, 1.0)]
+
+
+def test_tags_are_those_of_keras(tmp_path):
+    """So that one chart has the curves of the workers and of `keras.callbacks.TensorBoard`."""
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras's callback needs TensorFlow")
+    x = np.ones((4, 3), np.float32)
+    regression().fit(x, x[:, :1], verbose=0, callbacks=[keras.callbacks.TensorBoard(tmp_path)])
+    callback = WorkerTensorBoard(tmp_path)
+    report(callback, 0, {"loss": 1.0})
+    callback.on_train_end()
+    assert "epoch_loss" in read_tags(tmp_path / "train")
+    assert "epoch_loss" in read_tags(tmp_path / "worker-0")
+
+
+def read_tags(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tags = EventAccumulator(str(folder)).Reload().Tags()
+    return {*tags["scalars"], *tags["tensors"]}
+
+
+def test_it_does_not_import_tensorflow():
+    code = """
+import sys, tempfile
+from sparkkeras import WorkerTensorBoard, events
+folder = tempfile.mkdtemp()
+callback = WorkerTensorBoard(folder)
+callback.on_event(events.WorkersReported(0, (events.WorkerEpoch(0, 1, 1.0, {"loss": 1.0}),)))
+callback.on_train_end()
+print("tensorflow" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"KERAS_BACKEND": "jax"}
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_errors(tmp_path, monkeypatch):
+    with pytest.raises(UnknownArgumentError, match="log_dir"):
+        WorkerTensorBoard(logdir="logs")
+    with pytest.raises(ConfigurationError, match="expected a local folder"):
+        WorkerTensorBoard("hdfs://logs")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="give a folder that can be"):
+        report(WorkerTensorBoard(tmp_path / "file"), 0, {"loss": 1.0})
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(ConfigurationError, match=r"pip install sparkkeras\[tensorboard\]"):
+        WorkerTensorBoard()
+
+
+def test_training_on_spark(sc, tmp_path):
+    """Until `fit` passes events on, the reports of the workers are passed on here."""
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    callback, spark_model = WorkerTensorBoard(tmp_path), SparkModel(regression())
+    spark_model.fit(to_simple_rdd(sc, x, x[:, 0]), epochs=2, verbose=0, callbacks=[callback])
+    workers = {entry["worker"] for entry in spark_model.training_histories}
+    if not any(tmp_path.iterdir()):
+        for epoch in range(2):
+            entries = [entry for entry in spark_model.training_histories if entry["epoch"] == epoch]
+            report(callback, epoch, *({"loss": entry["loss"]} for entry in entries))
+        callback.on_train_end()
+    for worker in workers:
+        expected = [entry["loss"] for entry in spark_model.training_histories if entry["worker"] == worker]
+        assert [value for _, value in curves(tmp_path / f"worker-{worker}")["epoch_loss"]] == pytest.approx(expected)
