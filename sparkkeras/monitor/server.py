@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -115,6 +116,7 @@ class PageServer:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
+            self._server.close_connections()
             self._thread = None
 
 
@@ -144,6 +146,8 @@ class _Server(ThreadingHTTPServer):
         self.requests, self.rejected = RateLimit(REQUESTS_PER_SECOND), RateLimit(REJECTED_PER_SECOND)
         self._connections = RateLimit(CONNECTIONS_PER_SECOND)
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: set[Any] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle a connection in a thread of its own, or close it if there are too many."""
@@ -155,10 +159,21 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Handle a connection."""
+        with self._lock:
+            self._open.add(request)
         try:
             super().process_request_thread(request, client_address)
         finally:
+            with self._lock:
+                self._open.discard(request)
             self._free.release()
+
+    def close_connections(self) -> None:
+        """Close the connections that clients keep open."""
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error, such as a connection that the client has closed."""

@@ -187,3 +187,15 @@ def test_addresses(messages):
     everywhere.close()
     with pytest.raises(OSError):
         get(everywhere.url)
+
+
+def test_a_closed_server_answers_no_more_on_open_connections(messages):
+    page_server = PageServer(messages, "127.0.0.1", 0)
+    request = f"GET /{page_server.token}/messages HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    with closing(connect(page_server)) as connection:
+        connection.sendall(request)
+        assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
+        page_server.close()
+        with pytest.raises(ConnectionError):
+            connection.sendall(request)
+            raise_if_closed(connection)
