@@ -485,7 +485,7 @@ class SparkModel:
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
         with (
             events.running(describe_fit("fit", self.model, request, self._described(rule))),
-            watching_spark(events),
+            watching_spark(events, hides_bars=request.verbose == 1),
             prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored),
         ):
             if recorder is not None:

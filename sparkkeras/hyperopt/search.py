@@ -304,7 +304,7 @@ class HyperParamModel:
                 sample = None if shared is None or model is None else shared["x"]
                 results = SearchResults(ledger, journal, search_space, metric, sign, model, sample, objects)
                 self._results, self.seed = results, definition.seed
-                with watching_spark(events), saver.running(ledger):
+                with watching_spark(events, hides_bars=verbose == 1), saver.running(ledger):
                     self._search(workers, settings, shared, results, limits.max_evals, verbose, events)
             results.check(limits.max_failures)
         return self.best_model

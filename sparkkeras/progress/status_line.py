@@ -67,16 +67,8 @@ class StatusLine:
 
 
 def _can_change() -> bool:
-    """Whether standard output is a terminal or a notebook, on which Spark draws no bars of its own."""
-    is_notebook = type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
-    return (sys.stdout.isatty() or is_notebook) and not _has_spark_bars()
-
-
-def _has_spark_bars() -> bool:
-    """Whether the driver's Spark shows progress bars (``spark.ui.showConsoleProgress``), in the same place."""
-    pyspark = sys.modules.get("pyspark")
-    context = None if pyspark is None else pyspark.SparkContext._active_spark_context
-    return context is not None and context.getConf().get("spark.ui.showConsoleProgress", "false") == "true"
+    """Whether standard output is a terminal or a notebook."""
+    return sys.stdout.isatty() or type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
 def format_duration(seconds: float) -> str:

@@ -149,7 +149,7 @@ class SparkRunner:
         source = None if data is None else source_of(data, features, label)
         with (
             events.running(RunStarted("function", _name(function_or_file), self._described())),
-            watching_spark(events),
+            watching_spark(events, hides_bars=not self.local_mode),
             nullcontext() if checkpoints is None else checkpoints.writing(),
         ):
             try:
@@ -160,7 +160,7 @@ class SparkRunner:
     def _described(self) -> dict[str, Any]:
         """The settings, for display."""
         names = ("num_workers", "local_mode", "use_gpu", "gpus_per_worker", "barrier")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _run(
         self,

@@ -64,7 +64,7 @@ def scoring_progress(text: str, dataset: Dataset, rows: int | None, verbose: int
     progress = ScoringProgress(text, 1 if verbose == "auto" else int(verbose))
     events = Events([progress])
     driver = dataset.driver if isinstance(dataset, ReachesDriver) else None
-    with watching_spark(events), live_progress(events, driver, ServerOptions(), [rows]) as target:
+    with watching_spark(events, hides_bars=True), live_progress(events, driver, ServerOptions(), [rows]) as target:
         try:
             yield target
         finally:

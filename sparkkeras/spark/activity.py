@@ -20,6 +20,9 @@ from sparkkeras.spark.job_errors import quietly
 POLL_SECONDS = 1.0
 """The shortest interval at which the store is read."""
 
+HIDE_SECONDS = 0.2
+"""The interval at which Spark's bars are put off."""
+
 _MAX_COST = 0.005
 """The largest fraction of the time to spend on that: with many executors, the interval is longer."""
 
@@ -40,20 +43,23 @@ class ExecutorState:
 
 
 @contextmanager
-def watching_spark(events: Events) -> Iterator[None]:
-    """Emit an `Incident` for each change, while the context is open; with Spark Connect none.
+def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
+    """Emit an `Incident` for each change, and `SparkTasks`, while the context is open; with Spark Connect none.
 
     Args:
-        events: Gets the incidents, from another thread.
+        events: Gets them, from another thread.
+        hides_bars: Whether Spark's own progress bars, which would interleave with ours, are hidden meanwhile.
     """
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
-    if not events or context is None or context._jsc is None:
+    if not (events or hides_bars) or context is None or context._jsc is None:
         yield
         return
     ends = threading.Event()
-    thread = threading.Thread(target=_watch, args=(context, events, ends), name="sparkkeras-spark-activity", daemon=True)
+    bar = _bar(context) if hides_bars else None
+    arguments = context, events, bar, ends
+    thread = threading.Thread(target=_watch, args=arguments, name="sparkkeras-spark-activity", daemon=True)
     thread.start()
     try:
         yield
@@ -79,22 +85,36 @@ def incidents(before: dict[str, ExecutorState], after: dict[str, ExecutorState])
     return found
 
 
-def _watch(context: Any, events: Events, ends: threading.Event) -> None:
-    def poll() -> None:
+def _bar(context: Any) -> Any:
+    """Spark's console progress bar; ``None`` if it has none."""
+    found = context._jsc.sc().progressBar()
+    return found.get() if found.isDefined() else None
+
+
+def _watch(context: Any, events: Events, bar: Any, ends: threading.Event) -> None:
+    def watch() -> None:
         before, seconds, is_last = executor_states(context), 0.0, False
         while not is_last:
-            is_last = ends.wait(max(POLL_SECONDS, seconds / _MAX_COST))
+            is_last = _wait(max(POLL_SECONDS, seconds / _MAX_COST), bar, ends)
             began = time.perf_counter()
-            after = executor_states(context)
+            after, tasks = executor_states(context), running_stages(context)
             seconds = time.perf_counter() - began
-            for incident in incidents(before, after):
-                events.emit(incident)
+            for event in [*incidents(before, after), *([] if tasks is None else [tasks])]:
+                events.emit(event)
             before = after
-            tasks = running_stages(context)
-            if tasks is not None:
-                events.emit(tasks)
 
-    quietly(poll)  # the context may have been stopped
+    quietly(watch)  # the context may have been stopped
+
+
+def _wait(seconds: float, bar: Any, ends: threading.Event) -> bool:
+    """Wait for the end, or so long; meanwhile, put off Spark's bars. Returns whether it is the end."""
+    if bar is None:
+        return ends.wait(seconds)
+    for _ in range(max(1, round(seconds / HIDE_SECONDS))):
+        bar.finishAll()  # Spark waits half a second before it shows the next one
+        if ends.wait(HIDE_SECONDS):
+            return True
+    return False
 
 
 def running_stages(context: Any) -> SparkTasks | None:

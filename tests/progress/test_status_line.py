@@ -76,15 +76,6 @@ def test_a_notebook_gets_blanks_in_place_of_the_terminals_sequence(clock, monkey
     assert stream.getvalue() == "loading\r       \r"
 
 
-def test_no_line_changes_where_spark_draws_its_bars(terminal, monkeypatch):
-    conf = SimpleNamespace(get=lambda name, default: "true")
-    context = SimpleNamespace(getConf=lambda: conf)
-    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(SparkContext=SimpleNamespace(_active_spark_context=context)))
-    status = StatusLine(1)
-    status.update("loading")
-    assert (terminal.getvalue(), status.changes) == ("", False)
-
-
 @pytest.mark.parametrize(("verbose", "expected"), [(0, ""), (2, "line\n")])
 def test_verbose(verbose, expected, terminal):
     status = StatusLine(verbose)

@@ -1,0 +1,88 @@
+"""What Spark's status store says of executors becomes incidents."""
+
+import itertools
+import time
+
+import pytest
+
+from sparkkeras.events import Events, Incident, SparkTasks
+from sparkkeras.spark import activity
+from sparkkeras.spark.activity import ExecutorState, incidents, watching_spark
+from tests.training.jobs import RecordedEvents
+
+ONE, TWO = ExecutorState("host-1:1"), ExecutorState("host-2:1")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({}, {"1": ONE}, []),
+        ({"1": ONE}, {"1": ONE}, []),
+        ({"1": ONE}, {"1": ONE, "2": TWO}, ["executor 2 on host-2:1 was added"]),
+        ({"1": ONE}, {"1": ExecutorState("host-1:1", lost="it died")}, ["executor 1 on host-1:1 was lost: it died"]),
+        ({"1": ExecutorState("host-1:1", lost="it died")}, {"1": ExecutorState("host-1:1", lost="it died")}, []),
+        ({"1": ONE}, {"1": ExecutorState("host-1:1", 2)}, ["2 tasks failed on executor 1 (host-1:1)"]),
+        ({"driver": ONE}, {"driver": ExecutorState("host-1:1", 1)}, ["1 task failed; Spark runs"]),
+        ({"1": ONE}, {"1": ONE, "2": ExecutorState("host-2:1", lost="it died")}, ["executor 2 on host-2:1 was lost"]),
+    ],
+)
+def test_changes_are_incidents(before, after, expected):
+    found = incidents(before, after)
+    assert len(found) == len(expected)
+    for incident, text in zip(found, expected, strict=True):
+        assert incident.text.startswith(text)
+        assert incident.kind == ("retry" if "failed" in text else "executor")
+
+
+def test_a_failed_task_of_spark_is_an_incident(sc):
+    recorded = RecordedEvents()
+
+    def fails(number):
+        raise ValueError("on purpose")
+
+    with watching_spark(Events([recorded])), pytest.raises(Exception, match="on purpose"):
+        sc.parallelize(range(1), 1).map(fails).collect()
+    assert [event.kind for event in recorded.of(Incident)] == ["retry"]
+
+
+def test_tasks_that_take_long_are_counted(sc, monkeypatch):
+    monkeypatch.setattr(activity, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(activity, "_MAX_COST", 1.0)
+    recorded = RecordedEvents()
+
+    def sleeps(number):
+        time.sleep(0.5)
+        return number
+
+    with watching_spark(Events([recorded])):
+        sc.parallelize(range(8), 8).map(sleeps).collect()
+    assert any(0 < event.done < event.total == 8 for event in recorded.of(SparkTasks))
+
+
+class Bar:
+    """Spark's progress bar, which it shows half a second after the last call of finishAll."""
+
+    def __init__(self):
+        self.calls = []
+
+    def finishAll(self):
+        self.calls.append(time.monotonic())
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_bars_of_spark_are_hidden_while_ours_are_shown(hides, sc, monkeypatch):
+    bar = Bar()
+    monkeypatch.setattr(activity, "_bar", lambda context: bar)
+    with watching_spark(Events([RecordedEvents()]), hides_bars=hides):
+        time.sleep(0.8)
+    assert (len(bar.calls) >= 3) == hides
+    assert all(after - before < 0.5 for before, after in itertools.pairwise(bar.calls))
+
+
+def test_a_stopped_context_ends_the_watch(sc, monkeypatch):
+    def stopped(context):
+        raise RuntimeError("the context was stopped")
+
+    monkeypatch.setattr(activity, "executor_states", stopped)
+    with watching_spark(Events([RecordedEvents()])):
+        pass
