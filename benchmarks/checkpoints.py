@@ -42,7 +42,7 @@ def checkpoints(effort: Effort) -> Samples:
         return alternate(effort.turns, **runs)
 
 
-class _Clock(keras.callbacks.Callback):  # type: ignore[misc]
+class Clock(keras.callbacks.Callback):  # type: ignore[misc]
     """The times at which epochs begin: until the next one, a checkpoint is handed over."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _OnSpark:
         return Checkpoint(self._path)
 
     def _fit(self, epochs: int, **arguments: Any) -> list[float]:
-        clock = _Clock()
+        clock = Clock()
         options = {"batch_size": data.BATCH_SIZE, "epochs": epochs, "verbose": 0, "callbacks": [clock]}
         self._spark_model.fit(self._x, self._y, **options, **arguments)
         return clock.times
