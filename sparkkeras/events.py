@@ -302,6 +302,9 @@ class EventListener(Protocol):
 class Events:
     """Passes the events of one run on to listeners.
 
+    An error of a listener ends the run, like that of a Keras callback. If a listener raises it in another thread than that of
+    the run, it is raised in the run's thread with the next event: what the other thread does must not fail for it.
+
     Args:
         listeners: The listeners.
     """
@@ -309,27 +312,47 @@ class Events:
     def __init__(self, listeners: Iterable[EventListener] = ()) -> None:
         self._listeners = tuple(listeners)
         self._lock = threading.RLock()
+        self._thread: int | None = None
+        self._error: Exception | None = None
 
     def __bool__(self) -> bool:
         return bool(self._listeners)
 
     def emit(self, event: Event) -> None:
         """Pass an event on."""
-        if self._listeners:
-            with self._lock:
-                for listener in self._listeners:
+        if not self._listeners:
+            return
+        is_elsewhere = self._thread not in (None, threading.get_ident())
+        with self._lock:
+            for listener in self._listeners:
+                try:
                     listener.on_event(event)
+                except Exception as error:
+                    if not is_elsewhere:
+                        raise
+                    self._error = self._error or error
+        if not is_elsewhere:
+            self._raise()
 
     @contextmanager
     def running(self, run: RunStarted) -> Iterator[None]:
         """Emit the beginning of a run, and its end when the ``with`` block ends, also after an error."""
+        self._thread = threading.get_ident()
         self.emit(run)
         try:
             yield
+            self._raise()
         except BaseException as error:
+            self._error = None
             self.emit(RunEnded(error))
             raise
         self.emit(RunEnded())
+
+    def _raise(self) -> None:
+        """Raise the error of a listener in another thread."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def listeners(objects: Iterable[Any]) -> list[EventListener]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +33,8 @@ def _harmless(method: Callable[Concatenate[Monitor, P], None]) -> Callable[Conca
     @functools.wraps(method)
     def harmless(self: Monitor, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            method(self, *args, **kwargs)
+            with self._lock:  # events come from other threads than Keras's calls
+                method(self, *args, **kwargs)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -85,6 +87,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
                 f'host={host!r}: expected an address of this machine, such as "127.0.0.1" (this machine only) or "0.0.0.0".'
             )
         arguments.flag("verbose", verbose)
+        self._lock = threading.RLock()
         self._messages = Messages()
         self._reporter = RunReporter(self._messages)
         self._server = PageServer(self._messages, host, arguments.port("port", port))
@@ -113,10 +116,14 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def close(self) -> None:
         """Stop serving the page, and end a run that has not reported its end (of ``keras.Model.fit``) as stopped."""
+        self._server.close()
+        self._stop()
+
+    @_harmless
+    def _stop(self) -> None:
         if self._reporter.kind:
             self._reporter.end("stopped")
             self._write()
-        self._server.close()
 
     @staticmethod
     @known_arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +38,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, verbose: int, epochs: int, missing_settings: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self._status, self._epochs = StatusLine(verbose), epochs
+        self._lock = threading.RLock()  # events come from other threads than Keras's calls
         self._missing_settings = missing_settings or {}
         self._pace = Pace(epochs, time.perf_counter)
         self._num_workers = 0
@@ -45,6 +47,10 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_event(self, event: Event) -> None:
         """Print the parts of the progress that Keras's callbacks do not know."""
+        with self._lock:
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
         match event:
             case PhaseStarted(text):
                 self._phase = text
@@ -74,15 +80,17 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Print the epoch's number."""
-        self._pace.begin_epoch(epoch)
-        self._status.write(f"Epoch {epoch + 1}/{self._epochs}")
-        if self._phase:
-            self._status.update(f"{self._phase} ...")
+        with self._lock:
+            self._pace.begin_epoch(epoch)
+            self._status.write(f"Epoch {epoch + 1}/{self._epochs}")
+            if self._phase:
+                self._status.update(f"{self._phase} ...")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Print the metrics."""
-        self._status.write(f"{self._speed()} - {as_line(logs or {})}")
-        self._pace.end_epoch()
+        with self._lock:
+            self._status.write(f"{self._speed()} - {as_line(logs or {})}")
+            self._pace.end_epoch()
 
     def _update(self) -> None:
         """Show the progress within the epoch."""
