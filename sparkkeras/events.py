@@ -302,8 +302,8 @@ class EventListener(Protocol):
 class Events:
     """Passes the events of one run on to listeners.
 
-    An error of a listener ends the run, like that of a Keras callback. If a listener raises it in another thread than that of
-    the run, it is raised in the run's thread with the next event: what the other thread does must not fail for it.
+    An error of a listener ends the run, like that of a Keras callback. If a listener raises it in another thread than that
+    of the run, it is raised in the thread of the run with the next event: what the other thread does must not fail for it.
 
     Args:
         listeners: The listeners.
