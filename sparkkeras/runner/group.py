@@ -313,6 +313,12 @@ class Group:
             return 0.0 if self._all_started is None else self._clock() - self._all_started
 
     @property
+    def has_started(self) -> bool:
+        """Whether all ranks have started."""
+        with self._lock:
+            return self._all_started is not None
+
+    @property
     def unfinished(self) -> list[int]:
         """The ranks without a complete result."""
         with self._lock:

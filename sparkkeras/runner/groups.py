@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from sparkkeras.data.dataset import DriverAddress, Running, Shared
-from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError, WorkerTimeoutError, counted, warn
+from sparkkeras.errors import (
+    ClusterError,
+    DriverConnectionError,
+    SparkKerasError,
+    WorkerError,
+    WorkerTimeoutError,
+    counted,
+    warn,
+)
 from sparkkeras.events import Events, OutputWritten, RankChanged
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.runner.group import Failure, Group
@@ -130,7 +138,9 @@ def run_group(
         cause = _error_of(running) if ended_itself else None
         shown.update()
         if error is not None:
-            if cause is not None and _explains(cause, group.failure(is_final=True)):
+            # Hosts that had reached this process have lost it since: it was stopped, or the network was cut.
+            is_consequence = isinstance(cause, DriverConnectionError) and group.has_started
+            if cause is not None and not is_consequence and _explains(cause, group.failure(is_final=True)):
                 raise cause
             raise error from cause
     if group.unfinished:

@@ -10,7 +10,7 @@ import pytest
 
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.data.local_dataset import LocalRunning
-from sparkkeras.errors import ClusterError, StorageError, WorkerError
+from sparkkeras.errors import ClusterError, DriverConnectionError, StorageError, WorkerError
 from sparkkeras.runner import groups
 from sparkkeras.runner.group import _LOST, Failure, Group
 from sparkkeras.runner.groups import Ranks, failed, run_group
@@ -89,6 +89,17 @@ def test_an_error_of_the_task_explains_a_lost_rank(group, error, is_cause):
     assert raised.value is error or raised.value.__cause__ is error
 
 
+@pytest.mark.parametrize("has_started", [False, True])
+def test_hosts_that_lose_the_driver_explain_nothing_once_all_ranks_have_started(group, has_started):
+    """Then a driver that was stopped for longer than they wait goes on, and may start the ranks again."""
+    error = DriverConnectionError("rank 0 received no reply from the driver")
+    if has_started:
+        group.start(0)
+    group.disconnect(0)
+    with pytest.raises(WorkerError if has_started else DriverConnectionError):
+        run_group(group, ranks(lambda address: Tasks(True, error)))
+
+
 def test_an_error_of_the_task_does_not_hide_that_of_the_function(group):
     group.fail(Failure(0, "ValueError: on purpose"))
     group.end(0, "exit code 1")
@@ -160,7 +171,7 @@ def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(groups, "_show", interrupted)
+    monkeypatch.setattr(groups._Shown, "update", interrupted)
     monkeypatch.setattr(groups, "INTERRUPT_SECONDS", (0.05, 0.05))
     tasks = Tasks()
     with pytest.raises(KeyboardInterrupt):
