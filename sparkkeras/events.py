@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -46,7 +46,8 @@ class RunStarted(Event):
     """A run begins; it has been checked, and nothing has been sent to workers.
 
     Attributes:
-        kind: ``"fit"``, ``"search"``, ``"ensemble"`` or ``"function"`` (of `SparkRunner`).
+        kind: ``"fit"``, ``"search"``, ``"ensemble"`` or ``"function"`` (of `SparkRunner`). `Monitor` calls a training of
+            ``keras.Model.fit``, which emits no events, ``"keras"``.
         name: The name of the model or the function.
         settings: The settings of the run by name, for display.
         epochs: The epoch at which training ends; ``None`` if there are none.
@@ -77,9 +78,15 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True)
 class WorkersChanged(Event):
-    """``count`` workers (or ranks, or processes of a search) train from now on."""
+    """``count`` workers (or processes of a search) train from now on.
+
+    Attributes:
+        count: Their number.
+        rows: The rows that each trains on in an epoch; ``None``: unknown. Empty if there are none.
+    """
 
     count: int
+    rows: Sequence[int | None] = ()
 
 
 @dataclass(frozen=True)
@@ -89,12 +96,12 @@ class RunResumed(Event):
     Attributes:
         text: From where, in a sentence.
         epochs: The epochs that were trained before, counted from 0.
-        history: Their logs, as in ``keras.callbacks.History.history``.
+        logs: The logs of each.
     """
 
     text: str
     epochs: Sequence[int] = ()
-    history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    logs: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -104,31 +111,38 @@ class RowsTrained(Event):
     Attributes:
         rows: The rows since the last such event.
         done: The fraction of the epoch that is complete.
-        startup_seconds: The part of the time since the last such event in which workers loaded Keras.
+        startup_seconds: The part of the time since the last such event in which workers loaded Keras; ``None``: unknown.
     """
 
     rows: int
     done: float
-    startup_seconds: float = 0.0
+    startup_seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class EpochProgress(Event):
-    """How far the workers are within an epoch, about once a second; from their own reports, so its rows are approximate.
+class WorkerProgress(Event):
+    """What a worker has reached within an epoch, about once a second if an epoch takes longer.
 
     Attributes:
+        worker: The index of the worker.
         epoch: The epoch, counted from 0.
-        rows: The rows of the epoch that all workers have trained on.
-        done: The fraction of the epoch that is complete; ``None`` if it is unknown.
-        seconds: How long they have trained in the current round.
-        logs: The means of their metrics so far.
+        rows: The rows of the epoch that it has trained on.
+        seconds: How long it has trained in the current round.
+        logs: Its metrics over them.
     """
 
+    worker: int
     epoch: int
     rows: int
-    done: float | None
     seconds: float
     logs: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EpochRestarted(Event):
+    """A part of the epoch is trained again; only ``rows`` rows of it count."""
+
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -239,10 +253,12 @@ class TrialChanged(Event):
     Attributes:
         trial: The trial, a `sparkkeras.hyperopt.Trial`.
         params: Its hyper-parameters by label, with the options of choices as text.
+        is_earlier: Whether an earlier call, which this search resumes, has run it.
     """
 
     trial: Any
     params: Mapping[str, Any]
+    is_earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,12 +268,12 @@ class MemberTrained(Event):
     Attributes:
         member: Its index.
         epochs: The epochs that it was trained for, counted from 0.
-        history: Its logs, as in ``keras.callbacks.History.history``.
+        logs: The logs of each.
     """
 
     member: int
     epochs: Sequence[int]
-    history: Mapping[str, Sequence[Any]]
+    logs: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -266,7 +282,7 @@ class RankChanged(Event):
 
     Attributes:
         rank: The rank.
-        state: ``"started"`` or ``"finished"``.
+        state: ``"started"``, ``"finished"`` or ``"failed"``.
         host: The machine that it runs on.
     """
 
@@ -319,37 +335,34 @@ class Events:
         return bool(self._listeners)
 
     def emit(self, event: Event) -> None:
-        """Pass an event on."""
+        """Pass an event on to all listeners; then raise the first error of one."""
         if not self._listeners:
             return
-        is_elsewhere = self._thread not in (None, threading.get_ident())
         with self._lock:
             for listener in self._listeners:
                 try:
                     listener.on_event(event)
                 except Exception as error:
-                    if not is_elsewhere:
-                        raise
                     self._error = self._error or error
-        if not is_elsewhere:
+        if self._thread in (None, threading.get_ident()):
             self._raise()
 
     @contextmanager
     def running(self, run: RunStarted) -> Iterator[None]:
         """Emit the beginning of a run, and its end when the ``with`` block ends, also after an error."""
         self._thread = threading.get_ident()
-        self.emit(run)
         try:
+            self.emit(run)
             yield
             self._raise()
         except BaseException as error:
-            self._error = None
-            self.emit(RunEnded(error))
+            with suppress(Exception):  # an error of a listener must not hide this one
+                self.emit(RunEnded(error))
             raise
         self.emit(RunEnded())
 
     def _raise(self) -> None:
-        """Raise the error of a listener in another thread."""
+        """Raise the error that a listener has raised."""
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -497,7 +497,8 @@ class SparkModel:
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
-            events.emit(WorkersChanged(job.num_workers))
+            rows = [job.rows_of_epoch([worker]) for worker in range(len(job.split.train))]
+            events.emit(WorkersChanged(job.num_workers, rows))
             events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
             on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.steps, progress)
             try:

@@ -78,6 +78,10 @@ class SearchProgress:
             if best:
                 self._status.write(table(best, self._metric, self._parameters))
 
+    def clear(self) -> None:
+        """Remove the progress line, after an error."""
+        self._status.clear()
+
     def summary(self) -> str:
         """The progress of the search in one line."""
         finished, running = self._ledger.finished, self._ledger.running

@@ -462,6 +462,7 @@ class HyperParamModel:
                 supervise(dataset, task, ledger, workers.background, tick)
         finally:
             self.seconds = ledger.seconds
+            progress.clear()
             trials.tick()
         progress.end()
 

@@ -23,6 +23,7 @@ class TrialEvents:
     def __init__(self, events: Events, ledger: TrialLedger, parameters: Sequence[Parameter]) -> None:
         self._events, self._ledger, self._parameters = events, ledger, parameters
         self._emitted: dict[int, Trial] = {}
+        self._earlier = {trial.number for trial in ledger.finished}
 
     def begin(self, num_workers: int) -> None:
         """Emit the number of workers, and the trials of earlier calls."""
@@ -36,7 +37,9 @@ class TrialEvents:
             for trial in [*running, *self._ledger.finished]:
                 if self._emitted.get(trial.number) is not trial:
                     self._emitted[trial.number] = trial
-                    self._events.emit(TrialChanged(trial, params_by_name(self._parameters, trial)))
+                    self._events.emit(
+                        TrialChanged(trial, params_by_name(self._parameters, trial), trial.number in self._earlier)
+                    )
 
 
 def search_started(

@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -22,7 +23,7 @@ from sparkkeras.errors import TrainingInterruptedError
 from sparkkeras.events import (
     CheckpointWritten,
     EpochMeasured,
-    EpochProgress,
+    EpochRestarted,
     Event,
     Incident,
     MemberTrained,
@@ -34,10 +35,15 @@ from sparkkeras.events import (
     RunResumed,
     RunStarted,
     TrialChanged,
+    WorkerProgress,
     WorkersChanged,
     WorkersReported,
 )
+from sparkkeras.progress.histories import logs_by_epoch
 from sparkkeras.progress.pace import Pace
+
+MAX_OUTPUTS = 1000
+"""The number of messages with output of a rank that are kept."""
 
 PROGRESS_SECONDS = 0.5
 """The shortest interval between two messages about the progress within an epoch."""
@@ -51,24 +57,37 @@ class Messages:
 
     def __init__(self) -> None:
         self._texts: list[str | None] = []
-        self._places: dict[tuple[Any, ...], int] = {}
+        self._places: dict[tuple[Any, ...], deque[int]] = {}
 
-    def add(self, message: Mapping[str, Any], key: tuple[Any, ...] | None = None) -> None:
-        """Add a message; with a key, in place of the last one with that key."""
-        if key is not None:
-            before = self._places.get(key)
-            if before is not None:
-                self._texts[before] = None
-            self._places[key] = len(self._texts)
+    def add(self, message: Mapping[str, Any], key: tuple[Any, ...] | None = None, most: int = 1) -> None:
+        """Add a message.
+
+        Args:
+            message: The message.
+            key: With a key, it replaces the oldest one with the same key if there are more than ``most``.
+            most: See ``key``.
+        """
         self._texts.append(json.dumps(plain(message), separators=(",", ":"), allow_nan=False))
+        if key is not None:
+            places = self._places.setdefault(key, deque())
+            places.append(len(self._texts) - 1)
+            if len(places) > most:
+                self._texts[places.popleft()] = None
 
     def __len__(self) -> int:
         return len(self._texts)
 
-    def after(self, number: int, most: int) -> tuple[int, str]:
-        """The messages from a number on, at most so many; returns the next number, and the messages as a JSON array."""
-        texts = self._texts[max(0, number) : max(0, number) + most]
-        return max(0, number) + len(texts), f"[{','.join(text for text in texts if text is not None)}]"
+    def after(self, number: int, max_bytes: int | None = None) -> tuple[int, str]:
+        """The messages from a number on, about so many bytes of them; returns the next number, and a JSON array."""
+        found, size = [], 0
+        following = max(0, number)
+        while following < len(self._texts) and (max_bytes is None or size < max_bytes):
+            text = self._texts[following]
+            following += 1
+            if text is not None:
+                found.append(text)
+                size += len(text)
+        return following, f"[{','.join(found)}]"
 
 
 class RunReporter:
@@ -123,8 +142,7 @@ class RunReporter:
     def add_history(self, started: RunStarted, epochs: Sequence[int], history: Mapping[str, Sequence[Any]]) -> None:
         """Add a run that has ended, from the logs of its epochs; its durations are not known."""
         self.begin(started)
-        for index, epoch in enumerate(epochs):
-            logs = {name: values[index] for name, values in history.items() if index < len(values)}
+        for epoch, logs in zip(epochs, logs_by_epoch(epochs, history), strict=True):
             self._add("epoch", epoch=epoch, logs=logs, rows=None, seconds=None, startup_seconds=None)
         self._add("end", status="finished", error="", traceback="", seconds=None)
         self._run = None
@@ -144,10 +162,11 @@ class RunReporter:
         self._add("epoch", epoch=epoch, logs=logs, rows=rows, seconds=pace.seconds, startup_seconds=pace.startup_seconds)
         pace.end_epoch()
 
-    def batches_done(self, rows: int, done: float, logs: Mapping[str, Any]) -> None:
-        """Keras's ``on_train_batch_end``: so many rows of the epoch, and its fraction."""
+    def batches_done(self, done: float, logs: Mapping[str, Any]) -> None:
+        """Keras's ``on_train_batch_end``: the fraction of the epoch that is complete."""
         if self._run is not None:
-            self.handle(EpochProgress(self._run.epoch, rows, done, self._run.pace.seconds, logs))
+            self._run.pace.note(done, logs)
+            self._progress(self._run)
 
     def handle(self, event: Event) -> None:
         """Translate an event."""
@@ -161,11 +180,13 @@ class RunReporter:
             case PhaseStarted(text):
                 self._add("phase", key=("phase",), text=text)
             case WorkersChanged(count):
+                self._run.pace.handle(event)
                 self._add("count", workers=count)
-            case RunResumed(text, epochs, history):
-                self._add("resumed", text=text, epochs=epochs, history=history)
-            case RowsTrained() | EpochProgress():
-                self._progress(event)
+            case RunResumed(text, epochs, logs):
+                self._add("resumed", text=text, epochs=epochs, history=_columns(logs))
+            case RowsTrained() | WorkerProgress() | EpochRestarted():
+                if self._run.pace.handle(event):
+                    self._progress(self._run)
             case EpochMeasured():
                 self._run.pace.handle(event)
                 self._measure(event)
@@ -183,27 +204,26 @@ class RunReporter:
                 self._add("checkpoint", path=path, epoch=epoch, seconds=seconds)
             case TrialChanged(trial, params):
                 self._trial(trial, params)
-            case MemberTrained(member, epochs, history):
-                self._add("member", member=member, epochs=epochs, history=history)
+            case MemberTrained(member, epochs, logs):
+                self._add("member", member=member, epochs=epochs, history=_columns(logs))
             case RankChanged(rank, state, host):
                 self._add("rank", rank=rank, state=state, host=host)
             case OutputWritten(rank, text):
-                self._add("output", rank=rank, text=text)
+                self._add("output", key=("output", rank), most=MAX_OUTPUTS, rank=rank, text=text)
 
-    def _add(self, of_type: str, /, key: tuple[Any, ...] | None = None, **fields: Any) -> None:
+    def _add(self, of_type: str, /, key: tuple[Any, ...] | None = None, most: int = 1, **fields: Any) -> None:
         assert self._run is not None
         full_key = None if key is None else (self._run.name, *key)
-        self._messages.add({"type": of_type, "run": self._run.name, "time": self._clock(), **fields}, full_key)
+        self._messages.add({"type": of_type, "run": self._run.name, "time": self._clock(), **fields}, full_key, most)
 
-    def _progress(self, event: RowsTrained | EpochProgress) -> None:
-        assert self._run is not None
-        pace, now = self._run.pace, self._clock()
-        if pace.handle(event) and now >= self._run.next_progress:
-            self._run.next_progress = now + PROGRESS_SECONDS
+    def _progress(self, run: _Run) -> None:
+        pace, now = run.pace, self._clock()
+        if now >= run.next_progress:
+            run.next_progress = now + PROGRESS_SECONDS
             self._add(
                 "progress",
                 key=("progress",),
-                epoch=self._run.epoch,
+                epoch=run.epoch,
                 done=pace.done,
                 rows=pace.rows,
                 rows_per_second=pace.rows_per_second,
@@ -257,6 +277,12 @@ def _status(error: BaseException | None) -> str:
     if error is None:
         return "finished"
     return "interrupted" if isinstance(error, (KeyboardInterrupt, TrainingInterruptedError, SystemExit)) else "failed"
+
+
+def _columns(logs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The values of each metric by epoch; ``None`` in epochs without it."""
+    names = dict.fromkeys(name for each in logs for name in each)
+    return {name: [each.get(name) for each in logs] for name in names}
 
 
 def plain(value: Any) -> Any:

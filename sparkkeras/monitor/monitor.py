@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +74,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         spark_model.fit(df, epochs=10, callbacks=[monitor])
     """
 
+    async_safe = True  # Keras may call it from a thread, after each batch
+
     @known_arguments
     def __init__(
         self,
@@ -93,6 +97,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._server = PageServer(self._messages, host, arguments.port("port", port))
         self.url = self._server.url
         self._next_batch = 0.0
+        closes = weakref.WeakMethod(self.close)
+        atexit.register(lambda: (close := closes()) and close())  # a training of Keras that failed is saved then
         if verbose:
             sys.stdout.write(f"Monitor: {self.url}\n")
             sys.stdout.flush()
@@ -176,7 +182,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         steps, now = self.params.get("steps"), time.monotonic()
         if steps and now >= self._next_batch:
             self._next_batch = now + 0.5
-            self._reporter.batches_done(0, min(1.0, (batch + 1) / steps), logs or {})
+            self._reporter.batches_done(min(1.0, (batch + 1) / steps), logs or {})
 
     @_harmless
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -232,7 +238,7 @@ def _write_page(messages: Messages, path: Path) -> None:
     Raises:
         StorageError: It cannot be written.
     """
-    filesystem.write_bytes(str(path), saved_page(messages.after(0, len(messages))[1]).encode(), overwrite=True)
+    filesystem.write_bytes(str(path), saved_page(messages.after(0)[1]).encode(), overwrite=True)
 
 
 def _histories(history: Any) -> dict[str, keras.callbacks.History]:

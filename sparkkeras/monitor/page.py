@@ -11,13 +11,13 @@ SCRIPTS = (
 """The scripts of the page, in the order in which it runs them."""
 
 
-def live_page(nonce: str) -> str:
+def live_page(nonce: str) -> bytes:
     """The page of a server, which requests the messages.
 
     Args:
         nonce: The nonce of its scripts in the Content-Security-Policy.
     """
-    return _with_data("null").replace('nonce="NONCE"', f'nonce="{nonce}"')
+    return f'nonce="{nonce}"'.encode().join(_parts_of_live_page())
 
 
 def saved_page(messages: str) -> str:
@@ -27,6 +27,11 @@ def saved_page(messages: str) -> str:
         messages: All messages, as a JSON array.
     """
     return _with_data('{"messages":' + messages.replace("<", "\\u003c") + "}")
+
+
+@cache
+def _parts_of_live_page() -> list[bytes]:
+    return _with_data("null").encode().split(b'nonce="NONCE"')
 
 
 def _with_data(data: str) -> str:

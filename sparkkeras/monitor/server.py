@@ -1,7 +1,8 @@
 """The web server of the monitor: a page and the messages for it, for those who know a random token.
 
-It answers GET requests only, so nothing can be changed through it. It limits the connections and the requests a second, so a
-flood of them takes little time from training; the rest waits, or is closed. A viewer who reads too slowly is disconnected.
+It answers GET requests only, so nothing can be changed through it. It limits connections, new connections a second and
+requests a second, so that a flood takes little time from training: what exceeds the limits waits, or is closed. A client
+that is slow to send a request or to read a response is disconnected.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import math
 import secrets
 import socket
 import threading
@@ -29,21 +31,22 @@ MAX_CONNECTIONS = 32
 """The number of connections at the same time."""
 
 TIMEOUT = 10.0
-"""How long a client may take to send a request, or to read the next `PIECE_BYTES` of a response, in seconds."""
+"""How long a client may take to send its first request, or to read the next `PIECE_BYTES` of a response, in seconds."""
+
+IDLE_SECONDS = 60.0
+"""How long a client with the token may take to send the next request."""
 
 PIECE_BYTES = 64 * 1024
 
 REQUESTS_PER_SECOND = 30.0
 """The largest rate of requests with the token; a page makes one a second."""
 
-REJECTED_PER_SECOND = 5.0
-"""The largest rate of requests without it."""
+CONNECTIONS_PER_SECOND = 50.0
+"""The largest rate of new connections, and so of requests without the token, after each of which the connection is
+closed."""
 
-CONNECTIONS_PER_SECOND = 100.0
-"""The largest rate of new connections."""
-
-MAX_MESSAGES = 2000
-"""The number of messages in a response."""
+RESPONSE_BYTES = 1 << 20
+"""The size of the messages in a response."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -143,11 +146,11 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
         self.id = secrets.token_hex(8)
-        self.requests, self.rejected = RateLimit(REQUESTS_PER_SECOND), RateLimit(REJECTED_PER_SECOND)
+        self.requests = RateLimit(REQUESTS_PER_SECOND)
         self._connections = RateLimit(CONNECTIONS_PER_SECOND)
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
-        self._open: set[Any] = set()
+        self._deadlines: dict[Any, float] = {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle a connection in a thread of its own, or close it if there are too many."""
@@ -159,21 +162,30 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Handle a connection."""
-        with self._lock:
-            self._open.add(request)
+        self.extend(request, TIMEOUT)
         try:
             super().process_request_thread(request, client_address)
         finally:
             with self._lock:
-                self._open.discard(request)
+                self._deadlines.pop(request, None)
             self._free.release()
 
-    def close_connections(self) -> None:
-        """Close the connections that clients keep open."""
+    def extend(self, request: Any, seconds: float) -> None:
+        """Set how long a connection may last."""
         with self._lock:
-            for connection in self._open:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            self._deadlines[request] = time.monotonic() + seconds
+
+    def service_actions(self) -> None:
+        """Close the connections whose time is over; called ten times a second."""
+        self.close_connections(time.monotonic())
+
+    def close_connections(self, now: float = math.inf) -> None:
+        """Close the connections whose time is over then; by default all."""
+        with self._lock:
+            for connection, deadline in self._deadlines.items():
+                if deadline < now:
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error, such as a connection that the client has closed."""
@@ -191,11 +203,11 @@ class _Handler(BaseHTTPRequestHandler):
         target = urlsplit(self.path)
         token, slash, name = target.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), server.token.encode()) or self._is_cross_site():
-            server.rejected.wait()
             self.close_connection = True
             self._reply(403, "text/plain", b"This page needs the address that Monitor.url returns, with its token.\n")
             return
         server.requests.wait()
+        server.extend(self.connection, math.inf)  # pieces of a response have their own time
         if not slash:
             self._reply(307, "text/plain", b"", Location=f"/{token}/")
         elif not name:
@@ -204,6 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._messages(parse_qs(target.query).get("after", ["0"])[-1])
         else:
             self._reply(404, "text/plain", b"Not found.\n")
+        server.extend(self.connection, IDLE_SECONDS)
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -222,13 +235,12 @@ class _Handler(BaseHTTPRequestHandler):
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; "
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
-        page = live_page(nonce).encode()
-        self._reply(200, "text/html; charset=utf-8", page, **{"Content-Security-Policy": policy})
+        self._reply(200, "text/html; charset=utf-8", live_page(nonce), **{"Content-Security-Policy": policy})
 
     def _messages(self, after: str) -> None:
         server = cast(_Server, self.server)
         number = int(after) if after.isdecimal() and len(after) < 10 else 0
-        following, messages = server.messages.after(number, MAX_MESSAGES)
+        following, messages = server.messages.after(number, RESPONSE_BYTES)
         more = json.dumps(following < len(server.messages))
         body = f'{{"next":{following},"server":"{server.id}","more":{more},"messages":{messages}}}'
         self._reply(200, "application/json", body.encode())

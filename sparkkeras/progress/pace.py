@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from sparkkeras.events import EpochMeasured, EpochProgress, Event, RowsTrained
+from sparkkeras.events import EpochMeasured, EpochRestarted, Event, RowsTrained, WorkerProgress, WorkersChanged
 
 _MIN_DONE = 0.02
 """The fraction of an epoch from which on the time that is left is estimated."""
@@ -13,7 +13,7 @@ _MIN_DONE = 0.02
 class Pace:
     """What has been trained of the current epoch, and how fast, without the time in which workers start.
 
-    Rounds (`RowsTrained`) count exactly; while one runs, the workers' own reports (`EpochProgress`) do.
+    Rounds (`RowsTrained`) count exactly; while one runs, the workers' own reports (`WorkerProgress`) do.
 
     Args:
         epochs: The epoch at which training ends; ``None`` if it is unknown.
@@ -29,59 +29,99 @@ class Pace:
 
     def __init__(self, epochs: int | None, clock: Callable[[], float]) -> None:
         self._epochs, self._clock = epochs, clock
-        self._epoch = 0
+        self._planned: Sequence[int | None] = ()
         self._seconds_before, self._epochs_before = 0.0, 0
-        self._reset()
+        self.begin_epoch(0)
 
-    def _reset(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        self._epoch = epoch
+        self._is_open = True
         self._began = self._clock()
+        self._ended: float | None = None
+        self._reports: dict[int, WorkerProgress] = {}
         self._rows_of_rounds = self.rows = 0
+        self._startup_of_rounds, self._is_estimated = 0.0, False
         self.startup_seconds = 0.0
         self.done: float | None = 0.0
         self.logs: Mapping[str, float] = {}
         self.measured: EpochMeasured | None = None
 
-    def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins."""
-        self._epoch = epoch
-        self._reset()
-
     def end_epoch(self) -> None:
-        """The epoch ends."""
+        """The epoch ends; later reports about it do not count."""
+        self._is_open = False
         self._seconds_before += self.seconds
         self._epochs_before += 1
 
     def handle(self, event: Event) -> bool:
         """Take an event; returns whether there is news of the epoch."""
         match event:
-            case RowsTrained(rows, done, startup):
-                had_started = self._rows_of_rounds or not rows or self._epochs_before
-                self._rows_of_rounds += rows
-                if startup:
-                    self.startup_seconds = startup if not had_started else self.startup_seconds + startup
-                elif not had_started and not self.rows:  # with a parameter server, whose workers have started just now
-                    self.startup_seconds = self._clock() - self._began
-                if self._rows_of_rounds < self.rows and done < 1:
-                    return False
-                self.rows, self.done = self._rows_of_rounds, done
-                return True
-            case EpochProgress(epoch, rows, done, seconds, logs) if epoch == self._epoch and rows >= self._rows_of_rounds:
-                if not self._rows_of_rounds:
-                    self.startup_seconds = max(0.0, self._clock() - self._began - seconds)
-                self.rows, self.done, self.logs = rows, done, logs
-                return True
+            case WorkersChanged(_, rows):
+                self._planned = rows
+                self._reports.clear()
+            case EpochRestarted(rows):
+                self._reports.clear()
+                self._rows_of_rounds = self.rows = rows
             case EpochMeasured():
                 self.measured = event
                 self.rows, self.startup_seconds = event.rows, event.startup_seconds
                 return True
+            case RowsTrained():
+                return self._add_round(event)
+            case WorkerProgress() if self._is_open and event.epoch >= self._epoch and self._ended is None:
+                return self._add_report(event)
         return False
+
+    def note(self, done: float, logs: Mapping[str, float]) -> None:
+        """Note the fraction of the epoch that is complete, where rows are not known."""
+        self.done, self.logs = done, logs
+
+    def _add_round(self, event: RowsTrained) -> bool:
+        is_first = not self._rows_of_rounds
+        self._rows_of_rounds += event.rows
+        if event.startup_seconds is not None:
+            self._startup_of_rounds += event.startup_seconds
+            self.startup_seconds = self._startup_of_rounds  # in place of an estimate
+        elif is_first and event.rows:
+            self._estimate_startup(0.0)  # workers have started just now
+        if event.done >= 1 and self._ended is None:
+            self._ended = self._clock()
+        if self._rows_of_rounds < self.rows and event.done < 1:
+            return False
+        self.rows, self.done = self._rows_of_rounds, event.done
+        return True
+
+    def _add_report(self, event: WorkerProgress) -> bool:
+        if not self._rows_of_rounds:
+            self._estimate_startup(event.seconds)
+        self._reports[event.worker] = event
+        current = [each for each in self._reports.values() if each.epoch == self._epoch]
+        ahead = [self._rows_of(each.worker) for each in self._reports.values() if each.epoch > self._epoch]
+        rows = sum(each.rows for each in current) + sum(ahead)
+        if rows < self._rows_of_rounds:
+            return False
+        known = [each for each in self._planned if each is not None]
+        total = sum(known) if len(known) == len(self._planned) else 0
+        self.rows, self.done, self.logs = rows, min(1.0, rows / total) if total else None, _mean_logs(current)
+        return True
+
+    def _rows_of(self, worker: int) -> int:
+        """The rows of a worker in an epoch."""
+        return self._planned[worker] or 0 if worker < len(self._planned) else 0
+
+    def _estimate_startup(self, seconds: float) -> None:
+        """Estimate the start-up in the first epoch, from how long a worker has trained when it reports first."""
+        if not self._is_estimated and not self._epochs_before:
+            self.startup_seconds = max(0.0, self._clock() - self._began - seconds)
+        self._is_estimated = True
 
     @property
     def seconds(self) -> float:
-        """The duration of the epoch so far, without start-up."""
+        """The duration of the epoch's training so far, without start-up."""
         if self.measured is not None:
             return self.measured.seconds
-        return max(0.0, self._clock() - self._began - self.startup_seconds)
+        now = self._clock() if self._ended is None else self._ended
+        return max(0.0, now - self._began - self.startup_seconds)
 
     @property
     def rows_per_second(self) -> float:
@@ -102,3 +142,12 @@ class Pace:
             return None
         per_epoch = (self._seconds_before + self.seconds) / (self._epochs_before + self.done)
         return per_epoch * max(0.0, self._epochs - self._epoch - self.done)
+
+
+def _mean_logs(reports: Sequence[WorkerProgress]) -> Mapping[str, float]:
+    """The means of the metrics, weighted by rows."""
+    total = sum(each.rows for each in reports)
+    if not total:
+        return {}
+    names = [name for name in reports[0].logs if all(name in each.logs for each in reports)]
+    return {name: sum(each.logs[name] * each.rows for each in reports) / total for name in names}

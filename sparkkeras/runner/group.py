@@ -302,9 +302,15 @@ class Group:
             return all(each.has_ended or each.disconnected is not None for each in joined)
 
     def states(self) -> list[str]:
-        """The state of each rank: ``"started"``, ``"finished"``, or empty before it has started."""
+        """The state of each rank: ``"started"``, ``"finished"``, ``"failed"``, or empty before it has started."""
         with self._lock:
-            return ["finished" if each.is_complete else "started" if each.has_started else "" for each in self._ranks]
+            return [self._state(rank) for rank in range(self.size)]
+
+    def _state(self, rank: int) -> str:
+        if self._has_failed(rank):
+            return "failed"
+        state = self._ranks[rank]
+        return "finished" if state.is_complete else "started" if state.has_started else ""
 
     @property
     def seconds(self) -> float:

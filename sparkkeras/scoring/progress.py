@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from sparkkeras.data.dataset import Dataset, ReachesDriver
 from sparkkeras.errors import counted
-from sparkkeras.events import EpochProgress, Event, Events, SparkTasks
+from sparkkeras.events import Event, Events, SparkTasks, WorkerProgress, WorkersChanged
 from sparkkeras.progress.pace import Pace
 from sparkkeras.progress.status_line import StatusLine, format_duration
 from sparkkeras.rpc.options import ServerOptions
@@ -22,19 +22,21 @@ class ScoringProgress:
 
     Args:
         text: What is done, for instance ``"Predicting"``.
+        rows: The number of rows; ``None`` if it is unknown.
         verbose: See `StatusLine`.
     """
 
-    def __init__(self, text: str, verbose: int) -> None:
+    def __init__(self, text: str, rows: int | None, verbose: int) -> None:
         self._text, self._status = text, StatusLine(verbose)
         self._pace = Pace(1, time.perf_counter)
+        self._pace.handle(WorkersChanged(1, (rows,)))
 
     def on_event(self, event: Event) -> None:
         """Update the line."""
         match event:
             case SparkTasks(done, total) if done and not self._pace.rows:
                 self._status.update(f"{self._text} ... {done} of {counted(total, 'task')}")
-            case EpochProgress() if self._pace.handle(event):
+            case WorkerProgress() if self._pace.handle(event):
                 pace, left = self._pace, self._pace.seconds_left
                 share = "" if pace.done is None else f" ({pace.done:.0%})"
                 rest = "" if left is None else f" - about {format_duration(left)} left"
@@ -61,10 +63,10 @@ def scoring_progress(text: str, dataset: Dataset, rows: int | None, verbose: int
     if not verbose:
         yield None
         return
-    progress = ScoringProgress(text, 1 if verbose == "auto" else int(verbose))
+    progress = ScoringProgress(text, rows, 1 if verbose == "auto" else int(verbose))
     events = Events([progress])
     driver = dataset.driver if isinstance(dataset, ReachesDriver) else None
-    with watching_spark(events, hides_bars=True), live_progress(events, driver, ServerOptions(), [rows]) as target:
+    with watching_spark(events, hides_bars=True), live_progress(events, driver, ServerOptions()) as target:
         try:
             yield target
         finally:

@@ -6,6 +6,7 @@ store to its clients.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from sparkkeras.spark.job_errors import quietly
 
 POLL_SECONDS = 1.0
 """The shortest interval at which the store is read."""
+
+_LAST_SECONDS = 0.05
+"""If reading the store takes longer, it is not read at the end of a run, which would wait for it."""
 
 HIDE_SECONDS = 0.2
 """The interval at which Spark's bars are put off."""
@@ -57,9 +61,9 @@ def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
         yield
         return
     ends = threading.Event()
-    bar = _bar(context) if hides_bars else None
-    arguments = context, events, bar, ends
-    thread = threading.Thread(target=_watch, args=arguments, name="sparkkeras-spark-activity", daemon=True)
+    watch = functools.partial(_watch, context, events, hides_bars, ends)
+    # Without what it reads, which is no public API of Spark, there are no incidents.
+    thread = threading.Thread(target=quietly, args=(watch,), name="sparkkeras-spark-activity", daemon=True)
     thread.start()
     try:
         yield
@@ -91,19 +95,19 @@ def _bar(context: Any) -> Any:
     return found.get() if found.isDefined() else None
 
 
-def _watch(context: Any, events: Events, bar: Any, ends: threading.Event) -> None:
-    def watch() -> None:
-        before, seconds, is_last = executor_states(context), 0.0, False
-        while not is_last:
-            is_last = _wait(max(POLL_SECONDS, seconds / _MAX_COST), bar, ends)
-            began = time.perf_counter()
-            after, tasks = executor_states(context), running_stages(context)
-            seconds = time.perf_counter() - began
-            for event in [*incidents(before, after), *([] if tasks is None else [tasks])]:
-                events.emit(event)
-            before = after
-
-    quietly(watch)  # the context may have been stopped
+def _watch(context: Any, events: Events, hides_bars: bool, ends: threading.Event) -> None:
+    bar = _bar(context) if hides_bars else None
+    before, seconds, is_last = executor_states(context), 0.0, False
+    while not is_last:
+        is_last = _wait(max(POLL_SECONDS, seconds / _MAX_COST), bar, ends)
+        if is_last and seconds > _LAST_SECONDS:
+            return  # the end of the run would wait for it
+        began = time.perf_counter()
+        after, tasks = executor_states(context), running_stages(context)
+        seconds = time.perf_counter() - began
+        for event in [*incidents(before, after), *([] if tasks is None else [tasks])]:
+            events.emit(event)
+        before = after
 
 
 def _wait(seconds: float, bar: Any, ends: threading.Event) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sparkkeras.data.dataset import DriverAddress
+from sparkkeras.events import WorkerProgress
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.service import Service
 from sparkkeras.rpc.transport import Call, Reply
 from sparkkeras.spark.connectivity import serving
-from sparkkeras.worker.progress import ProgressTarget, WorkerProgress
+from sparkkeras.worker.progress import ProgressTarget
 
 LOGS_BYTES = 1 << 20
 """The largest size of the metrics of a report."""

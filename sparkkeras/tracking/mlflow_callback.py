@@ -165,13 +165,16 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._outbox: Outbox | None = None
         self._tracked: _Tracked | None = None
         self._has_warned = False
+        self._has_events = False
 
     @_guarded
     def on_event(self, event: Event) -> None:
         """Write what has happened; events of other kinds than those of this class are ignored."""
         if isinstance(event, RunStarted):
+            self._has_events = True
             self._begin(event, has_events=True)
         elif isinstance(event, RunEnded):
+            self._has_events = False
             self._end(event.error)
         elif self._tracked is not None:
             self._write(event, self._tracked)
@@ -179,7 +182,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @_guarded
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin a run, unless an event has, and write the optimizer's parameters and the summary of the model."""
-        if self._tracked is None or not self._tracked.has_events:
+        if not self._has_events:
             epochs, steps = (self.params or {}).get("epochs"), (self.params or {}).get("steps")
             settings = {} if steps is None else {"steps": steps}
             self._begin(RunStarted("fit", self.model.name, settings, epochs), has_events=False)
@@ -231,18 +234,17 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _write(self, event: Event, tracked: _Tracked) -> None:
         writer = tracked.writer
         if isinstance(event, TrialChanged):
-            self._write_trial(event, tracked)
+            if tracked.is_new or not event.is_earlier:  # a run that is continued has earlier trials
+                self._write_trial(event, tracked)
         elif isinstance(event, MemberTrained):
             child = self._child(tracked, event.member, f"member {event.member}", {})
-            child.writer.log_history(event.epochs, event.history)
+            child.writer.log_epochs(event.epochs, event.logs)
             self._end_child(child, FINISHED)
         elif isinstance(event, RunResumed):
-            for index, epoch in enumerate(event.epochs):
-                _append(
-                    tracked, epoch, {name: values[index] for name, values in event.history.items() if index < len(values)}
-                )
+            for epoch, logs in zip(event.epochs, event.logs, strict=True):
+                _append(tracked, epoch, logs)
             if tracked.is_new:  # a run that is continued has them
-                writer.log_history(event.epochs, event.history)
+                writer.log_epochs(event.epochs, event.logs)
         elif isinstance(event, EpochMeasured):
             speed = {"rows_per_second": event.rows / event.seconds} if event.seconds > 0 else {}
             updates = {"updates": event.updates.count, "mean_staleness": event.updates.mean_staleness}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.progress.histories import logs_by_epoch
 
 FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
 """The statuses of MLflow's runs that have ended."""
@@ -137,17 +138,21 @@ class RunWriter:
 
     def log_metrics(self, values: Mapping[str, Any], step: int) -> None:
         """Write the metrics of a step. The values of an array get numbers: ``f1_score_0``, ``f1_score_1``."""
-        self.log_history([step], {name: [value] for name, value in values.items()})
+        self.log_epochs([step], [values])
 
     def log_history(self, steps: Sequence[int], history: Mapping[str, Sequence[Any]]) -> None:
         """Write the metrics of several steps; ``history`` is as in ``keras.callbacks.History``."""
+        self.log_epochs(steps, logs_by_epoch(steps, history))
+
+    def log_epochs(self, steps: Sequence[int], logs: Sequence[Mapping[str, Any]]) -> None:
+        """Write the metrics of several steps, given the logs of each."""
         from mlflow.entities import Metric
 
         time = now()
         metrics = [
             Metric(_key(key), number, time, step)
-            for name, values in history.items()
-            for step, value in zip(steps, values, strict=False)
+            for step, values in zip(steps, logs, strict=True)
+            for name, value in values.items()
             for key, number in _numbers(name, value)
         ]
 

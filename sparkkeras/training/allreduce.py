@@ -36,7 +36,7 @@ from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import BlockStream, Rows, Shared, StoredDataset, TaskContext, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError, counted, warn
-from sparkkeras.events import Events, Incident, RowsTrained, WorkersChanged
+from sparkkeras.events import EpochRestarted, Events, Incident, RowsTrained, WorkersChanged
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import compiled_with
@@ -468,7 +468,8 @@ class _Training:
             self._part, self._state = EpochPart(self._part.epoch), self._at_begin
         plan = self._plan = self._planned(size)
         training = sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions)
-        job.events.emit(WorkersChanged(training))
+        job.events.emit(WorkersChanged(training, [job.rows_of_epoch(parts) for parts in plan.partitions]))
+        job.events.emit(EpochRestarted(sum(report.rows for report in self._part.reports)))
         error = self._train(plan, moves_rows)
         if error is not None and error is self._raised:  # by a callback
             raise error

@@ -40,6 +40,7 @@ from sparkkeras.modeling.state import (
     take_generators,
 )
 from sparkkeras.parameter.rules import State
+from sparkkeras.progress.histories import logs_by_epoch
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
 from sparkkeras.training.callbacks import DriverCallbacks
@@ -286,7 +287,8 @@ class CheckpointRecorder:
         part = progress.part
         after = f", after {counted(part.batches, 'batch')}" if part.batches else ""
         text = f"Continuing from {self._store.path}/{saved.name} with epoch {part.epoch + 1}{after}."
-        job.events.emit(RunResumed(text, record.epochs, record.history))
+        frequency = 1 if job.validation is None else job.validation.frequency
+        job.events.emit(RunResumed(text, record.epochs, logs_by_epoch(record.epochs, record.history, frequency)))
         job.model.stop_training = progress.stopped
         if progress.part.batches:
             self._epoch_to_continue = progress.part

@@ -380,9 +380,7 @@ def _end(running: Sequence[Running[Any]]) -> None:
 
 def _reported(trained: Trained, job: Job) -> MemberTrained:
     epochs = range(job.initial_epoch, job.initial_epoch + len(trained.logs))
-    names = trained.logs[-1] if trained.logs else {}
-    history = {name: [logs[name] for logs in trained.logs if name in logs] for name in names}
-    return MemberTrained(trained.member, epochs, history)
+    return MemberTrained(trained.member, epochs, trained.logs)
 
 
 def _finished(model: keras.Model, trained: Trained, job: Job) -> keras.callbacks.History:

@@ -186,6 +186,14 @@ class Job:
         batches = sys.maxsize if rows is None else -(-rows // self.options.batch_size)
         return batches if self.steps_per_epoch is None else min(batches, self.steps_per_epoch)
 
+    def rows_of_epoch(self, partitions: Sequence[int]) -> int | None:
+        """The rows that a worker with these partitions trains on in an epoch; ``None`` if they are unknown."""
+        counts = [self.split.train[partition] for partition in partitions]
+        most = sys.maxsize if self.steps_per_epoch is None else self.steps_per_epoch * self.options.batch_size
+        if None in counts:
+            return None if self.steps_per_epoch is None else most
+        return min(most, sum(count or 0 for count in counts))
+
     @property
     def num_workers(self) -> int:
         """The number of partitions with rows to train on."""

@@ -246,9 +246,8 @@ def prepare_fit(
             check_partitions(models[0], held_out_rows, "validation")
         # Members of ensembles are in different epochs.
         driver = stored.driver if isinstance(stored, ReachesDriver) and not workers_validate else None
-        rows_of_epoch = _rows_of_epoch(split, request)
         progress = stack.enter_context(
-            live_progress(coordination.events, driver, coordination.server.options, rows_of_epoch)
+            live_progress(coordination.events, driver, coordination.server.options, len(split.train))
         )
         yield (
             Job(
@@ -272,14 +271,6 @@ def prepare_fit(
             ),
             stored,
         )
-
-
-def _rows_of_epoch(split: TrainValidationSplit, request: FitRequest) -> list[int | None]:
-    """The rows that each worker trains on in an epoch; ``None`` if they are unknown."""
-    if request.steps_per_epoch is None:
-        return list(split.train)
-    most = request.steps_per_epoch * request.options.batch_size
-    return [most if rows is None else min(rows, most) for rows in split.train]
 
 
 def _check_validation(validation_split: float, validation_data: Any, validation_col: str | None) -> bool:

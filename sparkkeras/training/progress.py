@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from sparkkeras.errors import counted
-from sparkkeras.events import Event, Incident, PhaseStarted, RunResumed, SparkTasks, Updates, WorkersChanged
+from sparkkeras.events import Event, Incident, PhaseStarted, RunEnded, RunResumed, SparkTasks, Updates, WorkersChanged
 from sparkkeras.progress.pace import Pace
 from sparkkeras.progress.status_line import StatusLine, format_duration
 from sparkkeras.scoring.inference import as_line
@@ -57,12 +57,15 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
                 self._status.update(f"{text} ...")
             case SparkTasks(done, total) if self._phase and done:
                 self._status.update(f"{self._phase} ... {done} of {counted(total, 'task')}")
-            case WorkersChanged(count) if count != self._num_workers:
+            case WorkersChanged(count):
+                self._pace.handle(event)
+                if self._is_training and count != self._num_workers:
+                    self._status.write(f"Training continues on {counted(count, 'worker')}.")
                 self._num_workers = count
-                if self._is_training:
-                    self._status.write(f"Training continues on {self._workers()}.")
             case RunResumed(text):
                 self._status.write(text)
+            case RunEnded():
+                self._status.clear()
             case Incident(kind, text) if kind in _PRINTED:
                 self._status.write(f"{text[:1].upper()}{text[1:]}.")
             case _ if self._pace.handle(event) and self._pace.rows:

@@ -26,25 +26,6 @@ CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class WorkerProgress:
-    """What a worker has reached.
-
-    Attributes:
-        worker: The index of the worker.
-        epoch: The epoch, counted from 0.
-        rows: The rows of the epoch that it has trained on.
-        seconds: How long it has trained in the current round.
-        logs: Its metrics over them.
-    """
-
-    worker: int
-    epoch: int
-    rows: int
-    seconds: float
-    logs: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class ProgressTarget:
     """Where workers send their progress; travels to them."""
 
@@ -83,12 +64,13 @@ class ProgressReporter:
         self._latest: tuple[int, Mapping[str, Any]] = 0, {}
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
+        self._has_sent = False
 
     def __enter__(self) -> ProgressReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ends.set()  # the thread may wait for the driver, and ends by itself
+        self._ends.set()  # the thread sends what was reached, and ends by itself
 
     def update(self, rows: int, logs: Mapping[str, Any]) -> None:
         """Note what was reached: the rows of the epoch, and the metrics over them. It returns at once."""
@@ -101,37 +83,41 @@ class ProgressReporter:
             self._thread.start()
 
     def _send(self) -> None:
-        from sparkkeras.rpc.transport import RefusedError, TransportError
-
-        caller = _caller(self._address)
-        while caller is not None:
+        is_last = False
+        while not is_last:
+            is_last = self._ends.wait(REPORT_SECONDS) if self._has_sent else False
             rows, logs = self._latest
             body = json.dumps({name: value for name, value in logs.items() if isinstance(value, float)}).encode()
             seconds = time.monotonic() - (self._began or 0.0)
             fields = {"worker": self._worker, "epoch": self._epoch, "rows": rows, "seconds": seconds}
-            try:
-                with _lock:
-                    caller.call("progress", fields, (memoryview(body),))
-            except (TransportError, RefusedError, OSError):
-                _callers[self._address] = None
+            if not _call(self._address, fields, body):
                 return
-            if self._ends.wait(REPORT_SECONDS):
-                return
+            self._has_sent = True
+
+
+def _call(address: Address, fields: Mapping[str, Any], body: bytes) -> bool:
+    """Send a report; returns whether that was possible. If not, no report is sent to this address any more."""
+    with _lock:
+        try:
+            from sparkkeras.rpc.transport import RefusedError, TransportError, connect
+        except ImportError:  # this Python has no cryptography
+            return False
+        try:
+            if address not in _callers:
+                for before in filter(None, _callers.values()):
+                    before.close()
+                _callers.clear()
+                _callers[address] = connect(address)
+            caller = _callers[address]
+            if caller is not None:
+                caller.call("progress", fields, (memoryview(body),))
+            return caller is not None
+        except (TransportError, RefusedError, OSError):
+            _callers[address] = None
+            return False
 
 
 _callers: dict[Address, Caller | None] = {}
 """The connections of this process; ``None`` for an address that could not be reached. It has only the last address."""
 
 _lock = threading.Lock()
-
-
-def _caller(address: Address) -> Caller | None:
-    from sparkkeras.rpc.transport import connect  # needs cryptography, which not all modes do
-
-    with _lock:
-        if address not in _callers:
-            for before in filter(None, _callers.values()):
-                before.close()
-            _callers.clear()
-            _callers[address] = connect(address)
-        return _callers[address]

@@ -1,6 +1,7 @@
 """Events become messages for the page: in order, in JSON's types, with speed and time left."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from sparkkeras.events import (
     WorkersReported,
 )
 from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.monitor import messages
 from sparkkeras.monitor.messages import Messages, RunReporter, plain
 
 
@@ -50,7 +52,7 @@ class Bench:
         self.reporter.epoch_ends(number, logs)
 
     def all(self, after=0):
-        return json.loads(self.messages.after(after, 1000)[1])
+        return json.loads(self.messages.after(after)[1])
 
     def of(self, kind):
         names = ("type", "run", "time")
@@ -67,8 +69,8 @@ def test_a_run_begins_with_its_settings():
 
 def test_rows_a_second_exclude_start_up():
     bench = Bench(epochs=2)
-    bench.epoch(0, RowsTrained(600, 0.5, 4.0), RowsTrained(400, 1.0), seconds=9.0, loss=0.5)
-    bench.epoch(1, RowsTrained(1000, 1.0), seconds=2.0, loss=np.float32(0.25))
+    bench.epoch(0, RowsTrained(600, 0.5, 4.0), RowsTrained(400, 1.0, 0.0), seconds=9.0, loss=0.5)
+    bench.epoch(1, RowsTrained(1000, 1.0, 0.0), seconds=2.0, loss=np.float32(0.25))
     assert bench.of("epoch") == [
         {"epoch": 0, "logs": {"loss": 0.5}, "rows": 1000, "seconds": 5.0, "startup_seconds": 4.0},
         {"epoch": 1, "logs": {"loss": 0.25}, "rows": 1000, "seconds": 2.0, "startup_seconds": 0.0},
@@ -96,7 +98,7 @@ def test_time_left_is_that_of_the_epochs_so_far():
     bench = Bench(epochs=5)
     bench.epoch(0, RowsTrained(100, 1.0, 6.0), seconds=10.0)  # 4 seconds of training
     bench.reporter.epoch_begins(1)
-    bench.handle(RowsTrained(50, 0.5), seconds=2.0)
+    bench.handle(RowsTrained(50, 0.5, 0.0), seconds=2.0)
     (progress,) = bench.of("progress")
     assert (progress["done"], progress["rows"], progress["rows_per_second"]) == (0.5, 50, 25.0)
     assert progress["seconds_left"] == pytest.approx(3.5 * 4.0)
@@ -106,7 +108,7 @@ def test_progress_replaces_itself_twice_a_second():
     bench = Bench(epochs=1)
     bench.reporter.epoch_begins(0)
     for step in range(100):
-        bench.handle(RowsTrained(1, step / 100), seconds=0.1)
+        bench.handle(RowsTrained(1, step / 100, 0.0), seconds=0.1)
     (progress,) = bench.of("progress")
     assert progress["rows"] == 96
     assert 15 <= len(bench.messages) <= 25
@@ -114,13 +116,47 @@ def test_progress_replaces_itself_twice_a_second():
 
 def test_who_has_read_some_messages_gets_the_later_ones():
     bench = Bench()
-    number, _ = bench.messages.after(0, 1000)
+    number, _ = bench.messages.after(0)
     bench.handle(PhaseStarted("Storing rows"), PhaseStarted("Loading Keras"), Incident("retry", "again"))
-    following, texts = bench.messages.after(number, 1000)
+    following, texts = bench.messages.after(number)
     assert [each["type"] for each in json.loads(texts)] == ["phase", "incident"]
-    assert bench.messages.after(following, 1000) == (following, "[]")
-    assert bench.messages.after(10_000, 1000)[1] == "[]"
-    assert [bench.messages.after(start, 1)[0] for start in range(4)] == [1, 2, 3, 4]
+    assert bench.messages.after(following) == (following, "[]")
+    assert bench.messages.after(10_000)[1] == "[]"
+    assert bench.messages.after(0, 1)[0] == 1
+    assert bench.messages.after(1, 1)[0] == 3  # over one that was replaced
+
+
+def test_old_output_of_a_rank_is_dropped(monkeypatch):
+    monkeypatch.setattr(messages, "MAX_OUTPUTS", 3)
+    bench = Bench()
+    for number in range(5):
+        bench.handle(OutputWritten(0, f"{number}\n"), OutputWritten(1, f"{number}\n"))
+    assert [each["text"] for each in bench.of("output") if each["rank"] == 1] == ["2\n", "3\n", "4\n"]
+
+
+def test_threads_that_write_lose_nothing(tmp_path):
+    """Keras calls the monitor in one thread, events arrive in others."""
+    from sparkkeras import Monitor
+
+    monitor = Monitor(verbose=False)
+    monitor.on_event(RunStarted("fit", "model"))
+
+    def incidents():
+        for number in range(2000):
+            monitor.on_event(PhaseStarted(str(number)))
+            monitor.on_event(Incident("retry", str(number)))
+
+    threads = [threading.Thread(target=incidents) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for epoch in range(2000):
+        monitor.on_epoch_end(epoch, {"loss": 1.0})
+    for thread in threads:
+        thread.join()
+    found = [each["type"] for each in json.loads(monitor._messages.after(0)[1])]
+    monitor._reporter.end("stopped")
+    monitor.close()
+    assert (found.count("epoch"), found.count("incident"), found.count("phase")) == (2000, 6000, 1)
 
 
 def test_every_event_has_its_message():
@@ -129,17 +165,19 @@ def test_every_event_has_its_message():
                   intermediate_values=(0.5, float("nan")))  # fmt: skip
     bench.handle(
         WorkersChanged(2),
-        RunResumed("Continuing", range(2), {"loss": [0.3, 0.2]}),
+        RunResumed("Continuing", range(2), [{"loss": 0.3}, {"loss": 0.2, "val_loss": 0.5}]),
         WorkersReported(1, (WorkerEpoch(0, 10, 1.0), WorkerEpoch(1, 12, 3.0))),
         CheckpointWritten("/c/1", 1, 0.5),
         TrialChanged(trial, {"lr": 0.1, "act": "relu"}),
         TrialChanged(trial, {"lr": 0.1, "act": "relu"}),
-        MemberTrained(1, range(1), {"loss": [0.5]}),
+        MemberTrained(1, range(1), [{"loss": 0.5}]),
         RankChanged(0, "started", "host"),
         OutputWritten(0, "line\n"),
     )
     assert bench.of("count") == [{"workers": 2}]
-    assert bench.of("resumed") == [{"text": "Continuing", "epochs": [0, 1], "history": {"loss": [0.3, 0.2]}}]
+    assert bench.of("resumed") == [
+        {"text": "Continuing", "epochs": [0, 1], "history": {"loss": [0.3, 0.2], "val_loss": [None, 0.5]}}
+    ]
     assert bench.of("workers") == [{"epoch": 1, "worker": [0, 1], "rows": [10, 12], "seconds": [1.0, 3.0]}]
     assert bench.of("checkpoint") == [{"path": "/c/1", "epoch": 1, "seconds": 0.5}]
     (shown,) = bench.of("trial")

@@ -148,7 +148,7 @@ def test_fit_checks_monitors_before_spark_is_needed():
 
 def test_progress_starts_with_settings_that_make_spark_faster(capsys):
     progress = Progress(1, 3, {"spark.fast": "true", "spark.a": "b"})
-    progress.on_event(WorkersChanged(2))
+    progress.on_event(WorkersChanged(2, (10, 10)))
     progress.on_train_begin()
     assert capsys.readouterr().out == (
         "Training on 2 workers.\nSpark would start tasks faster with --conf spark.fast=true --conf spark.a=b\n"
@@ -159,13 +159,13 @@ def test_rows_per_second_exclude_start_up(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr("sparkkeras.training.progress.time.perf_counter", lambda: now[0])
     progress = Progress(2, 3)
-    progress.on_event(WorkersChanged(2))
+    progress.on_event(WorkersChanged(2, (10, 10)))
 
     def epoch(number, wall, *rounds, pace=None):
         progress.on_epoch_begin(number)
-        for rows, startup in rounds:
-            progress.on_event(RowsTrained(rows, 1.0, startup))
         now[0] += wall
+        for done, (rows, startup) in enumerate(rounds, 1):
+            progress.on_event(RowsTrained(rows, done / len(rounds), startup))
         if pace:
             progress.on_event(pace)
         progress.on_epoch_end(number, {"loss": 0.5})
@@ -180,11 +180,11 @@ def test_rows_per_second_exclude_start_up(monkeypatch, capsys):
 
 def test_progress_shows_how_many_workers_remain(capsys):
     progress = Progress(2, 3)
-    progress.on_event(WorkersChanged(2))
+    progress.on_event(WorkersChanged(2, (10, 10)))
     progress.on_train_begin()
-    progress.on_event(WorkersChanged(2))
+    progress.on_event(WorkersChanged(2, (10, 10)))
     assert capsys.readouterr().out == "Training on 2 workers.\n"
-    progress.on_event(WorkersChanged(1))
+    progress.on_event(WorkersChanged(1, (20,)))
     progress.on_epoch_end(1, {"loss": 0.5})
     assert [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()] == [
         "Training continues on 1 worker.",

@@ -104,7 +104,7 @@ const REDUCERS = {
   progress(run, message) {
     run.progress = {
       epoch: toCount(message.epoch) ?? 0,
-      done: Math.min(1, Math.max(0, toNumber(message.done) ?? 0)),
+      done: message.done == null ? null : Math.min(1, Math.max(0, toNumber(message.done) ?? 0)),
       rows: toNumber(message.rows),
       rowsPerSecond: toNumber(message.rows_per_second),
       startup: toNumber(message.startup_seconds),
@@ -112,7 +112,7 @@ const REDUCERS = {
       secondsLeft: toNumber(message.seconds_left),
       time: message.time,
     };
-    run.position = run.progress.epoch + run.progress.done;
+    run.position = run.progress.epoch + (run.progress.done ?? 0);
     run.phase = "";
   },
 
