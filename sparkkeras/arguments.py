@@ -84,6 +84,10 @@ def _where_it_belongs(name: str, known: Sequence[str], owner: type | None, calle
             return f"It belongs in server_options={kind}(...){whose}. "
     if name in _COMPILE and (not {"epochs", "return_dict"}.isdisjoint(known) or (is_constructor and hasattr(owner, "fit"))):
         return "It belongs in model.compile(...). "
+    if name == "monitor" and "callbacks" in known:
+        return "A Monitor is a callback: pass it as callbacks=[monitor]. "
+    if name == "callbacks" and "monitor" in known and "worker_callbacks" in known:
+        return "Members run their callbacks on the workers, as worker_callbacks=; pass a Monitor as monitor=. "
     if name in _HADOOP and "path" in known:
         return 'Pass a URI as the path instead, such as "hdfs:///models/digits.keras". '
     if name in _LABELS and not {"y", "label", "labelCol"}.isdisjoint(known):

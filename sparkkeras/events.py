@@ -326,7 +326,7 @@ class Events:
     """
 
     def __init__(self, listeners: Iterable[EventListener] = ()) -> None:
-        self._listeners = tuple(listeners)
+        self._listeners = tuple({id(each): each for each in listeners}.values())  # each once
         self._lock = threading.RLock()
         self._thread: int | None = None
         self._error: Exception | None = None

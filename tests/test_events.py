@@ -95,3 +95,23 @@ def test_listeners_have_a_method():
     assert listeners([1, listener, "a"]) == [listener]
     assert not Events()
     assert Events([listener])
+
+
+def test_a_listener_that_is_given_twice_gets_events_once():
+    listener = Listener()
+    Events([listener, listener]).emit(RUN)
+    assert listener.events == [RUN]
+
+
+def test_an_error_at_the_beginning_reaches_the_end_of_all():
+    first, second = Listener(), Listener(fails=RunStarted)
+    with pytest.raises(ValueError, match="a listener"), Events([first, second]).running(RUN):
+        pytest.fail("the run has begun")
+    assert [type(each) for each in first.events] == [RunStarted, RunEnded]
+
+
+def test_an_error_at_the_end_hides_no_other():
+    first, second = Listener(fails=RunEnded), Listener()
+    with pytest.raises(KeyError), Events([first, second]).running(RUN):
+        raise KeyError("it")
+    assert isinstance(second.events[-1], RunEnded)

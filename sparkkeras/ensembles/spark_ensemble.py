@@ -230,7 +230,10 @@ class SparkEnsemble:
             if checkpoints is not None:
                 checkpoints.check(self.models, self.sampling, request)
             settings = {"members": len(self.models), "sampling": self.sampling, "voting": self.voting}
-            with events.running(describe_fit("ensemble", self.models[0], request, settings)), watching_spark(events):
+            with (
+                events.running(describe_fit("ensemble", self.models[0], request, settings)),
+                watching_spark(events, hides_bars=request.verbose == 1),
+            ):
                 self.histories = self._train(request, seed, checkpoints, events)
         return self.histories
 

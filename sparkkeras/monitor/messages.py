@@ -134,8 +134,9 @@ class RunReporter:
         """
         if self._run is None:
             return
-        line = "" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        trace = "" if error is None else "".join(traceback.format_exception(error))
+        is_failure = status == "failed" and error is not None
+        line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}" if is_failure else ""
+        trace = "".join(traceback.format_exception(error)) if is_failure else ""
         self._add("end", status=status, error=line, traceback=trace, seconds=self._clock() - self._run.began)
         self._run = None
 

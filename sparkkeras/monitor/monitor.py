@@ -20,6 +20,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, StorageError, warn
 from sparkkeras.events import Event, RunEnded, RunStarted
+from sparkkeras.modeling.state import has_settable_rate, learning_rate
 from sparkkeras.monitor.messages import Messages, RunReporter
 from sparkkeras.monitor.page import saved_page
 from sparkkeras.monitor.server import PageServer
@@ -39,6 +40,8 @@ def _harmless(method: Callable[Concatenate[Monitor, P], None]) -> Callable[Conca
                 method(self, *args, **kwargs)
         except ConfigurationError:
             raise
+        except StorageError as error:
+            warn(f"the page of the monitor was not saved: {error}")
         except Exception as error:
             warn(f"the monitor may show less from now on: {type(error).__name__}: {error}")
 
@@ -149,9 +152,10 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         """
         target = _html_path("path", path)
         messages = Messages()
-        for name, each in _histories(history).items():
+        histories = _histories(history)
+        for name, each in histories.items():
             _add_history(messages, name, each)
-        _write_page(messages, target)
+        _write_page(messages, target, selects_all=len(histories) > 1)
 
     @_harmless
     def on_event(self, event: Event) -> None:
@@ -187,7 +191,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
     @_harmless
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Show the metrics of an epoch."""
-        self._reporter.epoch_ends(epoch, logs or {})
+        self._reporter.epoch_ends(epoch, {**_rate(self.model), **(logs or {})})
 
     @_harmless
     def on_train_end(self, logs: Any = None) -> None:
@@ -196,6 +200,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             self._end(RunEnded())
 
     def _begin(self, started: RunStarted) -> None:
+        if self._server.is_closed:
+            warn("this Monitor is closed: it serves no page. Create another one to watch this run.")
         if self._reporter.kind == "keras":  # Keras calls nothing after an error
             self._reporter.end("stopped")
         if self._reporter.kind:
@@ -213,6 +219,13 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             _write_page(self._messages, self._save_to)
 
 
+def _rate(model: keras.Model | None) -> dict[str, float]:
+    """The learning rate of a model by its name in logs, to which a later callback may add it."""
+    if model is None or model.optimizer is None or not has_settable_rate(model):
+        return {}
+    return {"learning_rate": float(f"{learning_rate(model):.6g}")}
+
+
 def _html_path(name: str, value: Any) -> Path:
     """The path of a file to write.
 
@@ -220,7 +233,10 @@ def _html_path(name: str, value: Any) -> Path:
         ConfigurationError: It does not end in ``.html``.
         StorageError: Its folder does not exist, or cannot be written.
     """
-    path = Path(arguments.path(name, value))
+    given = arguments.path(name, value)
+    if "://" in given or given.startswith("file:"):
+        raise ConfigurationError(f"{name}={given!r}: expected a local path, since URIs are not written.")
+    path = Path(given).expanduser()
     if path.suffix != ".html":
         raise ConfigurationError(f"{name}={str(path)!r} must end in .html: the file is a web page.")
     folder = path.absolute().parent
@@ -232,13 +248,18 @@ def _html_path(name: str, value: Any) -> Path:
     return path.absolute()
 
 
-def _write_page(messages: Messages, path: Path) -> None:
+def _write_page(messages: Messages, path: Path, selects_all: bool = False) -> None:
     """Write the page, complete or not at all.
+
+    Args:
+        messages: The messages.
+        path: The path.
+        selects_all: Whether all runs are compared when it is opened, instead of the last one.
 
     Raises:
         StorageError: It cannot be written.
     """
-    filesystem.write_bytes(str(path), saved_page(messages.after(0)[1]).encode(), overwrite=True)
+    filesystem.write_bytes(str(path), saved_page(messages.after(0)[1], selects_all).encode(), overwrite=True)
 
 
 def _histories(history: Any) -> dict[str, keras.callbacks.History]:
@@ -249,6 +270,10 @@ def _histories(history: Any) -> dict[str, keras.callbacks.History]:
                 "history: expected a keras.callbacks.History, as fit returns it, or a dict of them by name; received "
                 f"{each!r}."
             )
+        if not getattr(each, "epoch", None):
+            raise ConfigurationError("history: a History has no epochs: nothing was trained.")
+    if not found:
+        raise ConfigurationError("history: the dict is empty; expected at least one keras.callbacks.History by name.")
     return {str(name): each for name, each in found.items()}
 
 

@@ -20,13 +20,15 @@ def live_page(nonce: str) -> bytes:
     return f'nonce="{nonce}"'.encode().join(_parts_of_live_page())
 
 
-def saved_page(messages: str) -> str:
+def saved_page(messages: str, selects_all: bool = False) -> str:
     """A page that needs no server.
 
     Args:
         messages: All messages, as a JSON array.
+        selects_all: Whether all runs are selected when it is opened, instead of the last one.
     """
-    return _with_data('{"messages":' + messages.replace("<", "\\u003c") + "}")
+    select = '"select":"all",' if selects_all else ""
+    return _with_data("{" + select + '"messages":' + messages.replace("<", "\\u003c") + "}")
 
 
 @cache

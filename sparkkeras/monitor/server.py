@@ -113,6 +113,11 @@ class PageServer:
         thread.start()
         self._thread: threading.Thread | None = thread
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._thread is None
+
     def close(self) -> None:
         """Stop serving. A second call does nothing."""
         if self._thread is not None:

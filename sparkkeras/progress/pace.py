@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sparkkeras.events import EpochMeasured, EpochRestarted, Event, RowsTrained, WorkerProgress, WorkersChanged
 
+_MIN_SECONDS = 1e-3
+"""The shortest time from which a speed is computed."""
+
 _MIN_DONE = 0.02
 """The fraction of an epoch from which on the time that is left is estimated."""
 
@@ -30,7 +33,8 @@ class Pace:
     def __init__(self, epochs: int | None, clock: Callable[[], float]) -> None:
         self._epochs, self._clock = epochs, clock
         self._planned: Sequence[int | None] = ()
-        self._seconds_before, self._epochs_before = 0.0, 0
+        self._startup_before, self._epochs_before = 0.0, 0
+        self._first_began: float | None = None
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -38,6 +42,8 @@ class Pace:
         self._epoch = epoch
         self._is_open = True
         self._began = self._clock()
+        if not self._epochs_before:
+            self._first_began = self._began
         self._ended: float | None = None
         self._reports: dict[int, WorkerProgress] = {}
         self._rows_of_rounds = self.rows = 0
@@ -50,7 +56,7 @@ class Pace:
     def end_epoch(self) -> None:
         """The epoch ends; later reports about it do not count."""
         self._is_open = False
-        self._seconds_before += self.seconds
+        self._startup_before += self.startup_seconds
         self._epochs_before += 1
 
     def handle(self, event: Event) -> bool:
@@ -125,8 +131,8 @@ class Pace:
 
     @property
     def rows_per_second(self) -> float:
-        """The rows of all workers per second."""
-        return self.rows / max(self.seconds, 1e-9)
+        """The rows of all workers per second; 0 before there is a time that can be measured."""
+        return self.rows / self.seconds if self.seconds >= _MIN_SECONDS else 0.0
 
     @property
     def seconds_left_of_epoch(self) -> float | None:
@@ -137,11 +143,15 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """The time that the rest of the training takes; ``None`` if it is unknown."""
-        if self._epochs is None or self.done is None or self._epochs_before + self.done < _MIN_DONE:
+        """The time that the rest of the training takes, with validation and callbacks; ``None`` if it is unknown."""
+        if self._epochs is None or self.done is None or self._first_began is None:
             return None
-        per_epoch = (self._seconds_before + self.seconds) / (self._epochs_before + self.done)
-        return per_epoch * max(0.0, self._epochs - self._epoch - self.done)
+        done = self._epochs_before + (self.done if self._is_open else 0.0)
+        if done < _MIN_DONE:
+            return None
+        elapsed = self._clock() - self._first_began - self._startup_before - (self.startup_seconds if self._is_open else 0.0)
+        left = self._epochs - self._epoch - (self.done if self._is_open else 1.0)
+        return max(0.0, elapsed) / done * max(0.0, left)
 
 
 def _mean_logs(reports: Sequence[WorkerProgress]) -> Mapping[str, float]:

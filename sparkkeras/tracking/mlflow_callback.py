@@ -35,6 +35,10 @@ _TRIAL_STATUSES = {"ok": FINISHED, "pruned": KILLED, "stopped": KILLED, "failed"
 """MLflow's statuses by those of a trial. A running trial has none."""
 
 
+_left_open: set[str] = set()
+"""The runs of trainings of ``keras.Model.fit`` that have not ended: Keras calls no callback after an error."""
+
+
 def _guarded(method: Callable[Concatenate[MLflowCallback, P], None]) -> Callable[Concatenate[MLflowCallback, P], None]:
     """Run a method under the lock; an error becomes a warning, since tracking must not end hours of training."""
 
@@ -158,6 +162,11 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._custom_objects = arguments.custom_objects("custom_objects", custom_objects)
         if registered_model_name is not None and (not isinstance(registered_model_name, str) or not registered_model_name):
             raise ConfigurationError(f"registered_model_name={registered_model_name!r}: expected a name (str) or None.")
+        if registered_model_name is not None and not log_model:
+            raise ConfigurationError(
+                f"registered_model_name={registered_model_name!r} registers the model that is logged, but log_model=False: "
+                "leave one of them out."
+            )
         self._registered_model_name = registered_model_name
         self.run_id: str | None = None
         self.model_uri: str | None = None
@@ -218,6 +227,9 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         run_id, is_own = self._given_run, False
         if run_id is None:
             active = mlflow.active_run()
+            if active is not None and active.info.run_id in _left_open:  # by a training of Keras that has raised an error
+                mlflow.end_run(FAILED)
+                active = None
             is_own = active is None
             run_id = (mlflow.start_run(run_name=started.name or None) if active is None else active).info.run_id
         client = mlflow.MlflowClient()
@@ -225,6 +237,8 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.run_id = run_id
         self._outbox = Outbox(client)
         writer = RunWriter(self._outbox, run_id)
+        if is_own and not has_events:
+            _left_open.add(run_id)
         self._tracked = _Tracked(writer, run_id, run.info.experiment_id, is_own, not run.data.metrics, started, has_events)
         writer.set_tags({"sparkkeras.kind": started.kind, "keras.backend": keras.backend.backend()})
         counts = {"epochs": started.epochs, "max_trials": started.max_trials, "metric": started.metric or None}
@@ -336,6 +350,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         import mlflow
 
         self._tracked = None
+        _left_open.discard(tracked.run_id or "")
         for child in tracked.children.values():
             if child.is_open:
                 self._end_child(child, KILLED)

@@ -19,7 +19,7 @@ from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, warn
-from sparkkeras.events import PhaseStarted
+from sparkkeras.events import EventListener, PhaseStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.custom_code import ByValue
@@ -153,6 +153,12 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     validates = _check_validation(validation_split, validation_data, validation_col)
     on_driver = check_callbacks(callbacks, model)
     on_workers = as_callbacks("worker_callbacks", worker_callbacks)
+    for callback in on_workers:
+        if isinstance(callback, EventListener):
+            raise ConfigurationError(
+                f"worker_callbacks: {type(callback).__name__} follows the run on the driver, where its events are: pass it "
+                "as callbacks=, or as monitor= of an ensemble."
+            )
     options = FitOptions(
         batch_size=arguments.integer("batch_size", batch_size),
         transform=inference.transform_by_value(transform),

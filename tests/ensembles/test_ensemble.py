@@ -767,7 +767,7 @@ def flat():
 def test_members_with_stateful_layers_predict_whole_batches_of_one_partition(monkeypatch):
     calls = []
 
-    def predict(model, source, archive, options, num_workers, keyed):
+    def predict(model, source, archive, options, num_workers, keyed, verbose):
         calls.append((options.batch_size, options.across_blocks, num_workers))
         return [np.zeros((8, 1))]
 

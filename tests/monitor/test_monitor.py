@@ -16,6 +16,8 @@ from sparkkeras import (
     ConfigurationError,
     DivergenceError,
     Monitor,
+    SparkEnsemble,
+    SparkModel,
     SparkRunner,
     StorageError,
     UnknownArgumentError,
@@ -57,7 +59,7 @@ def test_a_training_of_keras_is_shown_and_saved(monitor, tmp_path):
     assert (run["kind"], run["epochs"], run["settings"]["batches"]) == ("keras", 3, 6)
     epochs = of(messages, "epoch")
     assert [each["epoch"] for each in epochs] == [0, 1, 2]
-    assert set(epochs[0]["logs"]) == {"loss", "val_loss"}
+    assert set(epochs[0]["logs"]) == {"loss", "val_loss", "learning_rate"}
     assert of(messages, "progress")
     assert of(messages, "end")[0]["status"] == "finished"
 
@@ -185,7 +187,7 @@ def test_a_saved_page_needs_no_escapes_in_data(monitor, tmp_path):
 def test_errors_of_the_monitor_are_warnings(monitor, tmp_path):
     monitor.on_event(RunStarted("fit", "model"))
     monitor._save_to = tmp_path / "gone" / "run.html"
-    with pytest.warns(UserWarning, match="the monitor may show less.*gone"):
+    with pytest.warns(UserWarning, match="the page of the monitor was not saved: .*gone"):
         monitor.on_event(RunEnded())
 
 
@@ -210,6 +212,9 @@ def test_bad_arguments(arguments, error, words):
 def test_bad_histories(tmp_path):
     for history in ({"a": 1}, {"loss": [1.0]}, None, [1]):
         with pytest.raises(ConfigurationError, match="history: expected a keras.callbacks.History"):
+            Monitor.save(history, tmp_path / "a.html")
+    for history in ({}, keras.callbacks.History()):
+        with pytest.raises(ConfigurationError, match="history: .*(is empty|nothing was trained)"):
             Monitor.save(history, tmp_path / "a.html")
 
 
@@ -247,3 +252,28 @@ def test_divergence_ends_a_run_as_failed(monitor):
     monitor.on_event(RunStarted("fit", "model"))
     monitor.on_event(RunEnded(DivergenceError("training diverged")))
     assert of(live(monitor), "end")[0]["error"] == "DivergenceError: training diverged"
+
+
+def test_a_closed_monitor_warns(monitor):
+    monitor.close()
+    with pytest.warns(UserWarning, match="is closed: it serves no page"):
+        monitor.on_event(RunStarted("fit", "model"))
+
+
+def test_paths_of_users_and_uris(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    history = regression().fit(X, Y, verbose=0)
+    Monitor.save(history, "~/mine.html")
+    assert (tmp_path / "mine.html").exists()
+    for uri in ("hdfs://a/x.html", "file:///tmp/x.html"):
+        with pytest.raises(ConfigurationError, match="local path, since URIs are not written"):
+            Monitor.save(history, uri)
+
+
+def test_listeners_on_workers_are_rejected(monitor):
+    with pytest.raises(ConfigurationError, match="Monitor follows the run on the driver.*callbacks="):
+        SparkModel(regression()).fit(X, Y, worker_callbacks=[monitor])
+    with pytest.raises(ConfigurationError, match=r"callbacks=\[monitor\]"):
+        SparkModel(regression()).fit(X, Y, monitor=monitor)
+    with pytest.raises(ConfigurationError, match="pass a Monitor as monitor="):
+        SparkEnsemble([regression()]).fit(X, Y, callbacks=[monitor])

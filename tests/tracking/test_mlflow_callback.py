@@ -154,7 +154,7 @@ class TestFit:
         callback.on_event(happened.RunStarted("fit", "regression", epochs=4))
         updates = happened.Updates(8, 2.0, {0: 8}, 1.5, 3)
         for event in (
-            happened.RunResumed("from epoch 3", [0, 1], {"loss": [4.0, 3.0]}),
+            happened.RunResumed("from epoch 3", [0, 1], [{"loss": 4.0}, {"loss": 3.0}]),
             happened.EpochMeasured(2, rows=100, seconds=4.0, startup_seconds=0.0, updates=updates),
             happened.CheckpointWritten("/saved", 3, 0.1),
             happened.Incident("retry", "task 3 failed"),
@@ -178,7 +178,7 @@ class TestFit:
             driven(MLflowCallback(log_model=False))
             callback = MLflowCallback(log_model=False)
             callback.on_event(happened.RunStarted("fit", "regression", epochs=2))
-            callback.on_event(happened.RunResumed("from epoch 2", [0, 1], {"loss": [2.0, 1.0]}))
+            callback.on_event(happened.RunResumed("from epoch 2", [0, 1], [{"loss": 2.0}, {"loss": 1.0}]))
             callback.on_epoch_end(2, {"loss": 0.5})
             callback.on_event(happened.RunEnded())
         assert curve(store, runs(store)["mine"], "loss") == [(0, 2.0), (1, 1.0), (2, 0.5)]
@@ -277,8 +277,8 @@ class TestSearch:
     def test_members_of_an_ensemble_are_nested_runs(self, store):
         callback = MLflowCallback()
         callback.on_event(happened.RunStarted("ensemble", "ensemble", {"members": 2}))
-        callback.on_event(happened.MemberTrained(1, [0, 1], {"loss": [2.0, 1.0]}))
-        callback.on_event(happened.MemberTrained(0, [0], {"loss": [3.0]}))
+        callback.on_event(happened.MemberTrained(1, [0, 1], [{"loss": 2.0}, {"loss": 1.0}]))
+        callback.on_event(happened.MemberTrained(0, [0], [{"loss": 3.0}]))
         callback.on_event(happened.RunEnded())
         found = runs(store)
         assert sorted(found) == ["ensemble", "member 0", "member 1"]
