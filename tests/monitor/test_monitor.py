@@ -276,4 +276,4 @@ def test_listeners_on_workers_are_rejected(monitor):
     with pytest.raises(ConfigurationError, match=r"callbacks=\[monitor\]"):
         SparkModel(regression()).fit(X, Y, monitor=monitor)
     with pytest.raises(ConfigurationError, match="pass a Monitor as monitor="):
-        SparkEnsemble([regression()]).fit(X, Y, callbacks=[monitor])
+        SparkEnsemble([regression()], voting="average").fit(X, Y, callbacks=[monitor])
