@@ -299,6 +299,7 @@ class Training(_Training):
             model=model,
             split=TrainValidationSplit((8, 8), (0, 0)),
             steps_per_epoch=None,
+            rows_of_epoch=lambda partitions: 8 * len(partitions),
             gradient_dtype=None,
             validation=None,
             initial_epoch=0,
