@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+import time
 
 import pytest
 
@@ -40,6 +41,14 @@ globalThis.columnOf = (panel, key) => {
 globalThis.factsOf = () => Object.fromEntries(
     [...document.querySelectorAll('.facts > div')].map((fact) => [...fact.children].map((part) => part.textContent)));
 """
+
+
+def wait_until(tab, expression, argument=None, timeout=15.0):
+    """Wait until an expression is true. Playwright's own function evaluates it in the page, which forbids that."""
+    deadline = time.monotonic() + timeout
+    while not tab.evaluate(expression, argument):
+        assert time.monotonic() < deadline, expression
+        tab.wait_for_timeout(30)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +110,7 @@ def settle(tab):
 
 
 def wait_for_points(tab, title, count):
-    tab.wait_for_function("([title, count]) => seriesOf(title)[0]?.length === count", arg=[title, count], polling=50)
+    wait_until(tab, "([title, count]) => seriesOf(title)[0]?.length === count", [title, count])
 
 
 def run(kind="fit", name="model", **fields):
@@ -175,14 +184,14 @@ def test_a_reload_keeps_the_view(tabs):
         tab.get_by_role("checkbox", name="Log scale").check()
         shown = tab.evaluate("columnOf('Trials', 'trial')")
         tab.mouse.wheel(0, 500)
-        tab.wait_for_function("scrollY === 500")
+        wait_until(tab, "scrollY === 500")
         tab.reload()
         tab.locator("th[aria-sort=ascending]").wait_for()
         assert tab.evaluate("columnOf('Trials', 'trial')") == shown
         assert 0 < len(shown) < 40
         assert tab.get_by_role("searchbox", name="Filter").input_value() == "dropout<0.3"
         assert tab.get_by_role("checkbox", name="Log scale").is_checked()
-        tab.wait_for_function("scrollY === 500")
+        wait_until(tab, "scrollY === 500")
 
 
 @pytest.mark.browser
@@ -271,7 +280,7 @@ def test_workers_that_are_slow_are_named(tabs):
 def test_smoothing_is_without_bias_and_keeps_the_values_behind(tabs):
     tab = tabs.open_saved([run(), *(epoch(number, loss=value) for number, value in enumerate([4.0, 2.0, "NaN", 3.0]))])
     tab.get_by_role("slider", name="Smoothing").fill("0.5")
-    tab.wait_for_function("seriesOf('loss').length === 2")
+    wait_until(tab, "seriesOf('loss').length === 2")
     raw, smoothed = tab.evaluate("seriesOf('loss')")
     assert raw == [[1, 4.0], [2, 2.0], [3, None], [4, 3.0]]
     # (1 - w) * (v1 * w + v2) / (1 - w ** 2), and so on
