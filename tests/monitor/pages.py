@@ -8,9 +8,10 @@ from sparkkeras.monitor import page as module
 PAGE = Path(module.__file__).parent / "page"
 
 
-def page(messages):
+def page(messages, select=None):
     """The saved page of these messages."""
-    return module.saved_page(json.dumps(messages, allow_nan=False))
+    html = module.saved_page(json.dumps(messages, allow_nan=False))
+    return html.replace('{"messages":', f'{{"select":{json.dumps(select)},"messages":', 1) if select else html
 
 
 def read(name):

@@ -285,6 +285,31 @@ def function(ranks=4, run="function-1"):
     return record.messages
 
 
+def failed_function(ranks=4, run="function-2"):
+    """A function of which two ranks have failed, and whose others still run."""
+    record = Recorder(run, "function", "train_resnet", settings={"ranks": ranks})
+    for rank in range(ranks):
+        record.add("rank", 0.4, rank=rank, state="started", host=f"worker-{rank:02d}.cluster")
+        record.add("output", 0.2, rank=rank, text=f"[rank {rank}] begins\n")
+    for rank in (3, 2):
+        record.add("output", 0.2, rank=rank, text="ValueError: no images\n")
+        record.add("rank", 0.4, rank=rank, state="failed", host=f"worker-{rank:02d}.cluster")
+    return record.messages
+
+
+def history(epochs=8, run="history-1", name="from a History", validation_freq=1):
+    """A saved History: metrics without times."""
+    noise = random.Random(4)
+    record = Recorder(run, "fit", name, epochs=epochs)
+    for epoch in range(epochs):
+        logs = curves(noise, epoch)
+        if (epoch + 1) % validation_freq:
+            logs = {name: None if name.startswith("val_") else value for name, value in logs.items()}
+        record.add("epoch", epoch=epoch, logs=logs, rows=None, seconds=None, startup_seconds=None)
+    record.add("end", status="finished", error="", traceback="", seconds=None)
+    return record.messages
+
+
 def comparison():
     """Three fits with other settings."""
     slower = synchronous(run="fit-4", name="digits, small learning rate", scale=1.2, learning_rate=0.0005, optimizer="SGD")

@@ -83,9 +83,9 @@ class Tabs:
         tab.goto(url)
         return tab
 
-    def save(self, messages, name="run.html"):
+    def save(self, messages, name="run.html", **data):
         path = self.folder / name
-        path.write_text(page(messages), encoding="utf-8")
+        path.write_text(page(messages, **data), encoding="utf-8")
         return path
 
     def open_saved(self, messages, **settings):
@@ -175,10 +175,21 @@ def test_the_page_says_that_the_connection_is_lost_and_reloads_for_another_serve
 
 
 @pytest.mark.browser
+def test_the_end_of_the_server_after_all_runs_is_no_lost_connection(tabs):
+    with serve(samples.synchronous(epochs=2)) as server:
+        tab = tabs.open(server.url)
+        tab.locator(".head .badge-finished").wait_for()
+    tab.get_by_text("The server has ended. This page shows what it had reported.").wait_for()
+    assert "trying again" not in tab.locator("#connection").inner_text()
+    assert all("ERR_" in error for error in tabs.errors)
+    tabs.errors.clear()
+
+
+@pytest.mark.browser
 def test_a_reload_keeps_the_view(tabs):
     with serve(samples.search() + samples.comparison()) as server:
         tab = tabs.open(server.url)
-        tab.get_by_label("Only digits", exact=True).first.click()
+        tab.get_by_label("Show only this run: digits", exact=True).first.click()
         tab.get_by_role("button", name="val_loss", exact=True).click()
         tab.get_by_role("searchbox", name="Filter").fill("dropout<0.3")
         tab.get_by_role("checkbox", name="Log scale").check()
@@ -244,7 +255,7 @@ def test_a_second_file_is_compared(tabs):
     assert tab.evaluate("columnOf('Results', 'run')") == ["digits", "digits, small learning rate"]
     assert tab.evaluate("columnOf('Results', 'epochs')") == ["30", "12"]
     assert tab.evaluate("columnOf('Settings that differ', 'setting')") == ["learning_rate"]
-    tab.get_by_label("Only digits", exact=True).click()
+    tab.get_by_label("Show only this run: digits", exact=True).click()
     tab.get_by_role("heading", name="digits", exact=True).wait_for()
     assert [url for url in tabs.requests if not url.startswith("data:")] == [tab.url]
 
@@ -263,7 +274,74 @@ def test_files_can_be_dropped_and_others_are_rejected(tabs):
     tab.get_by_role("heading", name="2 runs compared").wait_for()
 
 
+@pytest.mark.browser
+def test_a_file_may_select_all_of_its_runs(tabs):
+    path = tabs.save(samples.comparison(), select="all")
+    tab = tabs.open(path.as_uri())
+    tab.get_by_role("heading", name="3 runs compared").wait_for()
+    tab.get_by_label("Show only this run: digits, wide").click()
+    tab.get_by_role("heading", name="digits, wide", exact=True).wait_for()
+    tab.reload()
+    tab.get_by_role("heading", name="digits, wide", exact=True).wait_for()
+
+
+@pytest.mark.browser
+def test_a_history_has_no_times(tabs):
+    messages = samples.history()
+    tab = tabs.open_saved(messages)
+    assert set(tab.evaluate("factsOf()")) == {"Epoch", "Loss", "Best val_loss"}
+    tab = tabs.open_saved(messages + samples.history(run="history-2", name="other"))
+    for box in tab.locator(".runs input").all():
+        box.check()
+    settle(tab)
+    assert tab.locator(".runs .muted").all_inner_texts() == ["Training", "Training"]
+    assert "Time" not in tab.get_by_role("region", name="Results").inner_text()
+
+
+@pytest.mark.browser
+def test_a_metric_of_every_second_epoch_is_a_line(tabs):
+    tab = tabs.open_saved(samples.history(epochs=6, validation_freq=2))
+    training, validation = tab.evaluate("seriesOf('loss')")
+    assert [x for x, _ in training] == [1, 2, 3, 4, 5, 6]
+    assert [x for x, _ in validation] == [2, 4, 6]
+    assert tab.evaluate("chartOf('loss').getOption().series.map(({ showSymbol }) => showSymbol)") == [False, False]
+
+
 # --- a fit
+
+
+@pytest.mark.browser
+def test_the_header_tells_the_current_rate_from_the_average(tabs):
+    tab = tabs.open_saved(samples.asynchronous())
+    assert tab.evaluate("factsOf()")["Rows per second (now)"] == "29,870"
+    messages = samples.synchronous(epochs=4)
+    seconds = sum(message["seconds"] for message in messages if message["type"] == "epoch")
+    tab = tabs.open_saved(messages)
+    assert tab.evaluate("factsOf()")["Rows per second (average)"] == f"{4 * 54_000 / seconds:,.0f}"
+
+
+@pytest.mark.browser
+def test_a_run_that_ends_before_its_last_epoch_was_stopped_early(tabs):
+    end = {"type": "end", "run": "1", "time": 110.0, "error": "", "traceback": "", "seconds": 10.0}
+    tab = tabs.open_saved([run(epochs=30), epoch(0, loss=2.0), epoch(3, loss=1.0), {**end, "status": "finished"}])
+    assert tab.evaluate("factsOf()")["Epoch"] == "4 of 30 (stopped early)"
+    tab = tabs.open_saved([run(epochs=30), epoch(3, loss=1.0), {**end, "status": "failed"}])
+    assert tab.evaluate("factsOf()")["Epoch"] == "4 of 30"
+
+
+@pytest.mark.browser
+def test_an_epoch_of_unknown_length_shows_its_rows(tabs):
+    progress = {"type": "progress", "run": "1", "time": 101.0, "epoch": 0, "done": None, "rows": 1200}
+    tab = tabs.open_saved([run(epochs=3), progress])
+    assert tab.locator(".progress").inner_text() == "Epoch 1: 1,200 rows"
+    assert tab.locator(".bar").is_hidden()
+
+
+@pytest.mark.browser
+def test_settings_can_be_copied_as_they_are(tabs):
+    values = {"seed": 1234567, "rate": 0.0001234567, "clip": 1e-7, "limit": "Infinity", "shuffle": True, "none": None}
+    tab = tabs.open_saved([run(settings=values)])
+    assert tab.locator(".settings dd").all_inner_texts() == ["1234567", "0.0001234567", "1e-7", "Infinity", "true", "\u2013"]
 
 
 @pytest.mark.browser
@@ -274,6 +352,26 @@ def test_workers_that_are_slow_are_named(tabs):
     settle(tab)
     cells = tab.evaluate("seriesOf('Seconds per epoch of each worker')[0]")
     assert len(cells) == 16 * 30
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("seconds", "warning"),
+    [
+        ([[9, 1, 1, 1], [1, 2.1, 2.1, 2.1]], "Worker 1 takes 2.1 times as long as worker 0."),
+        ([[1, 1, 1, 1], [1, 2, 2, 2], [1, 1, 1.1, 1]], "Worker 1 takes 2.0 times as long as the others."),
+        ([[1, 1, 1], [1, 2.1, 2.1]], ""),  # too few epochs
+        ([[1, 1, 1, 1], [9, 1, 1, 1]], ""),  # the first epoch includes the start
+        ([[1, 0.05, 0.05, 0.05], [1, 0.14, 0.14, 0.14]], ""),  # too short to measure
+    ],
+)
+def test_a_worker_is_slow_after_some_epochs_only(tabs, seconds, warning):
+    epochs = [
+        {"type": "workers", "run": "1", "time": 101.0, "epoch": number, "worker": [*range(len(seconds))], "seconds": values}
+        for number, values in enumerate(map(list, zip(*seconds, strict=True)))
+    ]
+    tab = tabs.open_saved([run(), *epochs])
+    assert tab.locator(".warnings").text_content() == warning
 
 
 @pytest.mark.browser
@@ -373,6 +471,44 @@ def test_trials_are_sorted_and_filtered(tabs):
 
 
 @pytest.mark.browser
+def test_filters_name_columns_and_say_what_is_wrong_with_them(tabs):
+    trials = [
+        trial(0, value=0.5, values=[0.7, 0.5], seconds=20.0, params={"model/units": "32", "shape": "(8, 8)"}),
+        trial(1, value=1.5, values=[1.5], seconds=90.0, params={"model/units": "64", "shape": "(9, 9)"}),
+    ]
+    tab = tabs.open_saved([run("search", metric="val_loss"), *trials])
+    field, note = tab.get_by_role("searchbox", name="Filter"), tab.locator(".toolbar .note")
+    for text, wanted in {
+        "val_loss<1": ["0"],
+        "val_loss < 1": ["0"],
+        "value >= 1": ["1"],
+        "units == 32": ["0"],
+        "units=64": ["1"],
+        "units != 64": ["0"],
+        "units : 33 .. 64": ["1"],
+        "units:..40": ["0"],
+        "epochs=2": ["0"],
+        "time > 60": ["1"],
+        'shape="(9, 9)"': ["1"],
+        "trial=1 units=32": [],
+    }.items():
+        field.fill(text)
+        settle(tab)
+        assert tab.evaluate("columnOf('Trials', 'trial')") == wanted, text
+        assert note.is_hidden(), text
+    for text, problem in {
+        "foo<1": "No column foo",
+        "val_loss<": "Incomplete: val_loss<",
+        "units:3": "Incomplete: units:3",
+        "time < long": "Not a number: long",
+    }.items():
+        field.fill(text)
+        settle(tab)
+        assert note.inner_text() == problem
+        assert tab.evaluate("columnOf('Trials', 'trial')") == ["0", "1"], text
+
+
+@pytest.mark.browser
 def test_the_charts_of_a_search_have_its_trials(tabs):
     messages = samples.search()
     tab = tabs.open_saved(messages, viewport={"width": 1280, "height": 1600})
@@ -434,6 +570,26 @@ def test_the_output_of_a_rank_can_be_chosen(tabs):
 
 
 @pytest.mark.browser
+def test_the_output_of_a_failed_rank_comes_first(tabs):
+    tab = tabs.open_saved(samples.failed_function())
+    assert tab.locator(".ranks .badge").all_inner_texts() == ["running", "running", "failed", "failed"]
+    assert tab.locator(".ranks .badge-failed .icon-failed").count() == 2
+    assert tab.get_by_label("Rank 2").is_checked()
+    assert "ValueError: no images" in tab.get_by_role("region", name="Output").inner_text()
+
+
+@pytest.mark.browser
+def test_terminal_colours_are_no_part_of_a_traceback(tabs):
+    coloured = "Traceback:\n  \x1b[1;31mValueError\x1b[0m: bad\n"
+    end = {"type": "end", "run": "1", "time": 103.0, "status": "failed", "error": "\x1b[31mbad\x1b[0m", "seconds": 3.0}
+    tab = tabs.open_saved([run("search"), trial(0, status="failed", traceback=coloured), {**end, "traceback": coloured}])
+    assert tab.locator(".failure .error").inner_text() == "bad"
+    assert tab.get_by_role("region", name="Traceback").inner_text() == "Traceback:\n  ValueError: bad\n"
+    tab.get_by_label("Details of trial 0").click()
+    assert tab.get_by_role("region", name="Traceback of trial 0").inner_text() == "Traceback:\n  ValueError: bad\n"
+
+
+@pytest.mark.browser
 def test_a_search_that_begins_shows_its_running_trials(tabs):
     tab = tabs.open_saved(
         [
@@ -444,7 +600,7 @@ def test_a_search_that_begins_shows_its_running_trials(tabs):
     )
     assert tab.evaluate("columnOf('Trials', 'status')") == ["running", "failed"]
     assert tab.evaluate("seriesOf('Best val_loss so far')") == [[]]
-    assert tab.get_by_text("Failed: 1.").is_visible()
+    assert tab.get_by_text("Failed trials: 1.").is_visible()
 
 
 # --- odd data
@@ -544,7 +700,7 @@ def test_odd_messages_do_not_break_the_page(tabs):
         viewport={"width": 360, "height": 4000},
     )
     assert tab.locator(".runs li").count() == 2
-    tab.get_by_label(f"Only {long}").click()
+    tab.get_by_label(f"Show only this run: {long}").click()
     settle(tab)
     assert tab.evaluate("seriesOf('f1')") == [[[1, 0.25]], [[1, 0.5]], [[1, 0.2]], [[1, None]]]
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360

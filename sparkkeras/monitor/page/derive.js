@@ -1,6 +1,10 @@
 // What the page shows of a run that is not in its messages: curves, medians, the best of something, filters. Pure functions.
 
-const SLOW = 1.5; // a worker is slow above this multiple of the median of the others
+// A worker is slow if its median is this multiple of the median of the others, and this many seconds above it. The first
+// epoch of a worker includes its start, and a few epochs say nothing.
+const SLOW = 1.5;
+const SLOW_SECONDS = 0.1;
+const SLOW_EPOCHS = 3;
 const HEAT_COLUMNS = 100;
 const MOST_BARS = 40;
 const HIGHER_IS_BETTER =
@@ -70,7 +74,7 @@ function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** The seconds of each worker: {worker, points: [[epoch from 1, seconds]], median, ratio to that of the others, isSlow}. */
+/** The seconds of each worker: {worker, points: [[epoch from 1, seconds]], ratio to the others, isSlow}. */
 const workerTimes = remember((map) => {
   const points = new Map();
   for (const epoch of [...map.keys()].sort((one, other) => one - other)) {
@@ -80,15 +84,25 @@ const workerTimes = remember((map) => {
       points.get(worker).push([epoch + 1, report.seconds[index]]);
     });
   }
-  const medians = new Map([...points].map(([worker, own]) => [worker, median(own.map(([, seconds]) => seconds))]));
+  const medians = new Map([...points].map(([worker, own]) => [worker, settledMedian(own)]));
   return [...points]
     .sort(([one], [other]) => one - other)
     .map(([worker, own]) => {
       const middle = medians.get(worker);
       const others = median([...medians].filter(([other]) => other !== worker).map(([, seconds]) => seconds));
-      return { worker, points: own, median: middle, ratio: middle / others, isSlow: middle > SLOW * others };
+      const isSlow = middle > SLOW * others && middle - others > SLOW_SECONDS;
+      return { worker, points: own, ratio: middle / others, isSlow };
     });
 });
+
+/** The median of a worker's seconds after its first epoch, or NaN while they are few. */
+function settledMedian(points) {
+  const seconds = points
+    .slice(1)
+    .map(([, value]) => value)
+    .filter(Number.isFinite);
+  return seconds.length < SLOW_EPOCHS ? NaN : median(seconds);
+}
 
 function workersOf(run) {
   return workerTimes(run.workers, run.versions.workers);
@@ -193,49 +207,98 @@ function parameterNames(run) {
   ];
 }
 
+const NUMBER = String.raw`[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?`;
+const TERMS = new RegExp(
+  [
+    String.raw`(?<field>[^\s<>=!]+?)\s*:\s*(?<low>${NUMBER})?\s*\.\.\s*(?<high>${NUMBER})?(?!\S)`,
+    String.raw`(?<name>[^\s<>=!]+)\s*(?<operator><=|>=|==|!=|<|>|=)\s*(?<operand>"[^"]*"|[^\s<>=!"]+)`,
+    String.raw`(?<word>\S+(?:\s*[<>=!]+)?)`,
+  ].join("|"),
+  "gi",
+);
+
 /**
- * A predicate for trials from what a user types: words that must occur, and ranges such as `lr<0.01`, `units>=32`,
- * `optimizer=adam` or `lr:1e-4..1e-2`.
+ * A predicate for trials from what a user types: words that must occur, and conditions for columns such as `lr < 0.01`,
+ * `units>=32`, `optimizer=adam` or `lr:1e-4..1e-2`.
+ *
+ * @returns {{matches: (trial: object) => boolean, problems: string[]}} conditions with a problem are left out
  */
-function trialFilter(text) {
-  const tests = text.trim().split(/\s+/).filter(Boolean).map(termFilter);
-  return (trial) => tests.every((test) => test(trial));
+function trialFilter(text, run) {
+  const columns = filterColumns(run);
+  const problems = [];
+  const tests = [];
+  for (const { groups } of text.matchAll(TERMS)) {
+    const { test, problem } = groups.word === undefined ? condition(groups, columns) : wordFilter(groups.word, columns);
+    if (problem) problems.push(problem);
+    else tests.push(test);
+  }
+  return { matches: (trial) => tests.every((test) => test(trial)), problems };
 }
 
-function termFilter(term) {
-  const range = term.match(/^([^<>=:]+):(.*?)\.\.(.*)$/);
-  if (range) {
-    const [low, high] = [range[2] === "" ? -Infinity : Number(range[2]), range[3] === "" ? Infinity : Number(range[3])];
-    return (trial) =>
-      fieldsOf(trial, range[1]).some((value) => value !== null && Number(value) >= low && Number(value) <= high);
+function wordFilter(word, columns) {
+  const isRange = word.includes(":") && columnsNamed(word.slice(0, word.indexOf(":")), columns).length > 0;
+  if (/[<>=]/.test(word) || isRange) return { problem: `Incomplete: ${word}` };
+  return { test: (trial) => searchText(trial).includes(word.toLowerCase()) };
+}
+
+function condition({ field, low, high, name, operator, operand }, columns) {
+  const values = columnsNamed(field ?? name, columns);
+  if (!values.length) return { problem: `No column ${field ?? name}` };
+  const some = (test) => ({ test: (trial) => values.some((value) => test(value(trial) ?? null)) });
+  if (field !== undefined) {
+    const [least, most] = [Number(low ?? -Infinity), Number(high ?? Infinity)];
+    return some((value) => toFloat(value) >= least && toFloat(value) <= most);
   }
-  const comparison = term.match(/^([^<>=]+)(<=|>=|<|>|=)(.*)$/);
-  if (comparison && comparison[3] !== "") {
-    const [, name, operator, operand] = comparison;
-    return (trial) => fieldsOf(trial, name).some((value) => compare(value, operator, operand));
-  }
-  return (trial) => searchText(trial).includes(term.toLowerCase());
+  const text = operand.replace(/^"(.*)"$/, "$1");
+  if (/[<>]/.test(operator) && Number.isNaN(toFloat(text))) return { problem: `Not a number: ${text}` };
+  return some((value) => compare(value, operator, text));
 }
 
 function compare(value, operator, operand) {
-  if (operator === "=") return String(value).toLowerCase() === operand.toLowerCase() || value === Number(operand);
-  const [number, limit] = [Number(value ?? NaN), Number(operand)]; // an option of a choice is text, as in "32"
-  return { "<": number < limit, ">": number > limit, "<=": number <= limit, ">=": number >= limit }[operator];
+  const isEqual = String(value ?? "").toLowerCase() === operand.toLowerCase() || value === toFloat(operand);
+  const [number, limit] = [toFloat(value), toFloat(operand)];
+  if (operator === "!=") return !isEqual;
+  return {
+    "=": isEqual,
+    "==": isEqual,
+    "<": number < limit,
+    ">": number > limit,
+    "<=": number <= limit,
+    ">=": number >= limit,
+  }[operator];
 }
 
-/** The values of a trial under a name, which may be the end of a longer one such as "model/units". */
-function fieldsOf(trial, name) {
+/** A number, also of text, as an option of a choice is text such as "32"; NaN for everything else. */
+function toFloat(value) {
+  return value === null || String(value).trim() === "" ? NaN : Number(value);
+}
+
+function columnsNamed(name, columns) {
+  const wanted = columnName(name);
+  return columns.filter(([label]) => label === wanted || label.endsWith(`/${wanted}`)).map(([, value]) => value);
+}
+
+function columnName(label) {
+  return label.toLowerCase().replace(/\s+/g, "_");
+}
+
+/** What conditions may name, [name, value of a trial]: the columns of the table. The end of "model/units" is enough. */
+function filterColumns(run) {
   const fields = {
-    trial: trial.number,
-    status: trial.status,
-    value: trial.value,
-    seconds: trial.seconds,
-    worker: trial.worker,
+    trial: ({ number }) => number,
+    status: ({ status }) => status,
+    value: ({ value }) => value,
+    [columnName(run.metric || "value")]: ({ value }) => value,
+    epoch: ({ bestEpoch }) => bestEpoch,
+    best_epoch: ({ bestEpoch }) => bestEpoch,
+    epochs: ({ values }) => values.length,
+    time: ({ seconds }) => seconds,
+    seconds: ({ seconds }) => seconds,
+    worker: ({ worker }) => worker,
+    attempts: ({ attempts }) => attempts,
   };
-  const wanted = name.toLowerCase();
-  return Object.entries({ ...fields, epoch: trial.bestEpoch, ...trial.params })
-    .filter(([label]) => label.toLowerCase() === wanted || label.toLowerCase().endsWith(`/${wanted}`))
-    .map(([, value]) => value);
+  for (const name of parameterNames(run)) fields[columnName(name)] = ({ params }) => params[name];
+  return Object.entries(fields);
 }
 
 function searchText(trial) {
@@ -250,9 +313,14 @@ function differingSettings(runs) {
   return rows.filter(([, texts]) => new Set(texts).size > 1);
 }
 
-/** The seconds that a run has taken, `sinceMessage` seconds after its last message. */
+/** Whether it is known when a run began and how long it took: a saved History has no times. */
+function hasTimes(run) {
+  return run.status === "running" || run.seconds !== null;
+}
+
+/** The seconds that a run has taken, `sinceMessage` seconds after its last message; null if it has no times. */
 function elapsedSeconds(run, sinceMessage) {
-  if (run.status !== "running") return run.seconds ?? run.updated - run.started;
+  if (run.status !== "running") return run.seconds;
   return Math.max(0, run.updated - run.started + sinceMessage);
 }
 

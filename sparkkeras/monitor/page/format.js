@@ -17,12 +17,9 @@ function formatNumber(value) {
   return value.toLocaleString("en-US", { maximumSignificantDigits: Math.max(4, Math.ceil(Math.log10(size))) });
 }
 
-/** A number exactly, for values that a user has set. */
+/** A value that a user has set, with all digits and without separators, as it may be copied. */
 function formatExact(value) {
-  if (typeof value !== "number") return value === null || value === undefined ? NOTHING : String(value);
-  return formatNumber(
-    Number.isFinite(value) && Number(formatNumber(value).replaceAll(",", "")) !== value ? String(value) : value,
-  );
+  return Number.isFinite(value) ? String(value) : formatNumber(value);
 }
 
 function formatDuration(seconds) {

@@ -19,7 +19,7 @@ const PANELS = [
 
 const VIEW = `sparkkeras-view ${location.pathname}`; // saved files share one storage
 const DEFAULT_VIEW = {
-  selected: null, // keys of runs; null for the newest run of this page
+  selected: null, // keys of runs; null for the newest run of this page, or all of them if its data says so
   smoothing: 0,
   log: false,
   from: null, // the epochs that charts show, from 1
@@ -74,6 +74,7 @@ class App {
   theme = "light";
   brushed = new Map(); // run -> numbers of the trials selected in its parallel coordinates
   #sources = new Map([["", ""]]); // prefix of the keys of runs -> name of the file
+  #isAllSelected = false; // until the reader selects runs, instead of the newest one
   #serverClock = null; // Unix seconds minus the seconds of performance.now(); null without a server
   #scroll = 0; // where a reload began; the page has to grow first
   #isScheduled = false;
@@ -94,6 +95,7 @@ class App {
     addEventListener("wheel", () => (this.#scroll = 0), { passive: true });
     const data = JSON.parse(document.getElementById("data").textContent);
     setText(this.#empty, data ? "This file has no runs." : "Waiting for a run. It appears here as soon as it begins.");
+    this.#isAllSelected = data?.select === "all";
     if (data) this.receive(data.messages ?? []);
     else new Poller(this).start();
     this.#render();
@@ -121,6 +123,12 @@ class App {
     return opened.length;
   }
 
+  /** Whether the server has reported runs and the end of each. */
+  haveAllEnded() {
+    const runs = [...this.state.runs.values()].filter(({ source }) => source === "");
+    return runs.length > 0 && runs.every(({ status }) => status !== "running");
+  }
+
   /** @param {number | null} time of the server in Unix seconds, if it has answered */
   connected(time) {
     this.#serverClock = time === null ? null : time - performance.now() / 1000;
@@ -137,7 +145,8 @@ class App {
   selectedRuns() {
     const runs = [...this.state.runs.values()];
     const chosen = runs.filter(({ key }) => this.view.selected?.includes(key));
-    return chosen.length || this.view.selected?.length === 0 ? chosen : runs.slice(-1);
+    if (chosen.length || this.view.selected?.length === 0) return chosen;
+    return this.#isAllSelected ? runs : runs.slice(-1);
   }
 
   select(key, isSelected) {
@@ -292,9 +301,14 @@ class Poller {
       this.#lost();
     } finally {
       this.#isAsking = false;
-      const seconds = this.#failures ? Math.min(LONGEST_WAIT, 2 ** (this.#failures - 1)) : POLL_SECONDS;
-      this.#timer = setTimeout(() => this.#poll(), 1000 * (document.hidden ? HIDDEN_SECONDS : seconds));
+      this.#timer = setTimeout(() => this.#poll(), 1000 * (document.hidden ? HIDDEN_SECONDS : this.#wait()));
     }
+  }
+
+  /** The seconds until the next request. */
+  #wait() {
+    if (!this.#failures) return POLL_SECONDS;
+    return this.#app.haveAllEnded() ? LONGEST_WAIT : Math.min(LONGEST_WAIT, 2 ** (this.#failures - 1));
   }
 
   /** The next messages, or null if another server answers, whose page is loaded then. */
@@ -322,7 +336,12 @@ class Poller {
   #lost() {
     this.#failures += 1;
     this.#lostAt ??= Date.now() / 1000;
-    setText(this.#note, `Connection lost since ${formatClock(this.#lostAt)}, trying again`);
+    setText(
+      this.#note,
+      this.#app.haveAllEnded()
+        ? "The server has ended. This page shows what it had reported."
+        : `Connection lost since ${formatClock(this.#lostAt)}, trying again`,
+    );
     this.#note.hidden = false;
     this.#app.connected(null);
   }

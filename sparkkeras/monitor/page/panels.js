@@ -216,13 +216,14 @@ class SpeedPanel extends Panel {
     const key = String(run.versions.workers);
     if (this.slow.dataset.key === key) return;
     this.slow.dataset.key = key;
-    const slow = workersOf(run)
-      .filter(({ isSlow }) => isSlow)
-      .sort((one, other) => other.ratio - one.ratio);
+    const workers = workersOf(run);
+    const slow = workers.filter(({ isSlow }) => isSlow).sort((one, other) => other.ratio - one.ratio);
+    const others = (worker) =>
+      workers.length > 2 ? "the others" : `worker ${workers.find((other) => other.worker !== worker).worker}`;
     const items = slow
       .slice(0, 5)
       .map(({ worker, ratio }) =>
-        el("li", {}, icon("warning"), `Worker ${worker} takes ${ratio.toFixed(1)} times as long as the others.`),
+        el("li", {}, icon("warning"), `Worker ${worker} takes ${ratio.toFixed(1)} times as long as ${others(worker)}.`),
       );
     if (slow.length > 5) items.push(el("li", {}, icon("warning"), `${slow.length - 5} more workers are slow.`));
     this.slow.replaceChildren(...items);
@@ -430,11 +431,12 @@ class RanksPanel extends Panel {
 
   update(run) {
     if (!this.show(run.ranks.size > 0)) return;
-    const chosen = this.app.view.ranks[run.key] ?? [...run.ranks.keys()].sort((one, other) => one - other)[0];
+    const ranks = [...run.ranks.values()].sort((one, other) => one.rank - other.rank);
+    const first = ranks.find(({ state }) => state === "failed") ?? ranks[0];
+    const chosen = this.app.view.ranks[run.key] ?? first.rank;
     const key = JSON.stringify([run.versions.ranks, chosen]);
     if (key === this.#key) return;
     this.#key = key;
-    const ranks = [...run.ranks.values()].sort((one, other) => one.rank - other.rank);
     const focused = document.activeElement?.name === `rank/${run.key}`;
     this.list.replaceChildren(this.list.firstElementChild, ...ranks.map((rank) => this.#choice(rank, rank.rank === chosen)));
     if (focused) this.list.querySelector(":checked")?.focus();

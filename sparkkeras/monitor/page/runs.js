@@ -60,8 +60,10 @@ class RunHeader {
 
   #showProgress(run) {
     const [done, label] = progressOf(run);
-    this.#progress.hidden = done === null;
-    if (done === null) return;
+    const rows = run.status === "running" ? run.progress?.rows : null; // of an epoch of unknown length
+    this.#progress.hidden = done === null && !rows;
+    this.#bar.hidden = done === null;
+    if (done === null) return setText(this.#share, rows ? `${label}: ${plural(rows, "row")}` : "");
     setText(this.#share, `${label}: ${Math.floor(done * 100)} %`);
     this.#bar.firstElementChild.style.width = `${(done * 100).toFixed(1)}%`;
     this.#bar.setAttribute("aria-valuenow", String(Math.round(done * 100)));
@@ -89,14 +91,15 @@ function endedTrials(run) {
 }
 
 function headFacts(run, sinceMessage) {
-  const facts = [["Elapsed", formatDuration(elapsedSeconds(run, sinceMessage))]];
+  const facts = hasTimes(run) ? [["Elapsed", formatDuration(elapsedSeconds(run, sinceMessage))]] : [];
   const left = secondsLeft(run, sinceMessage);
   if (left !== null) facts.push(["Left", formatDuration(left)]);
   if (run.kind === "search" || run.trials.size) facts.push(...searchFacts(run));
   else if (run.history.size || run.progress || (run.epochs && !run.members.size)) facts.push(["Epoch", epochText(run)]);
   if (run.workerCount) facts.push([run.kind === "function" ? "Ranks" : "Workers", formatNumber(run.workerCount)]);
-  const speed = run.status === "running" ? run.progress?.rowsPerSecond : overallSpeed(run);
-  if (speed) facts.push(["Rows per second", formatNumber(Math.round(speed))]);
+  const isRunning = run.status === "running";
+  const speed = isRunning ? run.progress?.rowsPerSecond : overallSpeed(run);
+  if (speed) facts.push([`Rows per second (${isRunning ? "now" : "average"})`, formatNumber(Math.round(speed))]);
   facts.push(...lossFacts(run));
   if (run.members.size) facts.push(["Members", formatNumber(run.members.size)]);
   return facts;
@@ -127,7 +130,9 @@ function searchFacts(run) {
 function epochText(run) {
   const current =
     run.status === "running" && run.progress ? run.progress.epoch + 1 : epochsOf(run).at(-1)?.epoch + 1 || run.initialEpoch;
-  return run.epochs ? `${formatNumber(current)} of ${formatNumber(run.epochs)}` : formatNumber(current);
+  if (!run.epochs) return formatNumber(current);
+  const isEarly = run.status === "finished" && current < run.epochs;
+  return `${formatNumber(current)} of ${formatNumber(run.epochs)}${isEarly ? " (stopped early)" : ""}`;
 }
 
 function overallSpeed(run) {
@@ -166,7 +171,7 @@ class RunList {
     setText(row.name, run.name);
     setText(
       row.about,
-      [KINDS[run.kind] ?? run.kind, formatClock(run.started, Date.now() / 1000), this.#app.sourceName(run)]
+      [KINDS[run.kind] ?? run.kind, hasTimes(run) && formatClock(run.started, Date.now() / 1000), this.#app.sourceName(run)]
         .filter(Boolean)
         .join(" · "),
     );
@@ -186,7 +191,8 @@ class RunList {
       {
         type: "button",
         class: "small",
-        "aria-label": `Only ${run.name}`,
+        title: "Show only this run",
+        "aria-label": `Show only this run: ${run.name}`,
         on: { click: () => this.#app.selectOnly(run.key) },
       },
       "Only",
@@ -308,9 +314,9 @@ class Comparison {
 
   #showResults(all) {
     const runs = all.map((run) => ({ ...run })); // rows that are new, as a run is changed in place
-    const metrics = [
-      ...new Set(runs.flatMap((run) => (run.history.size ? Object.keys(epochsOf(run).at(-1).logs) : []))),
-    ].filter((name) => name !== "learning_rate");
+    const metrics = [...new Set(runs.flatMap((run) => epochsOf(run).flatMap(({ logs }) => Object.keys(logs))))].filter(
+      (name) => name !== "learning_rate",
+    );
     const valuesOf = (run, metric) => curve(epochsOf(run), metric).map(([, y]) => y);
     const columns = metrics
       .flatMap((metric) => [
@@ -344,7 +350,7 @@ class Comparison {
             ),
         },
         { key: "status", label: "Status", value: ({ status }) => status, node: ({ status }) => badge(status) },
-        {
+        runs.some(hasTimes) && {
           key: "time",
           label: "Time",
           isNumber: true,
@@ -353,7 +359,7 @@ class Comparison {
         },
         { key: "epochs", label: "Epochs", isNumber: true, value: ({ history }) => history.size || null },
         ...columns,
-      ],
+      ].filter(Boolean),
       runs,
       runs.map((run) => [this.#app.runName(run), run.versions.head]),
     );

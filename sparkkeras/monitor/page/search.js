@@ -1,6 +1,7 @@
 // The panels of a search: charts over trials, and the table of trials with its filters.
 
-const FILTER_HELP = "Words that occur in a trial, and conditions: optimizer=adam, lr<0.01, units>=32, lr:1e-4..1e-2";
+const FILTER_HELP =
+  "Words that occur in a trial, and conditions for columns: optimizer=adam, val_loss<0.1, units>=32, lr:1e-4..1e-2, epochs=12";
 const STATUSES = ["running", "ok", "pruned", "stopped", "failed"];
 
 class SearchPanel extends Panel {
@@ -100,15 +101,14 @@ function bestFigure(run, { colours, view }) {
       { ...best, value: formatNumber(lastOf(best.points)) },
       ...groups.map((group) => ({ ...group, value: String(group.points.length) })),
     ],
-    notes: failed.length ? [...figure.notes, `Failed: ${someOf(failed)}.`] : figure.notes,
+    notes: failed.length ? [...figure.notes, `Failed trials: ${someOf(failed)}.`] : figure.notes,
   };
 }
 
 /** The curves of all trials. One series draws them all, as a thousand series of ECharts are slow. */
 function trialsFigure(run, { colours, view }) {
   const best = bestTrial(run);
-  const coordinates = (trial) =>
-    trial.values.map((y, index) => [index + 1, y]).filter(([, y]) => drawable(y, view.log) !== null);
+  const coordinates = (trial) => valuePoints(trial).filter(([, y]) => drawable(y, view.log) !== null);
   const others = trialsOf(run)
     .filter((trial) => trial !== best)
     .map((trial) => ({ trial, coords: coordinates(trial) }))
@@ -117,7 +117,7 @@ function trialsFigure(run, { colours, view }) {
     name: `best: trial ${best.number}`,
     colour: colours.series[2],
     width: 3,
-    points: best.values.map((y, index) => [index + 1, y]),
+    points: valuePoints(best),
   };
   const points = others.flatMap(({ coords }) => coords);
   // An invisible line with the lowest and highest values, since lines in one series do not extend the axes.
@@ -151,10 +151,15 @@ function trialsFigure(run, { colours, view }) {
     ].filter(Boolean),
     table: () =>
       tableOver(
-        shown.map(({ number, values }) => ({ name: `trial ${number}`, points: values.map((y, index) => [index + 1, y]) })),
+        shown.map((trial) => ({ name: `trial ${trial.number}`, points: valuePoints(trial) })),
         "Epoch",
       ),
   };
+}
+
+/** The points [epoch of the trial from 1, value], without epochs that have no value, which a line connects. */
+function valuePoints({ values }) {
+  return values.map((y, index) => [index + 1, y]).filter(([, y]) => y !== null);
 }
 
 function extremes(points) {
@@ -287,12 +292,21 @@ class TrialsPanel extends Panel {
     });
     const brushed = el("button", { type: "button", class: "small", on: { click: () => app.brush(run, null) } });
     const count = el("span", { class: "muted" });
+    const problem = el("span", { class: "note", role: "status", hidden: true });
     super(
       app,
       "Trials",
-      el("div", { class: "toolbar" }, el("label", {}, "Status", status), el("label", {}, "Filter", text), brushed, count),
+      el(
+        "div",
+        { class: "toolbar" },
+        el("label", {}, "Status", status),
+        el("label", {}, "Filter", text),
+        problem,
+        brushed,
+        count,
+      ),
     );
-    Object.assign(this, { run, status, text, brushed, count });
+    Object.assign(this, { run, status, text, brushed, count, problem });
     this.table = new DataTable(app, `${run.key}/trials`, "Trials", trialDetails(run));
     this.element.append(this.table.element);
   }
@@ -301,7 +315,9 @@ class TrialsPanel extends Panel {
     if (!this.show(run.trials.size > 0)) return;
     const filter = { status: "", text: "", ...this.app.view.filters[run.key] };
     this.#showFilters(run, filter);
-    const matches = trialFilter(filter.text);
+    const { matches, problems } = trialFilter(filter.text, run);
+    setText(this.problem, problems.join(". "));
+    this.problem.hidden = !problems.length;
     const brushed = this.app.brushed.get(run.key);
     const rows = trialsOf(run).filter(
       (trial) =>
@@ -403,6 +419,7 @@ function sparkline(values, name) {
   let isGap = true;
   const path = values
     .map((value, index) => {
+      if (value === null) return "";
       if (!Number.isFinite(value)) {
         isGap = true;
         return "";

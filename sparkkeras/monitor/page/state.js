@@ -182,8 +182,8 @@ const REDUCERS = {
       seconds: toNumber(message.seconds),
       worker: message.worker ?? null,
       attempts: toCount(message.attempts),
-      error: String(message.error ?? ""),
-      traceback: String(message.traceback ?? ""),
+      error: plainText(message.error),
+      traceback: plainText(message.traceback),
     });
     touch(run, "trials");
   },
@@ -208,20 +208,15 @@ const REDUCERS = {
 
   output(run, message) {
     const rank = rankOf(run, message.rank);
-    rank.lines.push(
-      ...String(message.text ?? "")
-        .replace(/\n$/, "")
-        .split("\n")
-        .map(plainLine),
-    );
+    rank.lines.push(...plainText(message.text).replace(/\n$/, "").split("\n"));
     rank.omitted += rank.lines.splice(0, Math.max(0, rank.lines.length - LAST_LINES)).length;
     touch(run, "ranks");
   },
 
   end(run, message) {
     run.status = String(message.status ?? "finished");
-    run.error = String(message.error ?? "");
-    run.traceback = String(message.traceback ?? "");
+    run.error = plainText(message.error);
+    run.traceback = plainText(message.traceback);
     run.seconds = toNumber(message.seconds);
     run.phase = "";
     touch(run, "settings");
@@ -263,6 +258,14 @@ function flattenLogs(logs) {
   };
   for (const [name, value] of Object.entries(logs ?? {})) add(name, value);
   return flat;
+}
+
+/** Text as a terminal shows it in the end. */
+function plainText(text) {
+  return String(text ?? "")
+    .split("\n")
+    .map(plainLine)
+    .join("\n");
 }
 
 /** A line of output as a terminal shows it in the end: without escape sequences, and the last state of a progress bar. */
