@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 import time
+from io import BytesIO
 
 import pytest
 
@@ -37,6 +38,11 @@ globalThis.columnOf = (panel, key) => {
     const section = find('.panel', 'h2', panel);
     const index = [...section.querySelectorAll('thead tr > *')].findIndex((head) => head.dataset.column === key);
     return [...section.querySelectorAll('tbody tr:not(.details)')].map((row) => row.children[index].textContent);
+};
+globalThis.isPrinted = (chart) => {
+    const canvas = chart.querySelector('.frame > canvas');
+    const { width, height } = canvas ?? { width: 0 };
+    return width > 0 && canvas.getContext('2d').getImageData(0, 0, width, height).data.some((value) => value > 0);
 };
 globalThis.factsOf = () => Object.fromEntries(
     [...document.querySelectorAll('.facts > div')].map((fact) => [...fact.children].map((part) => part.textContent)));
@@ -339,9 +345,9 @@ def test_an_epoch_of_unknown_length_shows_its_rows(tabs):
 
 @pytest.mark.browser
 def test_settings_can_be_copied_as_they_are(tabs):
-    values = {"seed": 1234567, "rate": 0.0001234567, "clip": 1e-7, "limit": "Infinity", "shuffle": True, "none": None}
+    values = {"seed": 1234567, "rate": 0.0001234567, "clip": 1e-7, "limit": "Infinity", "shuffle": True}
     tab = tabs.open_saved([run(settings=values)])
-    assert tab.locator(".settings dd").all_inner_texts() == ["1234567", "0.0001234567", "1e-7", "Infinity", "true", "\u2013"]
+    assert tab.locator(".settings dd").all_inner_texts() == ["1234567", "0.0001234567", "1e-7", "Infinity", "true"]
 
 
 @pytest.mark.browser
@@ -372,6 +378,15 @@ def test_a_worker_is_slow_after_some_epochs_only(tabs, seconds, warning):
     ]
     tab = tabs.open_saved([run(), *epochs])
     assert tab.locator(".warnings").text_content() == warning
+
+
+@pytest.mark.browser
+def test_seconds_have_a_unit(tabs):
+    tab = tabs.open_saved(samples.synchronous(epochs=6), viewport={"width": 1280, "height": 1600})
+    legend = tab.locator(".chart", has_text="Seconds per epoch of each worker").locator(".legend b").all_inner_texts()
+    assert len(legend) == 4
+    assert all(re.fullmatch(r"\d+(\.\d)? s", text) for text in legend)
+    assert "rows per second, last epoch" in tab.locator(".chart", has_text="Rows per second").inner_text()
 
 
 @pytest.mark.browser
@@ -406,6 +421,56 @@ def test_dragging_in_a_chart_selects_epochs_of_all_charts(tabs):
     tab.get_by_role("button", name="All epochs").click()
     settle(tab)
     assert tab.evaluate("chartOf('accuracy').getOption().dataZoom[0].endValue") == 30
+
+
+@pytest.mark.browser
+def test_epochs_that_cannot_be_shown_are_explained(tabs):
+    tab = tabs.open_saved(samples.synchronous())
+    for first, last, reason in [
+        ("20", "10", "The first epoch is after the last: all are shown"),
+        ("40", "50", "There are the epochs 1 to 30: all are shown"),
+        ("7", "7", "This is a single epoch: all are shown"),
+        ("20", "50", ""),
+    ]:
+        tab.get_by_role("spinbutton", name="First").fill(first)
+        tab.get_by_role("spinbutton", name="Last").fill(last)
+        tab.keyboard.press("Enter")
+        settle(tab)
+        assert tab.locator(".toolbar .note").first.text_content() == reason
+        window = tab.evaluate("chartOf('loss').getOption().dataZoom[0]")
+        assert (window["startValue"], window["endValue"]) == ((1, 30) if reason else (20, 30))
+
+
+@pytest.mark.browser
+def test_a_printed_page_has_all_charts_and_is_light(tabs):
+    tab = tabs.open("about:blank", color_scheme="dark", viewport={"width": 1280, "height": 500})
+    for name, messages in VIEWS.items():
+        show_all(tab, tabs.save(messages()))
+        drawn = tab.evaluate(DRAWN)
+        tab.emulate_media(media="print")
+        settle(tab)
+        assert tab.evaluate("[...document.querySelectorAll('.chart')].every(isPrinted)"), name
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert tab.locator("button:visible").count() == tab.locator("th button:visible").count()
+        tab.emulate_media(media="screen")
+        settle(tab)
+        assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert tab.locator(".frame > canvas").count() == 0
+        assert tab.evaluate(DRAWN) >= drawn
+
+
+@pytest.mark.browser
+def test_charts_are_drawn_before_the_browser_prints(tabs):
+    tab = tabs.open_saved(samples.asynchronous(), viewport={"width": 1280, "height": 500})
+    tab.evaluate(
+        "addEventListener('beforeprint', () => { printed = [...document.querySelectorAll('.chart')].map(isPrinted); })"
+    )
+    assert tab.pdf(format="A4").startswith(b"%PDF")
+    assert tab.evaluate("printed") == [True] * 7
+    assert tab.evaluate("document.documentElement.className") == ""
+
+
+DRAWN = "[...document.querySelectorAll('.canvas')].filter((canvas) => echarts.getInstanceByDom(canvas)).length"
 
 
 @pytest.mark.browser
@@ -477,7 +542,10 @@ def test_filters_name_columns_and_say_what_is_wrong_with_them(tabs):
         trial(1, value=1.5, values=[1.5], seconds=90.0, params={"model/units": "64", "shape": "(9, 9)"}),
     ]
     tab = tabs.open_saved([run("search", metric="val_loss"), *trials])
-    field, note = tab.get_by_role("searchbox", name="Filter"), tab.locator(".toolbar .note")
+    field, note = (
+        tab.get_by_role("searchbox", name="Filter"),
+        tab.locator(".toolbar", has=tab.get_by_role("searchbox")).locator(".note"),
+    )
     for text, wanted in {
         "val_loss<1": ["0"],
         "val_loss < 1": ["0"],
@@ -557,6 +625,12 @@ def test_members_of_an_ensemble_have_curves(tabs):
     assert tab.evaluate("seriesOf('loss').map((data) => data.length)") == [
         count for count in (15, 14, 13, 12, 11) for _ in range(2)
     ]
+    histories = [message["history"] for message in samples.ensemble() if message["type"] == "member"]
+    column = "(key) => columnOf('Members', key).map(Number)"
+    for metric, best in {"loss": min, "val_loss": min, "accuracy": max, "val_accuracy": max}.items():
+        lasts = [history[metric][-1] for history in histories]
+        assert tab.evaluate(column, f"{metric}/last") == pytest.approx(lasts, rel=1e-3)
+        assert tab.evaluate(column, f"{metric}/best") == pytest.approx([best(it[metric]) for it in histories], rel=1e-3)
 
 
 @pytest.mark.browser
@@ -731,6 +805,25 @@ TIMED = """async () => {
 
 
 # --- for everyone
+
+
+@pytest.mark.browser
+def test_what_scrolls_sideways_has_a_shadow_at_its_edge(tabs):
+    tab = tabs.open_saved(samples.ensemble(), viewport=PHONE, is_mobile=True, has_touch=True)
+    scroller = tab.get_by_role("region", name="Members")
+    scroller.scroll_into_view_if_needed()
+    assert scroller.evaluate("(it) => it.scrollWidth > it.clientWidth")
+    assert [edge_is_dark(scroller, side) for side in ("left", "right")] == [False, True]
+    scroller.evaluate("(it) => { it.scrollLeft = it.scrollWidth; }")
+    settle(tab)
+    assert [edge_is_dark(scroller, side) for side in ("left", "right")] == [True, False]
+
+
+def edge_is_dark(scroller, side):
+    """Whether there is a shadow at the edge of a table, in the lower half of its last row, where no text is."""
+    image = pytest.importorskip("PIL.Image").open(BytesIO(scroller.screenshot())).convert("L")
+    x = 3 if side == "left" else image.width - 4
+    return image.getpixel((x, image.height - 8)) < 245
 
 
 @pytest.mark.browser

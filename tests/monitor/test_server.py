@@ -218,11 +218,12 @@ def test_addresses(messages):
 
 def test_a_closed_server_answers_no_more_on_open_connections(messages):
     page_server = PageServer(messages, "127.0.0.1", 0)
-    request = f"GET /{page_server.token}/messages HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-    with closing(connect(page_server)) as connection:
-        connection.sendall(request)
-        assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
+    with closing(http.client.HTTPConnection(urlsplit(page_server.url).netloc, timeout=10)) as viewer:
+        viewer.request("GET", f"/{page_server.token}/messages")
+        response = viewer.getresponse()
+        assert (response.status, bool(response.read())) == (200, True)
+        connection = viewer.sock
         page_server.close()
         with suppress(ConnectionError):
-            connection.sendall(request)
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert connection.recv(1) == b""

@@ -105,9 +105,13 @@ function logStep(y, steps, fits) {
  * @param {string} [settings.unit] of the x axis
  * @param {boolean} [settings.isLog]
  * @param {boolean} [settings.fromZero] whether the y axis includes zero
+ * @param {(value: number) => string} [settings.format] of values in words
  * @returns {Figure}
  */
-function lineFigure(series, { colours, view, marks = [], unit = "Epoch", isLog = view.log, fromZero = false }) {
+function lineFigure(
+  series,
+  { colours, view, marks = [], unit = "Epoch", isLog = view.log, fromZero = false, format = formatNumber },
+) {
   const lines = series.map((one) => ({
     ...one,
     drawn: one.isSmoothed && view.smoothing > 0 ? smooth(one.points, view.smoothing) : one.points,
@@ -123,12 +127,12 @@ function lineFigure(series, { colours, view, marks = [], unit = "Epoch", isLog =
       max: isLog ? LOG_ENDS.max : null,
       splitNumber: 4,
     },
-    tooltip: tooltipOver(lines, { colours, unit }),
+    tooltip: tooltipOver(lines, { colours, unit, format }),
     series: lines.flatMap((line, index) => echartsSeries(line, { isLog, marks: index ? [] : marks, colours })),
   };
   return {
     option,
-    legend: lines.filter(({ isMuted }) => !isMuted).map((line) => ({ ...line, value: formatNumber(lastOf(line.points)) })),
+    legend: lines.filter(({ isMuted }) => !isMuted).map((line) => ({ ...line, value: format(lastOf(line.points)) })),
     notes: gapNotes(lines, isLog).concat(marks.length ? ["Dotted lines: incidents."] : []),
     table: () => tableOver(lines, unit),
   };
@@ -143,8 +147,7 @@ function xAxisOver(series, { colours, view, unit }) {
   const first = positions.reduce((a, b) => Math.min(a, b), positions[0] ?? 1);
   const last = positions.reduce((a, b) => Math.max(a, b), first);
   const ends = first === last ? [first - 1, last + 1] : [first, last];
-  const [from, to] = unit === "Epoch" ? [view.from ?? ends[0], view.to ?? ends[1]] : ends;
-  const isInside = from < to && from < last && to > first; // the epochs may have been selected for another run
+  const [from, to] = unit === "Epoch" && first < last ? shownEpochs(view, first, last).ends : ends;
   return {
     xAxis: {
       ...axisStyle(colours, false),
@@ -159,8 +162,8 @@ function xAxisOver(series, { colours, view, unit }) {
       {
         type: "inside",
         disabled: true, // no zooming with the wheel, which scrolls the page
-        startValue: isInside ? Math.max(from, ends[0]) : ends[0],
-        endValue: isInside ? Math.min(to, ends[1]) : ends[1],
+        startValue: from,
+        endValue: to,
       },
     ],
     // Dragging selects epochs. ECharts has that only as a tool of its toolbox, which is kept out of sight.
@@ -221,7 +224,7 @@ function markLines(marks, colours) {
 }
 
 /** The values of all series at the epoch under the pointer. */
-function tooltipOver(lines, { colours, unit }) {
+function tooltipOver(lines, { colours, unit, format }) {
   const values = lines.map((line) => new Map(line.points));
   const smoothed = lines.map((line) => (line.drawn === line.points ? null : new Map(line.drawn)));
   return tooltip(colours, "axis", (params) => {
@@ -232,8 +235,7 @@ function tooltipOver(lines, { colours, unit }) {
           values[index].has(x) && [
             swatch(line.colour, line),
             line.name,
-            formatNumber(values[index].get(x)) +
-              (smoothed[index] ? ` (smoothed ${formatNumber(smoothed[index].get(x))})` : ""),
+            format(values[index].get(x)) + (smoothed[index] ? ` (smoothed ${format(smoothed[index].get(x))})` : ""),
           ],
       )
       .filter(Boolean);
@@ -362,6 +364,7 @@ class ChartCard {
   #drawnKey = null;
   #isVisible = false;
   #chart = null;
+  #picture = null; // of the chart while the page is printed
   #canvas = el("div", { class: "canvas", role: "img" });
   #legend = el("ul", { class: "legend" });
   #notes = el("p", { class: "notes" });
@@ -397,7 +400,7 @@ class ChartCard {
       { rootMargin: "300px" },
     );
     visibility.observe(this.element);
-    const size = new ResizeObserver(() => this.#chart?.resize());
+    const size = new ResizeObserver(() => this.#canvas.hidden || this.#chart?.resize());
     size.observe(this.#canvas);
     this.#observers = [visibility, size];
   }
@@ -406,7 +409,26 @@ class ChartCard {
     this.#spec = spec;
     setText(this.#title, spec.title);
     this.element.classList.toggle("wide", Boolean(spec.isWide));
+    this.#endPrint();
     this.#draw();
+    if (this.#app.isPrinting) this.#print();
+  }
+
+  /** A picture in place of the chart, in the width of the paper: of the layers of a chart, Chromium prints one. */
+  #print() {
+    if (!this.#chart || this.#canvas.hidden) return;
+    this.#chart.resize();
+    this.#picture = this.#chart.renderToCanvas({ pixelRatio: 2 });
+    this.#picture.style.cssText = "display: block; width: 100%";
+    this.#canvas.after(this.#picture);
+    this.#canvas.hidden = true;
+  }
+
+  #endPrint() {
+    if (!this.#picture) return;
+    this.#picture.remove();
+    this.#picture = null;
+    this.#canvas.hidden = false;
   }
 
   dispose() {
@@ -417,8 +439,8 @@ class ChartCard {
 
   #draw() {
     const asTable = Boolean(this.#app.view.asTable[this.#id]);
-    const key = JSON.stringify([this.#spec?.key, asTable, this.#app.theme]);
-    if (!this.#isVisible || !this.#spec || key === this.#drawnKey) return;
+    const key = JSON.stringify([this.#spec?.key, asTable, this.#app.shownTheme]);
+    if (!(this.#isVisible || this.#app.isPrinting) || !this.#spec || key === this.#drawnKey) return;
     this.#drawnKey = key;
     const figure = this.#spec.figure();
     this.#toggle.setAttribute("aria-pressed", String(asTable));

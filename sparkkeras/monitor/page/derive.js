@@ -35,6 +35,20 @@ function baseOf(metric) {
   return metric.replace(/^val_/, "").replace(/(\[\d+\])+$/, "");
 }
 
+/**
+ * The epochs of a view, of those from `first` to `last`: all if the view has none of them, as it may be for another run.
+ *
+ * @returns {{ends: [number, number], note: string}} with a note if these are not the ones of the view
+ */
+function shownEpochs({ from, to }, first, last) {
+  const all = (note) => ({ ends: [first, last], note: note && `${note}: all are shown` });
+  if (from !== null && to !== null && from > to) return all("The first epoch is after the last");
+  const [low, high] = [Math.max(from ?? first, first), Math.min(to ?? last, last)];
+  if (low > high) return all(`There are the epochs ${first} to ${last}`);
+  if (low === high) return first === last ? all("") : all("This is a single epoch");
+  return { ends: [low, high], note: "" };
+}
+
 /** The names of metrics by base, in the order in which they appear, the loss first. */
 function metricGroups(entries) {
   const names = new Set(entries.flatMap((entry) => Object.keys(entry.logs)));

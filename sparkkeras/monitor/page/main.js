@@ -72,6 +72,7 @@ class App {
   state = emptyState();
   view = { ...structuredClone(DEFAULT_VIEW), ...load("sessionStorage", VIEW) };
   theme = "light";
+  isPrinting = false; // charts are drawn then that are not on the screen
   brushed = new Map(); // run -> numbers of the trials selected in its parallel coordinates
   #sources = new Map([["", ""]]); // prefix of the keys of runs -> name of the file
   #isAllSelected = false; // until the reader selects runs, instead of the newest one
@@ -191,8 +192,21 @@ class App {
 
   setTheme(theme) {
     this.theme = theme;
-    document.documentElement.dataset.theme = theme;
+    document.documentElement.dataset.theme = this.shownTheme;
     this.#schedule();
+  }
+
+  /** Show everything as it is printed, or as it was before. At once: the browser lays the paper out when this returns. */
+  setPrinting(isPrinting) {
+    this.isPrinting = isPrinting;
+    document.documentElement.classList.toggle("printing", isPrinting);
+    document.documentElement.dataset.theme = this.shownTheme;
+    this.#render();
+  }
+
+  /** Paper is light. */
+  get shownTheme() {
+    return this.isPrinting ? "light" : this.theme;
   }
 
   /** The view has changed: keep it and draw it. */
@@ -418,7 +432,17 @@ function startTheme(app) {
   apply();
 }
 
+/** Printing begins with an event in most browsers, in others only with a change of the media. */
+function startPrinting(app) {
+  const media = matchMedia("print");
+  const set = (isPrinting) => isPrinting !== app.isPrinting && app.setPrinting(isPrinting);
+  addEventListener("beforeprint", () => set(true));
+  addEventListener("afterprint", () => set(false));
+  media.addEventListener("change", () => set(media.matches));
+}
+
 const app = new App();
 startTheme(app);
+startPrinting(app);
 new FileOpener(app).start();
 app.start();

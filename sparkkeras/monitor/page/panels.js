@@ -74,8 +74,8 @@ class MetricsPanel extends CurvesPanel {
 
   update(run) {
     if (!this.show(run.history.size > 0)) return;
-    this.toolbar.update();
     const entries = epochsOf(run);
+    this.toolbar.update(entries);
     const specs = [...metricGroups(entries)].map(([base, metrics]) => this.#metricSpec(run, entries, base, metrics));
     const rates = curve(entries, "learning_rate");
     if (rates.length && varies(rates)) specs.push(this.#rateSpec(run, rates));
@@ -126,15 +126,19 @@ function marksOf(run) {
 }
 
 class MembersPanel extends CurvesPanel {
-  constructor(app) {
+  constructor(app, run) {
     super(app, "Members");
+    this.table = new DataTable(app, `${run.key}/members`, "Members");
+    this.element.append(this.table.element);
   }
 
   update(run) {
     if (!this.show(run.members.size > 0)) return;
-    this.toolbar.update();
     const members = [...run.members].sort(([one], [other]) => one - other);
-    const groups = metricGroups(members.flatMap(([, entries]) => entries));
+    const all = members.flatMap(([, entries]) => entries);
+    this.toolbar.update(all);
+    this.#showResults(run, members, all);
+    const groups = metricGroups(all);
     this.grid.update(
       [...groups].map(([base, metrics]) => ({
         id: `${run.key}/member/${base}`,
@@ -142,6 +146,29 @@ class MembersPanel extends CurvesPanel {
         key: curveKey(this.app, run.versions.members, metrics),
         figure: () => this.#figure(members, metrics),
       })),
+    );
+  }
+
+  /** The last and the best value of each metric. */
+  #showResults(run, members, all) {
+    const metrics = [...metricGroups(all).values()].flat();
+    const valuesOf = ({ entries }, metric) => curve(entries, metric).map(([, y]) => y);
+    this.table.update(
+      [
+        { key: "member", label: "Member", isNumber: true, value: ({ member }) => member },
+        { key: "epochs", label: "Epochs", isNumber: true, value: ({ entries }) => entries.length },
+        ...metrics.flatMap((metric) => [
+          { key: `${metric}/last`, label: `last ${metric}`, isNumber: true, value: (row) => valuesOf(row, metric).at(-1) },
+          {
+            key: `${metric}/best`,
+            label: `best ${metric}`,
+            isNumber: true,
+            value: (row) => bestOf(valuesOf(row, metric), isMinimized(run, metric))?.value,
+          },
+        ]),
+      ],
+      members.map(([member, entries]) => ({ member, entries })),
+      run.versions.members,
     );
   }
 
@@ -244,7 +271,8 @@ class SpeedPanel extends Panel {
           dashed: index > 0,
           points,
         }));
-        return lineFigure(series, { colours, view: this.app.view, isLog: false, fromZero: true });
+        const figure = lineFigure(series, { colours, view: this.app.view, isLog: false, fromZero: true });
+        return { ...figure, legend: figure.legend.map((entry) => ({ ...entry, name: `${entry.name}, last epoch` })) };
       },
     };
   }
@@ -270,7 +298,7 @@ class SpeedPanel extends Panel {
       width: isSlow ? 3 : 1.5,
       points,
     }));
-    return lineFigure(series, { colours, view: this.app.view, isLog: false, fromZero: true });
+    return lineFigure(series, { colours, view: this.app.view, isLog: false, fromZero: true, format: formatDuration });
   }
 
   #updateSpecs(run) {
@@ -478,6 +506,7 @@ class Toolbar {
   #from = el("input", { type: "number", min: "1", placeholder: "first", "aria-label": "First epoch shown" });
   #to = el("input", { type: "number", min: "1", placeholder: "last", "aria-label": "Last epoch shown" });
   #reset = el("button", { type: "button", class: "small" }, "All epochs");
+  #note = el("span", { class: "note", role: "status", hidden: true });
 
   constructor(app) {
     this.#app = app;
@@ -487,6 +516,7 @@ class Toolbar {
       el("label", {}, "Smoothing", this.#smoothing, this.#shown),
       el("label", {}, this.#log, "Log scale"),
       el("span", { class: "range" }, "Epochs", this.#from, "to", this.#to, this.#reset),
+      this.#note,
       el("span", { class: "muted hint" }, "Drag in a chart to select epochs"),
     );
     this.#smoothing.addEventListener("input", () => this.#change({ smoothing: Number(this.#smoothing.value) }));
@@ -497,8 +527,14 @@ class Toolbar {
     this.#reset.addEventListener("click", () => app.zoom(null, null));
   }
 
-  update() {
+  /** @param {{epoch: number}[]} entries of which the charts have the metrics */
+  update(entries) {
     const { smoothing, log, from, to } = this.#app.view;
+    const epochs = entries.map(({ epoch }) => epoch + 1);
+    const [first, last] = [epochs.reduce((a, b) => Math.min(a, b), Infinity), epochs.reduce((a, b) => Math.max(a, b), 0)];
+    const { note } = epochs.length ? shownEpochs(this.#app.view, first, last) : { note: "" };
+    setText(this.#note, note);
+    this.#note.hidden = !note;
     this.#smoothing.value = String(smoothing);
     setText(this.#shown, smoothing.toFixed(2));
     this.#log.checked = log;

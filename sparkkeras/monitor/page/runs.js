@@ -242,7 +242,7 @@ class Comparison {
 
   update(runs) {
     setText(this.#title, `${runs.length} runs compared`);
-    this.#toolbar.update();
+    this.#toolbar.update(runs.flatMap(epochsOf));
     this.#grid.update(this.#specs(runs));
     this.#showResults(runs);
     const settings = differingSettings(runs);
