@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from sparkkeras.errors import TrainingInterruptedError
+
 
 @dataclass(frozen=True)
 class Event:
@@ -49,7 +51,7 @@ class RunStarted(Event):
         kind: ``"fit"``, ``"search"``, ``"ensemble"`` or ``"function"`` (of `SparkRunner`). `Monitor` calls a training of
             ``keras.Model.fit``, which emits no events, ``"keras"``.
         name: The name of the model or the function.
-        settings: The settings of the run by name, for display.
+        settings: The settings of the run by name, for display; without those that are ``None``.
         epochs: The epoch at which training ends; ``None`` if there are none.
         initial_epoch: The epoch at which it begins.
         metric: The metric that a search optimizes; empty otherwise.
@@ -67,6 +69,11 @@ class RunStarted(Event):
     minimizes: bool = True
     max_trials: int | None = None
     parameters: tuple[HyperParameter, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Leave out settings that are not set."""
+        given = {name: value for name, value in self.settings.items() if value is not None}
+        object.__setattr__(self, "settings", given)
 
 
 @dataclass(frozen=True)
@@ -304,6 +311,14 @@ class RunEnded(Event):
     """A run has ended; ``error`` is the exception that ended it, ``None`` without one."""
 
     error: BaseException | None = None
+
+    @property
+    def status(self) -> str:
+        """``"finished"``, ``"failed"``, or ``"interrupted"``: by Ctrl-C, a SIGTERM or an exit of the program."""
+        if self.error is None:
+            return "finished"
+        interrupts = (KeyboardInterrupt, SystemExit, TrainingInterruptedError)
+        return "interrupted" if isinstance(self.error, interrupts) else "failed"
 
 
 @runtime_checkable

@@ -11,8 +11,8 @@ import sparkkeras
 PACKAGE = Path(sparkkeras.__file__).parent
 
 LAYERS = [
-    "events",
     "errors",
+    "events",
     "arguments",
     "progress",
     "weights",

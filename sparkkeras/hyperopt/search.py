@@ -18,7 +18,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, warn
-from sparkkeras.events import EventListener, Events
+from sparkkeras.events import EventListener, Events, HyperParameter, RunStarted
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
 from sparkkeras.hyperopt.journal import Journal
@@ -30,7 +30,7 @@ from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
-from sparkkeras.hyperopt.trial_events import TrialEvents, search_started
+from sparkkeras.hyperopt.trial_events import TrialEvents
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
@@ -72,6 +72,18 @@ class SearchDefinition:
             "mode": "min" if self.sign > 0 else "max",
             "seed": self.seed,
         }
+
+    def started(self, name: str, max_trials: int | None, **settings: Any) -> RunStarted:
+        """The event with which the search begins; see `RunStarted`."""
+        return RunStarted(
+            "search",
+            name,
+            {**settings, "seed": self.seed},
+            metric=self.metric,
+            minimizes=self.sign > 0,
+            max_trials=max_trials,
+            parameters=tuple(HyperParameter(each.name, each.options, "log" in each.kind) for each in self.space.parameters),
+        )
 
     def suggest(self, number: int, trials: Sequence[Trial]) -> Suggestion | None:
         """Suggest the next trial, with a random seed derived from the search's seed and the trial's number."""
@@ -280,21 +292,15 @@ class HyperParamModel:
         definition = SearchDefinition(search_space, algorithm, metric, sign, _choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
         settings = TrialSettings(trial_objective, objects, sign, definition.seed, read_data, workers.in_child_processes)
-        started = search_started(
+        started = definition.started(
             getattr(objective or model, "__name__", "search"),
-            {
-                "algo": algo if isinstance(algo, str) else getattr(algo, "__name__", repr(algo)),
-                "pruner": pruner if isinstance(pruner, str) or pruner is None else repr(pruner),
-                "epochs": epochs if objective is None else None,
-                "batch_size": batch_size if objective is None else None,
-                "seed": definition.seed,
-                "timeout": timeout,
-                "save_to": folder,
-            },
-            metric=metric,
-            minimizes=sign > 0,
-            max_trials=limits.max_evals,
-            parameters=search_space.parameters,
+            limits.max_evals,
+            algo=algo if isinstance(algo, str) else getattr(algo, "__name__", repr(algo)),
+            pruner=pruner if isinstance(pruner, str) or pruner is None else repr(pruner),
+            epochs=epochs if objective is None else None,
+            batch_size=batch_size if objective is None else None,
+            timeout=timeout,
+            save_to=folder,
         )
         verbose = 1 if verbose == "auto" else verbose
         with events.running(started):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparkkeras.events import Events, HyperParameter, RunStarted, TrialChanged, WorkersChanged
+from sparkkeras.events import Events, TrialChanged, WorkersChanged
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.parameters import Parameter
 from sparkkeras.hyperopt.trials import Trial
@@ -40,28 +40,6 @@ class TrialEvents:
                     self._events.emit(
                         TrialChanged(trial, params_by_name(self._parameters, trial), trial.number in self._earlier)
                     )
-
-
-def search_started(
-    name: str,
-    settings: dict[str, Any],
-    *,
-    metric: str,
-    minimizes: bool,
-    max_trials: int | None,
-    parameters: Sequence[Parameter],
-) -> RunStarted:
-    """The event with which a search begins; see `RunStarted`."""
-    described = tuple(HyperParameter(each.name, each.options, "log" in each.kind) for each in parameters)
-    return RunStarted(
-        "search",
-        name,
-        {key: value for key, value in settings.items() if value is not None},
-        metric=metric,
-        minimizes=minimizes,
-        max_trials=max_trials,
-        parameters=described,
-    )
 
 
 def params_by_name(parameters: Sequence[Parameter], trial: Trial) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.errors import TrainingInterruptedError
 from sparkkeras.events import (
     CheckpointWritten,
     EpochMeasured,
@@ -175,7 +174,7 @@ class RunReporter:
             case RunStarted():
                 self.begin(event)
             case RunEnded(error):
-                self.end(_status(error), error)
+                self.end(event.status, error)
             case _ if self._run is None:
                 pass
             case PhaseStarted(text):
@@ -272,12 +271,6 @@ class _Run:
         self.pace = Pace(started.epochs, clock)
         self.epoch = started.initial_epoch
         self.next_progress = 0.0
-
-
-def _status(error: BaseException | None) -> str:
-    if error is None:
-        return "finished"
-    return "interrupted" if isinstance(error, (KeyboardInterrupt, TrainingInterruptedError, SystemExit)) else "failed"
 
 
 def _columns(logs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

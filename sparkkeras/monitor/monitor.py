@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -100,8 +99,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._server = PageServer(self._messages, host, arguments.port("port", port))
         self.url = self._server.url
         self._next_batch = 0.0
-        closes = weakref.WeakMethod(self.close)
-        atexit.register(lambda: (close := closes()) and close())  # a training of Keras that failed is saved then
+        atexit.register(self.close)  # a training of Keras that failed is saved then
         if verbose:
             sys.stdout.write(f"Monitor: {self.url}\n")
             sys.stdout.flush()
@@ -125,6 +123,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def close(self) -> None:
         """Stop serving the page, and end a run that has not reported its end (of ``keras.Model.fit``) as stopped."""
+        atexit.unregister(self.close)
         self._server.close()
         self._stop()
 
@@ -172,8 +171,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         """Begin a run, unless a `RunStarted` has begun it: that of ``keras.Model.fit``."""
         if self._reporter.kind in ("", "keras"):
             settings = {"batches": self.params.get("steps"), **describe_model(self.model)}
-            shown = {name: value for name, value in settings.items() if value is not None}
-            self._begin(RunStarted("keras", self.model.name, shown, self.params.get("epochs")))
+            self._begin(RunStarted("keras", self.model.name, settings, self.params.get("epochs")))
 
     @_harmless
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -281,7 +279,6 @@ def _add_history(messages: Messages, name: str, history: keras.callbacks.History
     """Add the messages of a run that a History describes; the durations of its epochs are not known."""
     model = history.model
     settings = {} if model is None else describe_model(model)
-    shown = {key: value for key, value in settings.items() if value is not None}
     epochs = (history.params or {}).get("epochs")
-    started = RunStarted("fit", name or ("training" if model is None else model.name), shown, epochs)
+    started = RunStarted("fit", name or ("training" if model is None else model.name), settings, epochs)
     RunReporter(messages).add_history(started, history.epoch, history.history)

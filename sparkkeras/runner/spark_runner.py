@@ -160,7 +160,7 @@ class SparkRunner:
     def _described(self) -> dict[str, Any]:
         """The settings, for display."""
         names = ("num_workers", "local_mode", "use_gpu", "gpus_per_worker", "barrier")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in names}
 
     def _run(
         self,

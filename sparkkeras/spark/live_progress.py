@@ -28,7 +28,7 @@ def live_progress(
         num_workers: The number of workers, if it is known.
 
     Yields:
-        Where the workers send it; ``None`` if nobody wants it, or they cannot.
+        Where the workers send it; ``None`` if there are no listeners, or the workers cannot reach this process.
     """
     if driver is None or not events:
         yield None

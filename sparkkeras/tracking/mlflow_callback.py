@@ -12,7 +12,7 @@ import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.errors import ConfigurationError, TrainingInterruptedError, warn
+from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.events import (
     CheckpointWritten,
     EpochMeasured,
@@ -30,6 +30,9 @@ from sparkkeras.tracking.mlflow_model import log_model
 from sparkkeras.tracking.mlflow_run import FAILED, FINISHED, KILLED, Outbox, RunWriter
 
 P = ParamSpec("P")
+
+_RUN_STATUSES = {"finished": FINISHED, "failed": FAILED, "interrupted": KILLED}
+"""The statuses of MLflow for those of `RunEnded`."""
 
 _TRIAL_STATUSES = {"ok": FINISHED, "pruned": KILLED, "stopped": KILLED, "failed": FAILED}
 """MLflow's statuses by those of a trial. A running trial has none."""
@@ -184,7 +187,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._begin(event, has_events=True)
         elif isinstance(event, RunEnded):
             self._has_events = False
-            self._end(event.error)
+            self._end(event)
         elif self._tracked is not None:
             self._write(event, self._tracked)
 
@@ -216,7 +219,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         """End the run, unless an event will."""
         if self._tracked is not None and not self._tracked.has_events:
-            self._end(None)
+            self._end(RunEnded())
 
     def _begin(self, started: RunStarted, has_events: bool) -> None:
         import mlflow
@@ -307,14 +310,12 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         child.is_open = False
         child.writer.end(status)
 
-    def _end(self, error: BaseException | None) -> None:
-        tracked = self._tracked
+    def _end(self, ended: RunEnded) -> None:
+        tracked, error = self._tracked, ended.error
         if tracked is None:
             return
-        status = FINISHED
+        status = _RUN_STATUSES[ended.status]
         if error is not None:
-            is_killed = isinstance(error, (KeyboardInterrupt, SystemExit, TrainingInterruptedError))
-            status = KILLED if is_killed else FAILED
             tracked.writer.set_tags({"sparkkeras.error": f"{type(error).__name__}: {error}"})
         try:
             if tracked.started.kind == "search":

@@ -33,7 +33,7 @@ def describe_fit(kind: str, model: keras.Model, request: FitRequest, settings: M
     return RunStarted(
         kind=kind,
         name=model.name,
-        settings={name: value for name, value in shown.items() if value is not None},
+        settings=shown,
         epochs=request.epochs,
         initial_epoch=request.initial_epoch,
     )

@@ -8,10 +8,9 @@ from sparkkeras.monitor import page as module
 PAGE = Path(module.__file__).parent / "page"
 
 
-def page(messages, select=None):
+def page(messages, selects_all=False):
     """The saved page of these messages."""
-    html = module.saved_page(json.dumps(messages, allow_nan=False))
-    return html.replace('{"messages":', f'{{"select":{json.dumps(select)},"messages":', 1) if select else html
+    return module.saved_page(json.dumps(messages, allow_nan=False), selects_all)
 
 
 def read(name):

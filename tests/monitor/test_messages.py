@@ -63,7 +63,7 @@ def test_a_run_begins_with_its_settings():
     bench = Bench(settings={"mode": "synchronous", "rule": None}, epochs=3, parameters=(HyperParameter("lr", (), True),))
     (run,) = bench.all()
     assert (run["type"], run["time"], run["kind"], run["name"], run["epochs"]) == ("run", 1000.0, "fit", "model", 3)
-    assert run["settings"] == {"mode": "synchronous", "rule": None}
+    assert run["settings"] == {"mode": "synchronous"}
     assert run["parameters"] == [{"name": "lr", "options": [], "is_log": True}]
 
 

@@ -146,7 +146,7 @@ def test_a_failure_is_shown_and_saved(monitor, tmp_path):
     assert "on_epoch_end" in end["traceback"]
 
 
-def test_a_run_that_has_not_told_its_end_is_stopped(monitor, tmp_path):
+def test_a_run_that_has_not_reported_its_end_is_stopped(monitor, tmp_path):
     monitor.set_model(regression())
     monitor.set_params({"epochs": 2, "steps": 2})
     monitor.on_train_begin()

@@ -282,7 +282,7 @@ def test_files_can_be_dropped_and_others_are_rejected(tabs):
 
 @pytest.mark.browser
 def test_a_file_may_select_all_of_its_runs(tabs):
-    path = tabs.save(samples.comparison(), select="all")
+    path = tabs.save(samples.comparison(), selects_all=True)
     tab = tabs.open(path.as_uri())
     tab.get_by_role("heading", name="3 runs compared").wait_for()
     tab.get_by_label("Show only this run: digits, wide").click()
