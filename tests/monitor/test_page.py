@@ -107,7 +107,8 @@ def tabs(browser, tmp_path):
     yield opened
     for context in opened.contexts:
         context.close()
-    assert opened.errors == []
+    # A page may make a request after the server of a test has ended.
+    assert [error for error in opened.errors if "net::ERR_" not in error] == []
 
 
 def settle(tab):
@@ -176,8 +177,6 @@ def test_the_page_says_that_the_connection_is_lost_and_reloads_for_another_serve
     with serve([run(name="after")], **address) as server:
         tab.get_by_role("heading", name="after").wait_for()
         assert tab.locator("#connection").is_hidden()
-    assert all("ERR_" in error for error in tabs.errors)
-    tabs.errors.clear()
 
 
 @pytest.mark.browser
@@ -187,8 +186,6 @@ def test_the_end_of_the_server_after_all_runs_is_no_lost_connection(tabs):
         tab.locator(".head .badge-finished").wait_for()
     tab.get_by_text("The server has ended. This page shows what it had reported.").wait_for()
     assert "trying again" not in tab.locator("#connection").inner_text()
-    assert all("ERR_" in error for error in tabs.errors)
-    tabs.errors.clear()
 
 
 @pytest.mark.browser
