@@ -347,6 +347,7 @@ def test_a_network_that_is_cut_and_restored(divided, expected, tmp_path, operati
 DYNAMIC = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
     "spark.dynamicAllocation.executorIdleTimeout": "1s",
     "spark.dynamicAllocation.cachedExecutorIdleTimeout": "1s",
     "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
