@@ -299,6 +299,23 @@ class RankChanged(Event):
 
 
 @dataclass(frozen=True)
+class RankReported(Event):
+    """A rank of `SparkRunner` has reported the metrics of an epoch with ``context().report``.
+
+    Attributes:
+        rank: The rank.
+        epoch: The epoch, as the function numbers it.
+        epochs: The number of epochs; ``None`` if it is unknown.
+        logs: The metrics.
+    """
+
+    rank: int
+    epoch: int
+    epochs: int | None
+    logs: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class OutputWritten(Event):
     """A rank has written complete lines to its standard output or error."""
 

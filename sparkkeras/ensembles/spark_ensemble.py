@@ -26,7 +26,8 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.schema import schema_of
-from sparkkeras.scoring.inference import Verbose, as_line
+from sparkkeras.progress.status_line import format_logs
+from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
@@ -266,7 +267,7 @@ class SparkEnsemble:
             strategy.fit(job, stored)
         if request.verbose:
             for number, history in enumerate(strategy.histories):
-                logs = as_line({name: values[-1] for name, values in history.history.items()})
+                logs = format_logs({name: values[-1] for name, values in history.history.items()})
                 sys.stdout.write(f"Member {number} - {counted(len(history.epoch), 'epoch')} - {logs}\n")
         return strategy.histories
 

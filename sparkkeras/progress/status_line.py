@@ -6,6 +6,8 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 LOG_SECONDS = 60.0
 """Where no line can change, as in the log of a job, the interval at which what it would show is written as a line."""
@@ -77,3 +79,14 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+def format_logs(logs: Mapping[str, Any]) -> str:
+    """Logs in one line, as Keras prints them."""
+    return " - ".join(f"{name}: {_format_value(value)}" for name, value in logs.items())
+
+
+def _format_value(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.4g}"

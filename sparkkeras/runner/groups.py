@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +17,9 @@ from sparkkeras.errors import (
     counted,
     warn,
 )
-from sparkkeras.events import Events, OutputWritten, RankChanged
+from sparkkeras.events import Events
 from sparkkeras.rpc.options import ServerOptions
+from sparkkeras.runner.display import Display
 from sparkkeras.runner.group import Failure, Group
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.output import TAIL_LINES
@@ -115,7 +114,7 @@ def run_group(
         answer: Answers what the ranks ask the driver, in this thread. An error that it raises ends the group.
         max_value: The largest size of what a rank asks the driver, in bytes.
         checkpoints: Writes what rank 0 saves.
-        events: Gets the output and the states of the ranks.
+        events: Gets the output, reports and states of the ranks, whose progress is shown then; ``None``: it is not.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
@@ -123,20 +122,22 @@ def run_group(
         SparkKerasError: The task of a rank failed, or the job was cancelled.
         RowsMissingError: A host did not find the rows of its rank.
     """
-    shown = _Shown(group, events or Events())
+    display = Display(group, events or Events(), has_line=events is not None)
     service = GroupService(group, max_value, checkpoints)
     with serving("socket", service, ServerOptions(), 0, ranks.hosts.driver, group.size) as address, interrupts_here():
         parts = ranks.parts
         host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts)
         running = ranks.hosts.start(host, parts.handles)
         try:
-            error = _watch(group, running, timeout, answer, shown)
+            error = _watch(group, running, timeout, answer, display)
         except BaseException:
+            display.clear()
             _end(group, running, INTERRUPT_SECONDS)
             raise
         ended_itself = _end(group, running, STOP_SECONDS)
         cause = _error_of(running) if ended_itself else None
-        shown.update()
+        display.update()
+        display.clear()
         if error is not None:
             # Hosts that had reached this process have lost it since: it was stopped, or the network was cut.
             is_consequence = isinstance(cause, DriverConnectionError) and group.has_started
@@ -153,14 +154,14 @@ def run_group(
 
 
 def _watch(
-    group: Group, running: Running[Any], timeout: float | None, answer: Answer | None, shown: _Shown
+    group: Group, running: Running[Any], timeout: float | None, answer: Answer | None, display: Display
 ) -> WorkerError | None:
     """Show output and answer the ranks until the hosts have ended or the group has failed; returns the error."""
     exits_until: float | None = None
     waiting = _Waiting(group, running)
     while True:
         is_done = running.done
-        shown.update()
+        display.update()
         waiting.check()
         if answer is not None:
             _answer(group, answer)
@@ -229,31 +230,6 @@ def _wait(group: Group, running: Running[Any], seconds: float) -> bool:
     while not (running.done and group.has_ended) and time.monotonic() < deadline:
         time.sleep(TICK_SECONDS)
     return running.done and group.has_ended
-
-
-class _Shown:
-    """What was shown of a group so far: the output of its ranks, and their states."""
-
-    def __init__(self, group: Group, events: Events) -> None:
-        self._group, self._events = group, events
-        self._states = [""] * group.size
-
-    def update(self) -> None:
-        """Write new output, and emit it and new states as events."""
-        lines = self._group.console.take()
-        if lines:
-            sys.stdout.write("".join(f"[{rank}] {line}\n" for rank, line in lines))
-            sys.stdout.flush()
-        if self._events:
-            for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0]):
-                self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
-            self._emit_states()
-
-    def _emit_states(self) -> None:
-        for rank, state in enumerate(self._group.states()):
-            if state != self._states[rank]:
-                self._states[rank] = state
-                self._events.emit(RankChanged(rank, state, self._group.host(rank)))
 
 
 def _error_of(running: Running[Any]) -> BaseException | None:

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from sparkkeras.events import RankReported
+
 TAIL_LINES = 100
 """The number of last lines of a rank that its error contains."""
 
@@ -95,6 +97,7 @@ class Console:
     def __init__(self, size: int) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[int, str]] = deque(maxlen=WAITING_LINES)
+        self._reports: deque[RankReported] = deque(maxlen=WAITING_LINES)
         self._tails = [deque[str](maxlen=TAIL_LINES) for _ in range(size)]
 
     def add(self, rank: int, lines: Sequence[str]) -> None:
@@ -103,17 +106,20 @@ class Console:
             self._tails[rank].extend(lines)
             self._waiting.extend((rank, line) for line in lines)
 
-    def show(self, rank: int, line: str) -> None:
-        """Add a line about a rank that it did not write itself."""
+    def report(self, report: RankReported) -> None:
+        """Add a report of a rank, also as a line."""
+        logs = "  ".join(f"{name}: {value:.4g}" for name, value in report.logs.items())
         with self._lock:
-            self._waiting.append((rank, line))
+            self._waiting.append((report.rank, f"epoch {report.epoch}  {logs}".rstrip()))
+            self._reports.append(report)
 
-    def take(self) -> list[tuple[int, str]]:
-        """The lines that were not taken before, each after its rank."""
+    def take(self) -> tuple[list[tuple[int, str]], list[RankReported]]:
+        """The lines that were not taken before, each after its rank, and the reports."""
         with self._lock:
-            taken = list(self._waiting)
+            lines, reports = list(self._waiting), list(self._reports)
             self._waiting.clear()
-            return taken
+            self._reports.clear()
+            return lines, reports
 
     def tail(self, rank: int) -> list[str]:
         """The last lines that a rank wrote."""

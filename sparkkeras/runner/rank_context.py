@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sparkkeras.arguments import integer
+from sparkkeras.arguments import integer, optional_integer
 from sparkkeras.checkpoints import values
 from sparkkeras.data.block import Block, describe
 from sparkkeras.errors import ClusterError, ConfigurationError
@@ -38,7 +38,7 @@ class Saved(NamedTuple):
 class Driver(Protocol):
     """The calls of a rank to the driver; see `sparkkeras.runner.service.RankClient`."""
 
-    def report(self, epoch: int, logs: Mapping[str, Any]) -> bool:
+    def report(self, epoch: int, epochs: int | None, logs: Mapping[str, Any]) -> bool:
         """Show metrics of an epoch on the driver; returns whether to stop."""
         ...
 
@@ -158,26 +158,31 @@ class RankContext:
         found = unpack(self._exchange(Kind(BROADCAST), packed))
         return value if self.rank == 0 else found
 
-    def report(self, epoch: int, logs: Mapping[str, Any]) -> bool:
-        """Show metrics on the driver.
+    def report(self, epoch: int, logs: Mapping[str, Any] | None = None, epochs: int | None = None) -> bool:
+        """Show metrics on the driver: in its output, and on the page of a `Monitor`, which draws those of rank 0.
+
+        Keras's ``fit`` reports with ``keras.callbacks.LambdaCallback(on_epoch_end=context().report)``.
 
         Args:
-            epoch: The number of the epoch.
+            epoch: The number of the epoch that has ended.
             logs: Numbers by name.
+            epochs: The number of epochs, from which the driver estimates the time that is left.
 
         Returns:
             Whether to stop, because the run is about to end.
 
         Raises:
-            ConfigurationError: The logs are not numbers by name.
+            ConfigurationError: The logs are not numbers by name, or a number is out of range.
         """
+        logs = {} if logs is None else logs
         if not isinstance(logs, Mapping):
             raise ConfigurationError(
                 f'report received {describe(logs)} as logs: expected a dict of numbers by name, such as {{"loss": 0.5}}.'
             )
         numbers = {str(name): _number(f"logs[{name!r}]", value) for name, value in logs.items()}
+        number, total = integer("epoch", epoch, low=0), optional_integer("epochs", epochs)
         with self._lock:
-            return self._driver.report(integer("epoch", epoch, low=0), numbers)
+            return self._driver.report(number, total, numbers)
 
     def save(self, epoch: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of the state of rank 0, in the background on the driver. What other ranks pass is ignored.

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.events import RankReported
 from sparkkeras.rpc.service import Client, Service
 from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
 from sparkkeras.runner.exchanges import ASK_DRIVER, OUT_OF_STEP, Kind, OutOfStepError, kind_of
@@ -145,9 +146,8 @@ class GroupService(Service):
         return Reply({"stop": self._group.heartbeat(rank)})
 
     def _report(self, rank: int, call: Call) -> Reply:
-        logs: Mapping[str, Any] = json.loads(bytes(call.body))
-        shown = "  ".join(f"{name}: {value:.4g}" for name, value in logs.items())
-        self._group.console.show(rank, f"epoch {call.field('epoch', int)}  {shown}")
+        logs = {str(name): float(value) for name, value in json.loads(bytes(call.body)).items()}
+        self._group.console.report(RankReported(rank, call.field("epoch", int), call.fields.get("epochs"), logs))
         return Reply({"stop": self._group.is_stopping})
 
     def _save(self, rank: int, call: Call) -> None:
@@ -241,10 +241,10 @@ class RankClient(Client):
         """Report that the process of the rank calls the function."""
         self._call("start", self._fields)
 
-    def report(self, epoch: int, logs: Mapping[str, Any]) -> bool:
+    def report(self, epoch: int, epochs: int | None, logs: Mapping[str, Any]) -> bool:
         """Show metrics of an epoch on the driver; returns whether to stop."""
         body = memoryview(json.dumps(dict(logs)).encode())
-        return bool(self._call("report", {**self._fields, "epoch": epoch}, (body,))[0]["stop"])
+        return bool(self._call("report", {**self._fields, "epoch": epoch, "epochs": epochs}, (body,))[0]["stop"])
 
     def save(self, packed: memoryview) -> None:
         """Have the driver write a pickled `Saved`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -28,7 +28,8 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
-from sparkkeras.scoring.progress import scoring_progress
+from sparkkeras.progress.status_line import format_logs
+from sparkkeras.scoring.progress import dataset_with_progress
 from sparkkeras.sources.source import NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 from sparkkeras.worker.predictor import Predictor, join_predictions
@@ -272,11 +273,10 @@ def evaluate_source(
         verbose: Whether to show the progress.
     """
     with ExitStack() as stack:
-        dataset = stack.enter_context(source.dataset(slices=num_workers))
-        options = _reporting("Evaluating", source, dataset, options, verbose, stack)
+        dataset, target = stack.enter_context(dataset_with_progress(source, num_workers, "Evaluating", verbose))
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
-        return evaluate(dataset, shared, state, options)
+        return evaluate(dataset, shared, state, replace(options, progress=target))
 
 
 def predict_source(
@@ -293,21 +293,12 @@ def predict_source(
     If ``keyed`` is set, for a source with keys, each part is a pair of a list of keys and their predictions.
     """
     with ExitStack() as stack:
-        dataset = stack.enter_context(source.dataset(slices=num_workers))
+        dataset, target = stack.enter_context(dataset_with_progress(source, num_workers, "Predicting", verbose))
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
-        options = _reporting("Predicting", source, dataset, options, verbose, stack)
-        how = stack.enter_context(dataset.share(options))
+        how = stack.enter_context(dataset.share(replace(options, progress=target)))
         task = PredictTask(shared, state, how, source.reader.schema, keyed=keyed)
         return dataset.run(task).collect()
-
-
-def _reporting(
-    text: str, source: Source, dataset: Dataset, options: BatchOptions, verbose: Verbose, stack: ExitStack
-) -> BatchOptions:
-    """The options with which workers report their progress, which is shown until the stack ends."""
-    rows = None if source.block is None else source.block.rows
-    return replace(options, progress=stack.enter_context(scoring_progress(text, dataset, rows, verbose)))
 
 
 def lazily(
@@ -385,19 +376,8 @@ def results(model: keras.Model, found: EvaluationResult | None) -> dict[str, Any
 def reported(model: keras.Model, logs: dict[str, Any], return_dict: bool, verbose: Verbose) -> Any:
     """The logs of an evaluation in the format of `keras.Model.evaluate`; prints them if ``verbose`` is set."""
     if verbose:
-        sys.stdout.write(f"{as_line(logs)}\n")
+        sys.stdout.write(f"{format_logs(logs)}\n")
     return logs if return_dict else metrics.in_order(model, logs)
-
-
-def as_line(logs: Mapping[str, Any]) -> str:
-    """Logs in one line, as Keras prints them."""
-    return " - ".join(f"{name}: {_value(value)}" for name, value in logs.items())
-
-
-def _value(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.4g}"
 
 
 def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0) -> Any:

@@ -1,17 +1,18 @@
-"""The progress of an evaluation or a prediction on standard output."""
+"""The progress of an evaluation or a prediction on standard output, from the storing of its rows on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from sparkkeras.data.dataset import Dataset, ReachesDriver
 from sparkkeras.errors import counted
-from sparkkeras.events import Event, Events, SparkTasks, WorkerProgress, WorkersChanged
+from sparkkeras.events import Event, Events, PhaseStarted, SparkTasks, WorkerProgress, WorkersChanged
 from sparkkeras.progress.pace import Pace
 from sparkkeras.progress.status_line import StatusLine, format_duration
 from sparkkeras.rpc.options import ServerOptions
+from sparkkeras.sources.source import Source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker.progress import ProgressTarget
@@ -28,14 +29,18 @@ class ScoringProgress:
 
     def __init__(self, text: str, rows: int | None, verbose: int) -> None:
         self._text, self._status = text, StatusLine(verbose)
+        self._phase = text
         self._pace = Pace(1, time.perf_counter)
         self._pace.handle(WorkersChanged(1, (rows,)))
 
     def on_event(self, event: Event) -> None:
         """Update the line."""
         match event:
+            case PhaseStarted(text):
+                self._phase = text
+                self._status.update(f"{text} ...")
             case SparkTasks(done, total) if done and not self._pace.rows:
-                self._status.update(f"{self._text} ... {done} of {counted(total, 'task')}")
+                self._status.update(f"{self._phase} ... {done} of {counted(total, 'task')}")
             case WorkerProgress() if self._pace.handle(event):
                 pace, left = self._pace, self._pace.seconds_left
                 share = "" if pace.done is None else f" ({pace.done:.0%})"
@@ -48,26 +53,32 @@ class ScoringProgress:
 
 
 @contextmanager
-def scoring_progress(text: str, dataset: Dataset, rows: int | None, verbose: int | str) -> Iterator[ProgressTarget | None]:
-    """Show the progress until the context ends, if ``verbose`` is set.
+def dataset_with_progress(
+    source: Source, slices: int | None, text: str, verbose: int | str
+) -> Iterator[tuple[Dataset, ProgressTarget | None]]:
+    """Store the rows of a source; if ``verbose`` is set, show the progress of this, and of what is done with them.
 
     Args:
+        source: The rows.
+        slices: The number of partitions for arrays; ``None``: the number of slots.
         text: See `ScoringProgress`.
-        dataset: The rows.
-        rows: Their number; ``None`` if it is unknown.
         verbose: ``"auto"``, 0, 1 or 2.
 
     Yields:
-        Where workers send their progress; ``None``: nowhere.
+        The stored rows, and where workers send their progress; ``None``: nowhere.
     """
     if not verbose:
-        yield None
+        with source.dataset(slices=slices) as dataset:
+            yield dataset, None
         return
+    rows = None if source.block is None else source.block.rows
     progress = ScoringProgress(text, rows, 1 if verbose == "auto" else int(verbose))
     events = Events([progress])
-    driver = dataset.driver if isinstance(dataset, ReachesDriver) else None
-    with watching_spark(events, hides_bars=True), live_progress(events, driver, ServerOptions()) as target:
-        try:
-            yield target
-        finally:
-            progress.clear()
+    with ExitStack() as stack:
+        stack.callback(progress.clear)
+        stack.enter_context(watching_spark(events, hides_bars=True))
+        events.emit(PhaseStarted("Storing rows"))
+        dataset = stack.enter_context(source.dataset(slices=slices))
+        events.emit(PhaseStarted(text))
+        driver = dataset.driver if isinstance(dataset, ReachesDriver) else None
+        yield dataset, stack.enter_context(live_progress(events, driver, ServerOptions()))

@@ -12,8 +12,7 @@ import keras
 from sparkkeras.errors import counted
 from sparkkeras.events import Event, Incident, PhaseStarted, RunEnded, RunResumed, SparkTasks, Updates, WorkersChanged
 from sparkkeras.progress.pace import Pace
-from sparkkeras.progress.status_line import StatusLine, format_duration
-from sparkkeras.scoring.inference import as_line
+from sparkkeras.progress.status_line import StatusLine, format_duration, format_logs
 
 _WIDTH = 20
 """The length of the bar."""
@@ -92,7 +91,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Print the metrics."""
         with self._lock:
-            self._status.write(f"{self._speed()} - {as_line(logs or {})}")
+            self._status.write(f"{self._speed()} - {format_logs(logs or {})}")
             self._pace.end_epoch()
 
     def _update(self) -> None:
@@ -104,7 +103,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         parts = [
             f"{bar} {self._speed()}",
             *([f"about {format_duration(left)} left"] if left is not None else []),
-            *([as_line(pace.logs)] if pace.logs else []),
+            *([format_logs(pace.logs)] if pace.logs else []),
         ]
         self._status.update(" - ".join(parts))
 

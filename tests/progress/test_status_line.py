@@ -1,35 +1,23 @@
 """Lines that stay, and one below them that changes; what a log, a terminal and a notebook get."""
 
 import io
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 from sparkkeras.progress import status_line
 from sparkkeras.progress.status_line import StatusLine
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+from tests.terminals import Terminal, manual_clock, write_to
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(status_line, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
+    return manual_clock(monkeypatch)
 
 
 @pytest.fixture
 def terminal(monkeypatch):
-    return writes_to(Terminal(), monkeypatch)
-
-
-def writes_to(stream, monkeypatch):
-    monkeypatch.setattr(status_line, "sys", SimpleNamespace(stdout=stream, modules=sys.modules))
-    return stream
+    return write_to(Terminal(), monkeypatch)
 
 
 def test_a_log_gets_a_line_a_minute_of_what_would_change(clock, capsys):
@@ -69,7 +57,7 @@ def test_a_notebook_gets_blanks_in_place_of_the_terminals_sequence(clock, monkey
     class OutStream(io.StringIO):
         __module__ = "ipykernel.iostream"
 
-    stream = writes_to(OutStream(), monkeypatch)
+    stream = write_to(OutStream(), monkeypatch)
     status = StatusLine(1)
     status.update("loading")
     status.clear()

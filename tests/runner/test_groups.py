@@ -171,7 +171,7 @@ def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(groups._Shown, "update", interrupted)
+    monkeypatch.setattr(groups.Display, "update", interrupted)
     monkeypatch.setattr(groups, "INTERRUPT_SECONDS", (0.05, 0.05))
     tasks = Tasks()
     with pytest.raises(KeyboardInterrupt):

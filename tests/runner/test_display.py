@@ -1,0 +1,106 @@
+"""What the driver shows of a group: output, reports, states, and the line with the progress."""
+
+import pytest
+
+from sparkkeras.events import Events, OutputWritten, RankChanged, RankReported
+from sparkkeras.runner.display import Display
+from sparkkeras.runner.group import Group
+from tests.terminals import Terminal, manual_clock, write_to
+
+
+class Listener(list):
+    on_event = list.append
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return manual_clock(monkeypatch)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    return write_to(Terminal(), monkeypatch)
+
+
+@pytest.fixture
+def heard():
+    return Listener()
+
+
+@pytest.fixture
+def group(clock):
+    group = Group(2, clock=lambda: clock.now)
+    for rank in range(2):
+        group.join(rank, 0, f"host{rank}", 1)
+    return group
+
+
+@pytest.fixture
+def display(group, clock, terminal, heard):
+    return Display(group, Events([heard]), has_line=True, clock=lambda: clock.now)
+
+
+def test_a_line_shows_what_the_ranks_do(group, display, clock, terminal):
+    display.update()
+    assert terminal.line == "0 of 2 ranks started - 0.0s"
+    group.start(0)
+    clock.now += 1.5
+    display.update()
+    assert terminal.line == "1 of 2 ranks started - 1.5s"
+    group.start(1)
+    for epoch in (1, 2, 3):
+        clock.now += 10
+        group.console.report(RankReported(0, epoch, 10, {"loss": 1 / epoch}))
+        group.console.report(RankReported(1, epoch, 10, {"loss": 9.0}))
+        display.update()
+    assert terminal.line == "2 ranks running - epoch 3 of 10 - 31.5s - about 1m 10s left - loss: 0.3333"
+    clock.now += 4
+    group.complete(0)
+    display.update()
+    assert terminal.line.startswith("1 of 2 ranks finished - epoch 3 of 10 - 35.5s - about 1m 06s left - loss")
+    display.clear()
+    assert terminal.line == ""
+
+
+@pytest.mark.parametrize(("numbers", "left"), [((0, 1), "about 20.0s"), ((1, 2), "about 20.0s"), ((7, 8), None)])
+def test_the_time_left_of_epochs_numbered_from_0_or_1(group, display, clock, terminal, numbers, left):
+    total = 4 if left else 8
+    for epoch in numbers:
+        clock.now += 10
+        group.console.report(RankReported(0, epoch, total, {}))
+        display.update()
+    assert terminal.line.partition(f"of {total} - ")[2] == f"20.0s - {left or 'about 0.0s'} left"
+
+
+def test_without_the_number_of_epochs_there_is_no_time_left(group, display, clock, terminal):
+    for epoch in (0, 1):
+        clock.now += 1
+        group.console.report(RankReported(0, epoch, None, {}))
+        display.update()
+    assert terminal.line == "0 of 2 ranks started - epoch 1 - 2.0s"
+
+
+def test_output_stays_above_the_line_and_all_is_emitted(group, display, clock, terminal, heard):
+    display.update()
+    clock.now += 1
+    group.start(1)
+    group.console.add(1, ["one", "two"])
+    report = RankReported(0, 1, None, {"loss": 0.5})
+    group.console.report(report)
+    display.update()
+    assert terminal.getvalue().split("\r\033[K")[1].splitlines()[:3] == ["[1] one", "[1] two", "[0] epoch 1  loss: 0.5"]
+    assert terminal.line.startswith("1 of 2 ranks started")
+    assert heard == [
+        OutputWritten(1, "one\ntwo\n"),
+        OutputWritten(0, "epoch 1  loss: 0.5\n"),
+        RankChanged(1, "started", "host1"),
+        report,
+    ]
+
+
+def test_without_a_line_only_output_is_written(group, clock, terminal):
+    display = Display(group, Events(), clock=lambda: clock.now)
+    display.update()
+    group.console.add(0, ["one"])
+    display.update()
+    assert terminal.getvalue() == "[0] one\n"

@@ -1,0 +1,72 @@
+"""The progress of evaluations and predictions on a terminal."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from sparkkeras.events import SparkTasks, WorkerProgress
+from sparkkeras.scoring import progress
+from sparkkeras.scoring.progress import ScoringProgress, dataset_with_progress
+from tests.terminals import Terminal, manual_clock, write_to
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = manual_clock(monkeypatch)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    return write_to(Terminal(), monkeypatch)
+
+
+class Rows:
+    """A source of 100 rows."""
+
+    block = SimpleNamespace(rows=100)
+
+    def __init__(self, terminal, clock, fails=False):
+        self.terminal, self.clock, self.fails = terminal, clock, fails
+
+    @contextmanager
+    def dataset(self, slices):
+        self.shown = self.terminal.line
+        self.clock.now += 1
+        if self.fails:
+            raise OSError
+        yield f"{slices} slices"
+
+
+def test_the_line_appears_when_rows_are_stored_and_is_removed_at_the_end(clock, terminal):
+    rows = Rows(terminal, clock)
+    with dataset_with_progress(rows, 3, "Predicting", 1) as (dataset, target):
+        assert (dataset, target) == ("3 slices", None)
+        assert terminal.line == "Predicting ..."
+    assert (rows.shown, terminal.line) == ("Storing rows ...", "")
+
+
+def test_the_line_is_removed_if_rows_cannot_be_stored(clock, terminal):
+    with pytest.raises(OSError), dataset_with_progress(Rows(terminal, clock, fails=True), None, "Predicting", "auto"):
+        pass
+    assert terminal.line == ""
+
+
+def test_nothing_is_shown_if_nobody_wants_it(clock, terminal):
+    with dataset_with_progress(Rows(terminal, clock), None, "Predicting", 0) as (_, target):
+        assert target is None
+    assert terminal.getvalue() == ""
+
+
+def test_tasks_are_counted_until_workers_report_rows(clock, terminal):
+    shown = ScoringProgress("Evaluating", 100, 1)
+    shown.on_event(SparkTasks(1, 2))
+    assert terminal.line == "Evaluating ... 1 of 2 tasks"
+    clock.now += 5
+    shown.on_event(WorkerProgress(0, 0, 40, 4.0))
+    assert terminal.line == "Evaluating ... 40 rows (40%) - 10 rows/s - about 6.0s left"
+    clock.now += 1
+    shown.on_event(SparkTasks(2, 2))
+    assert terminal.line.startswith("Evaluating ... 40 rows")
