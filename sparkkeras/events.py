@@ -355,9 +355,12 @@ class Events:
 
     Args:
         listeners: The listeners.
+        within_epochs: Whether they need the reports of workers within an epoch (`WorkerProgress`), for which the driver
+            listens on a port.
     """
 
-    def __init__(self, listeners: Iterable[EventListener] = ()) -> None:
+    def __init__(self, listeners: Iterable[EventListener] = (), within_epochs: bool = True) -> None:
+        self.within_epochs = within_epochs
         self._listeners = tuple({id(each): each for each in listeners}.values())  # each once
         self._lock = threading.RLock()
         self._thread: int | None = None

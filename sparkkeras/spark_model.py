@@ -470,7 +470,8 @@ class SparkModel:
             self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
         )
         progress = Progress(request.verbose, request.epochs, missing_settings())
-        events = Events(listeners([*([progress] if request.verbose else []), *request.callbacks]))
+        others = listeners(request.callbacks)
+        events = Events([*([progress] if request.verbose else []), *others], request.verbose == 1 or bool(others))
         coordination = Coordination(
             self.frequency,
             rule,

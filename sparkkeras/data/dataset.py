@@ -233,6 +233,19 @@ class StoredDataset(Dataset, Protocol):
 
 
 @runtime_checkable
+class ReachesClient(Protocol):
+    """Rows on Spark Connect, whose tasks can connect to this process if the network permits it."""
+
+    def client_address(self) -> DriverAddress:
+        """The network address at which tasks may reach this process.
+
+        Raises:
+            ClusterError: It is unknown.
+        """
+        ...
+
+
+@runtime_checkable
 class ReachesDriver(Protocol):
     """Rows on a cluster whose driver is this process, so that tasks can connect to it.
 

@@ -23,7 +23,7 @@ from sparkkeras.diagnostics.inspection import Inspection, Server
 from sparkkeras.errors import SparkKerasError
 from sparkkeras.rpc.options import ServerOptions, check_seconds
 from sparkkeras.spark.cluster import SparkRunning, driver_address
-from sparkkeras.spark.connect import RemoteRunning, is_remote, slots_of_session, task_cores
+from sparkkeras.spark.connect import RemoteRunning, client_address, is_remote, slots_of_session, task_cores
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.spark.master import is_local
 from sparkkeras.spark.slots import slots_of
@@ -288,8 +288,6 @@ def _no_executor(settings: Mapping[str, str], seconds: float) -> Finding:
 
 
 def _describe_remote(session: SparkSession, backend: str, request: Request) -> SparkFacts:
-    from sparkkeras.runner.connect_hosts import client_address
-
     seconds = request.start_seconds
     settings = dict(cast(Any, session.conf).getAll)
     facts = SparkFacts(session.version, settings.get("spark.master", ""), True, settings)

@@ -5,14 +5,12 @@ The workers are shared with other queries, so they may have used the backend, an
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.dataset import DriverAddress, Running
-from sparkkeras.errors import ClusterError, DriverConnectionError
+from sparkkeras.errors import DriverConnectionError
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
@@ -20,12 +18,12 @@ from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.spark_hosts import gpu_profile, placement_of
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
-from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, session_files, unpack_cells
+from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
 from sparkkeras.spark.connectivity import PREFLIGHT_SECONDS, Preflight
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
@@ -117,23 +115,3 @@ class _Connects:
         for _ in batches:
             pass
         yield from Preflight(self.address)(task_context(), iter(()))
-
-
-def client_address(session: SparkSession) -> DriverAddress:
-    """The address of this machine in the network of the Spark Connect server.
-
-    Raises:
-        ClusterError: The server's name cannot be resolved.
-    """
-    server = session.client.host
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(server, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # sends nothing
-            host = str(probe.getsockname()[0])
-    except OSError as error:
-        raise ClusterError(
-            f"the Spark Connect server {server!r} cannot be resolved from here ({error}), so the address at which its "
-            "workers reach this process is unknown: use a host name or an IP address in the URL of the session."
-        ) from error
-    return DriverAddress(host, host, is_local=ip_address(host).is_loopback)

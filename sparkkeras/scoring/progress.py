@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from sparkkeras.data.dataset import Dataset, ReachesDriver
+from sparkkeras.data.dataset import Dataset
 from sparkkeras.errors import counted
 from sparkkeras.events import Event, Events, PhaseStarted, SparkTasks, WorkerProgress, WorkersChanged
 from sparkkeras.progress.pace import Pace
@@ -72,13 +72,13 @@ def dataset_with_progress(
             yield dataset, None
         return
     rows = None if source.block is None else source.block.rows
-    progress = ScoringProgress(text, rows, 1 if verbose == "auto" else int(verbose))
-    events = Events([progress])
+    level = 1 if verbose == "auto" else int(verbose)
+    progress = ScoringProgress(text, rows, level)
+    events = Events([progress], within_epochs=level == 1)
     with ExitStack() as stack:
         stack.callback(progress.clear)
         stack.enter_context(watching_spark(events, hides_bars=True))
         events.emit(PhaseStarted("Storing rows"))
         dataset = stack.enter_context(source.dataset(slices=slices))
         events.emit(PhaseStarted(text))
-        driver = dataset.driver if isinstance(dataset, ReachesDriver) else None
-        yield dataset, stack.enter_context(live_progress(events, driver, ServerOptions()))
+        yield dataset, stack.enter_context(live_progress(events, dataset, ServerOptions()))

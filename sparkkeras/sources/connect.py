@@ -19,7 +19,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
-from sparkkeras.data.dataset import Merging, Piece, Rows, Shared, StoredDataset, Task, TrainingTask, joined
+from sparkkeras.data.dataset import DriverAddress, Merging, Piece, Rows, Shared, StoredDataset, Task, TrainingTask, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
@@ -128,6 +128,10 @@ class RemoteDataset:
         """The maximum total size of the results of a job, in bytes."""
         return self.cluster.max_result_bytes
 
+    def client_address(self) -> DriverAddress:
+        """See `ReachesClient.client_address`."""
+        return self.cluster.client_address()
+
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """See `Dataset.share`; large values are uploaded as files of the session."""
         return nullcontext(self.cluster.keep(value))
@@ -195,6 +199,10 @@ class StoredRemoteDataset:
     def max_result_bytes(self) -> int:
         """The maximum total size of the results of a job, in bytes."""
         return self.source.max_result_bytes
+
+    def client_address(self) -> DriverAddress:
+        """See `ReachesClient.client_address`."""
+        return self.cluster.client_address()
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:

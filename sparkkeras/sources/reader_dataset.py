@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import Rows, Shared, StoredDataset, Task, TaskContext, TrainingTask
+from sparkkeras.data.dataset import DriverAddress, Rows, Shared, StoredDataset, Task, TaskContext, TrainingTask
 from sparkkeras.data.files import Handle
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.sources.connect import OverPartition, RemoteResults
@@ -120,6 +120,10 @@ class RemoteReaderDataset:
     def max_result_bytes(self) -> int:
         """The maximum total size of the results of a job, in bytes."""
         return self.cluster.max_result_bytes
+
+    def client_address(self) -> DriverAddress:
+        """See `ReachesClient.client_address`."""
+        return self.cluster.client_address()
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """See `Dataset.share`; large values are uploaded as files of the session."""

@@ -1,7 +1,7 @@
-"""What Spark does to a run, as events: tasks that failed, executors that were lost or added.
+"""What Spark does to a run, as events: tasks that are done, tasks that failed, executors that were lost or added.
 
-Spark's own store of its status has it, also without the web UI, for the driver's SparkContext; Spark Connect offers no such
-store to its clients.
+Spark's own store of its status has it, also without the web UI, for the driver's SparkContext. The clients of Spark Connect
+see the tasks of their queries only.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sparkkeras.errors import counted
 from sparkkeras.events import Events, Incident, SparkTasks
+from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.job_errors import quietly
 
 POLL_SECONDS = 1.0
@@ -48,7 +49,7 @@ class ExecutorState:
 
 @contextmanager
 def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
-    """Emit an `Incident` for each change, and `SparkTasks`, while the context is open; with Spark Connect none.
+    """Emit an `Incident` for each change, and `SparkTasks`, while the context is open; with Spark Connect the latter only.
 
     Args:
         events: Gets them, from another thread.
@@ -57,11 +58,15 @@ def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
-    if not (events or hides_bars) or context is None or context._jsc is None:
+    session = active_remote_session() if context is None else None
+    ends = threading.Event()
+    if session is not None and events:
+        watch = functools.partial(_watch_remote, session, events, ends)
+    elif context is not None and context._jsc is not None and (events or hides_bars):
+        watch = functools.partial(_watch, context, events, hides_bars, ends)
+    else:
         yield
         return
-    ends = threading.Event()
-    watch = functools.partial(_watch, context, events, hides_bars, ends)
     # Without what it reads, which is no public API of Spark, there are no incidents.
     thread = threading.Thread(target=quietly, args=(watch,), name="sparkkeras-spark-activity", daemon=True)
     thread.start()
@@ -108,6 +113,39 @@ def _watch(context: Any, events: Events, hides_bars: bool, ends: threading.Event
         for event in [*incidents(before, after), *([] if tasks is None else [tasks])]:
             events.emit(event)
         before = after
+
+
+class RemoteTasks:
+    """The tasks of the queries of a Spark Connect session that run now: a progress handler."""
+
+    def __init__(self) -> None:
+        self._queries: dict[str, tuple[int, int]] = {}
+
+    def __call__(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        """Take the stages of a query; Spark calls this in the thread that waits for it."""
+        key = operation_id or ""
+        if done:
+            self._queries.pop(key, None)
+        else:
+            found = list(stages or ())
+            self._queries[key] = sum(s.num_completed_tasks for s in found), sum(s.num_tasks for s in found)
+
+    def running(self) -> SparkTasks | None:
+        """See `running_stages`."""
+        counts = list(self._queries.values())
+        return SparkTasks(sum(done for done, _ in counts), sum(total for _, total in counts)) if counts else None
+
+
+def _watch_remote(session: Any, events: Events, ends: threading.Event) -> None:
+    tasks = RemoteTasks()
+    session.registerProgressHandler(tasks)
+    try:
+        while not ends.wait(POLL_SECONDS):
+            found = tasks.running()
+            if found is not None:
+                events.emit(found)
+    finally:
+        session.removeProgressHandler(tasks)
 
 
 def _wait(seconds: float, bar: Any, ends: threading.Event) -> bool:

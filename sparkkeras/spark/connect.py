@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import pickle
+import socket
 import tempfile
 import threading
 import traceback
@@ -18,11 +19,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkkeras import errors
-from sparkkeras.data.dataset import Shared
+from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
@@ -102,6 +104,10 @@ class RemoteCluster:
     def free_slots(self) -> int:
         """The same as `slots`: a client does not see which of them are free."""
         return self.slots
+
+    def client_address(self) -> DriverAddress:
+        """See `client_address`."""
+        return client_address(self.session)
 
     def require(self, module: str, package: str, purpose: str) -> None:
         """Reject workers that lack an optional module; see `Cluster.require`."""
@@ -434,3 +440,23 @@ def active_remote_session() -> SparkSession | None:
     except PySparkRuntimeError:
         return None
     return found  # type: ignore[no-any-return]
+
+
+def client_address(session: SparkSession) -> DriverAddress:
+    """The address of this machine in the network of the Spark Connect server.
+
+    Raises:
+        ClusterError: The server's name cannot be resolved.
+    """
+    server = session.client.host
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(server, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ClusterError(
+            f"the Spark Connect server {server!r} cannot be resolved from here ({error}), so the address at which its "
+            "workers reach this process is unknown: use a host name or an IP address in the URL of the session."
+        ) from error
+    return DriverAddress(host, host, is_local=ip_address(host).is_loopback)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.data.dataset import DriverAddress, ReachesClient, ReachesDriver
+from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.events import Events
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.worker.progress import ProgressTarget
@@ -17,20 +17,21 @@ _WORKERS = 64
 
 @contextmanager
 def live_progress(
-    events: Events, driver: DriverAddress | None, options: ServerOptions, num_workers: int = 0
+    events: Events, dataset: object, options: ServerOptions, num_workers: int = 0
 ) -> Iterator[ProgressTarget | None]:
     """Receive the progress of workers until the context ends.
 
     Args:
         events: Gets it, a `WorkerProgress` for each report, from several threads.
-        driver: How workers reach this process; ``None`` if they cannot.
+        dataset: The rows of the workers, which says how they reach this process.
         options: The settings of the server.
         num_workers: The number of workers, if it is known.
 
     Yields:
-        Where the workers send it; ``None`` if there are no listeners, or the workers cannot reach this process.
+        Where the workers send it; ``None`` if no listener needs it, or the workers cannot reach this process.
     """
-    if driver is None or not events:
+    driver = _address(dataset) if events and events.within_epochs else None
+    if driver is None:
         yield None
         return
     with ExitStack() as stack:
@@ -40,3 +41,13 @@ def live_progress(
 
             target = stack.enter_context(receiving(events.emit, driver, options, max(num_workers, _WORKERS)))
         yield target
+
+
+def _address(dataset: object) -> DriverAddress | None:
+    """How the workers of a dataset reach this process; ``None`` if they cannot."""
+    if isinstance(dataset, ReachesDriver):
+        return dataset.driver
+    if isinstance(dataset, ReachesClient):
+        with suppress(ClusterError):
+            return dataset.client_address()
+    return None

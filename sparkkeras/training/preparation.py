@@ -14,7 +14,7 @@ import keras
 
 from sparkkeras import arguments
 from sparkkeras.data.block import BlockSpec
-from sparkkeras.data.dataset import ReachesDriver, StoredDataset, all_labels, common_spec
+from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
@@ -251,9 +251,9 @@ def prepare_fit(
             check_partitions(models[0], split.train, "training", request.steps_per_epoch)
             check_partitions(models[0], held_out_rows, "validation")
         # Members of ensembles are in different epochs.
-        driver = stored.driver if isinstance(stored, ReachesDriver) and not workers_validate else None
+        reporting = None if workers_validate else stored
         progress = stack.enter_context(
-            live_progress(coordination.events, driver, coordination.server.options, len(split.train))
+            live_progress(coordination.events, reporting, coordination.server.options, len(split.train))
         )
         yield (
             Job(

@@ -15,8 +15,8 @@ import pytest
 from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerError, to_simple_rdd
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.runner import context, groups, spark_runner
-from sparkkeras.runner.connect_hosts import client_address
 from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
+from sparkkeras.spark.connect import client_address
 from tests.conftest import settle
 from tests.processes import interrupted_when
 

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,3 +87,25 @@ def test_a_stopped_context_ends_the_watch(sc, monkeypatch):
     monkeypatch.setattr(activity, "executor_states", stopped)
     with watching_spark(Events([RecordedEvents()])):
         pass
+
+
+def test_the_tasks_of_the_queries_of_spark_connect_are_counted(monkeypatch):
+    monkeypatch.setattr(activity, "POLL_SECONDS", 0.01)
+    handlers = []
+    session = SimpleNamespace(registerProgressHandler=handlers.append, removeProgressHandler=handlers.remove)
+    monkeypatch.setattr(activity, "active_remote_session", lambda: session)
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    recorded = RecordedEvents()
+    with watching_spark(Events([recorded])):
+        while not handlers:
+            time.sleep(0.01)
+        (handler,) = handlers
+        stages = [SimpleNamespace(num_tasks=4, num_completed_tasks=count) for count in (4, 1)]
+        handler(stages=stages, inflight_tasks=1, operation_id="one", done=False)
+        handler(stages=stages[1:], inflight_tasks=1, operation_id="two", done=False)
+        while SparkTasks(6, 12) not in recorded.of(SparkTasks):
+            time.sleep(0.01)
+        handler(stages=stages, inflight_tasks=0, operation_id="one", done=True)
+        while recorded.of(SparkTasks)[-1] != SparkTasks(1, 4):
+            time.sleep(0.01)
+    assert handlers == []

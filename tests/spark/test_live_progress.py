@@ -2,12 +2,13 @@
 
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import keras
 import pytest
 
 from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.events import Events, WorkerProgress
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import ServerOptions
@@ -17,7 +18,7 @@ from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker import progress
 from tests.training.jobs import Model, RecordedEvents, fit, partitions
 
-LOOPBACK = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+LOOPBACK = SimpleNamespace(driver=DriverAddress("127.0.0.1", "127.0.0.1", is_local=True))
 
 
 @pytest.fixture
@@ -91,7 +92,24 @@ def test_nobody_listens_without_need_or_where_it_is_impossible(monkeypatch, reco
     with live_progress(Events([recorded]), None, ServerOptions()) as target:
         assert target is None
     elsewhere = DriverAddress("192.0.2.1", "192.0.2.1", is_local=False)
-    with live_progress(Events([recorded]), elsewhere, ServerOptions()) as target:
+    with live_progress(Events([recorded]), SimpleNamespace(driver=elsewhere), ServerOptions()) as target:
         assert target is None
     with pytest.raises(ConfigurationError), progress_service.receiving(print, elsewhere, ServerOptions(), 1):
         pass
+
+
+def test_a_client_of_spark_connect_listens_where_it_knows_its_address(recorded):
+    client = SimpleNamespace(client_address=lambda: LOOPBACK.driver)
+    with live_progress(Events([recorded]), client, ServerOptions()) as target:
+        assert target.address.host == "127.0.0.1"
+
+    def unknown():
+        raise ClusterError("it cannot be resolved")
+
+    with live_progress(Events([recorded]), SimpleNamespace(client_address=unknown), ServerOptions()) as target:
+        assert target is None
+
+
+def test_nobody_listens_if_the_listeners_need_no_progress_within_epochs(recorded):
+    with live_progress(Events([recorded], within_epochs=False), LOOPBACK, ServerOptions()) as target:
+        assert target is None
