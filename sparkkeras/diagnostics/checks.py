@@ -19,8 +19,8 @@ MINIMUM_JAVA = 17
 MINIMUM_DISK = 1 << 30
 """With fewer free bytes than this, there is a warning."""
 
-BACKEND_BYTES = 840 << 20
-"""What a worker needs for Python, Keras, its backend and a small model: 837 MB with TensorFlow 2.21, 491 MB with JAX."""
+BACKEND_BYTES = {"tensorflow": 840 << 20, "jax": 500 << 20, "torch": 615 << 20}
+"""What a worker needs for Python, Keras, its backend and a small model: measured with TensorFlow 2.21 and PyTorch 2.13."""
 
 STATE_COPIES = 3
 """How many times a worker holds the state of a model while it trains: its variables, gradients, and a message."""
@@ -38,10 +38,17 @@ class Needs:
     Attributes:
         state_bytes: The size of weights and optimizer variables; 0 if unknown.
         data_bytes: The size of the rows on disk; 0 if unknown.
+        backend: Keras's backend.
     """
 
     state_bytes: int = 0
     data_bytes: int = 0
+    backend: str = "tensorflow"
+
+    @property
+    def worker_bytes(self) -> int:
+        """The memory of a worker."""
+        return BACKEND_BYTES.get(self.backend, max(BACKEND_BYTES.values())) + STATE_COPIES * self.state_bytes
 
 
 Described = Mapping[str, Any]
@@ -354,7 +361,7 @@ def _check_cores(machines: Mapping[str, Sequence[Described]], facts: SparkFacts)
 
 
 def _check_memory(machines: Mapping[str, Sequence[Described]], needs: Needs) -> Iterator[Finding]:
-    each = BACKEND_BYTES + STATE_COPIES * needs.state_bytes
+    each = needs.worker_bytes
     problems: list[tuple[str, Finding]] = []
     enough: dict[int, list[tuple[str, int]]] = {}
     for name, workers in machines.items():
@@ -467,8 +474,8 @@ def _risky_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -
             WARNING,
             "settings",
             f"spark.executor.memoryOverhead is not set: {facts.master.partition(':')[0]} ends executors whose workers "
-            f"use more than about a tenth of the executor's memory, and each needs about {size(BACKEND_BYTES)}.",
-            "Set it to that for each slot of an executor, plus what model and data need.",
+            f"use more than about a tenth of the executor's memory, and each needs about {size(needs.worker_bytes)}.",
+            "Set it to that for each slot of an executor, plus what the data needs.",
         )
     host = settings.get("spark.driver.host", "")
     if not facts.is_remote and facts.master.startswith(("spark:", "yarn", "k8s")) and _is_loopback(host):

@@ -108,7 +108,7 @@ def examine_spark(
     if data is not None and (facts.workers or not _is_on_cluster(data)):
         finding, data_bytes = _check_data(data, session)
         yield finding
-    needs = Needs(state_bytes, data_bytes)
+    needs = Needs(state_bytes, data_bytes, backend)
     yield from checks.check_resources(facts, driver, needs)
     yield from checks.check_settings(facts, needs, _result_bytes(session, facts))
 

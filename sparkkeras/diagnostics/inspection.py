@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -273,13 +273,16 @@ def free_disk(folder: str) -> dict[str, Any]:
 def cores() -> int:
     """The number of CPU cores that the machine or container of this process may use, rounded up."""
     known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").strip().partition(" ")
-    return min(known, -(-int(quota) // int(period))) if quota.isdigit() and period.isdigit() else known
+    for folder in _groups(""):
+        quota, _, period = _read(f"{folder}/cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            known = min(known, -(-int(quota) // int(period)))
+    return known
 
 
 def available_memory() -> int | None:
     """The bytes of memory that all processes of this machine or container can still use; ``None`` if unknown."""
-    bounds = [_available_on_machine(), _available_in_group()]
+    bounds = [_available_on_machine(), *_available_in_groups()]
     known = [bound for bound in bounds if bound is not None]
     return min(known, default=None)
 
@@ -291,18 +294,31 @@ def _available_on_machine() -> int | None:
     return None
 
 
-def _available_in_group() -> int | None:
-    """What the control group (container) of this process still allows; its cache of files counts as available."""
-    for folder, limit, used in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+def _available_in_groups() -> Iterator[int]:
+    """What the control groups (containers) of this process still allow; their cache of files counts as available."""
+    for controller, limit, used, cache in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        values = [_read(f"{folder}/{name}").strip() for name in (limit, used)]
-        if all(value.isdigit() for value in values):
-            statistics = dict(line.split(maxsplit=1) for line in _read(f"{folder}/memory.stat").splitlines())
-            cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
-            return max(0, int(values[0]) - int(values[1]) + cached)
-    return None
+        for folder in _groups(controller):
+            values = [_read(f"{folder}/{name}").strip() for name in (limit, used)]
+            if all(value.isdigit() for value in values):
+                statistics = dict(line.split(maxsplit=1) for line in _read(f"{folder}/memory.stat").splitlines())
+                yield max(0, int(values[0]) - int(values[1]) + int(statistics.get(cache, 0)))
+
+
+def _groups(controller: str) -> Iterator[str]:
+    """The folders of the control group of this process and of those around it.
+
+    Args:
+        controller: A controller of version 1, such as ``"memory"``; empty: version 2, which has one hierarchy.
+    """
+    root = PurePosixPath("/sys/fs/cgroup", controller)
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = root / path.strip("/")
+            yield from (str(folder) for folder in (group, *group.parents) if folder.is_relative_to(root))
 
 
 def address_space() -> int | None:

@@ -26,7 +26,7 @@ from sparkkeras.events import (
     WorkersChanged,
 )
 from sparkkeras.modeling.optimizers import optimizer_of
-from sparkkeras.tracking.mlflow_model import log_model
+from sparkkeras.tracking.mlflow_model import check_example, log_model
 from sparkkeras.tracking.mlflow_run import FAILED, FINISHED, KILLED, Outbox, RunWriter
 
 P = ParamSpec("P")
@@ -178,6 +178,16 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._tracked: _Tracked | None = None
         self._has_warned = False
         self._has_events = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take the model; before training, so that an example that does not fit it ends nothing that took hours.
+
+        Raises:
+            ConfigurationError: ``input_example`` does not fit the model.
+        """
+        super().set_model(model)
+        if self._log_model and self._input_example is not None:
+            check_example(model, self._input_example)
 
     @_guarded
     def on_event(self, event: Event) -> None:

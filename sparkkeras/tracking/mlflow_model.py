@@ -8,7 +8,7 @@ without known inputs, are scored by `_load_pyfunc` of this module. They need spa
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import custom_objects_of, load_bytes, save_bytes
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.schema import input_tensors, schema_of
@@ -125,6 +126,36 @@ def example_of(model: keras.Model) -> Any:
         for name, (dtype, shape) in _inputs(model).items()
     }
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays or None
+
+
+def check_example(model: keras.Model, example: Any) -> None:
+    """Check that a model takes an input example, as far as its inputs are known.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    inputs = _inputs(model)
+    if not inputs:
+        return
+    arrays = _named(example)
+    if not isinstance(example, Mapping):
+        arrays = dict(zip(inputs, arrays.values(), strict=False)) if len(arrays) == len(inputs) else arrays
+    wanted = ", ".join(f"{name!r}: {_shape(shape)}" for name, (_, shape) in inputs.items())
+    found = ", ".join(f"{name!r}: {array.shape}" for name, array in arrays.items())
+    fits = arrays.keys() == inputs.keys() and all(
+        array.ndim == len(inputs[name][1]) + 1
+        and all(size in (None, given) for given, size in zip(array.shape[1:], inputs[name][1], strict=True))
+        for name, array in arrays.items()
+    )
+    if not fits:
+        raise ConfigurationError(
+            f"input_example does not fit the model {model.name!r}: received arrays of the shapes {{{found}}}, expected "
+            f"{{{wanted}}}. Pass rows as predict takes them, such as x[:1]."
+        )
+
+
+def _shape(of_row: Sequence[int | None]) -> str:
+    return f"({', '.join(['rows', *('any' if size is None else str(size) for size in of_row)])})"
 
 
 _Spec = tuple[str, tuple[int | None, ...]]

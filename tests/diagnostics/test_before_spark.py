@@ -177,3 +177,43 @@ def test_data_in_this_process(data, message):
     assert (finding.message, finding.status == ERROR) == (message, message.endswith("."))
     assert bool(size) == ("about" in message)
     assert bool(finding.remedy) == (finding.status == ERROR)
+
+
+def group(used, limit="max", cached=0, **others):
+    return {"memory.max": limit, "memory.current": str(used), "memory.stat": f"inactive_file {cached}\nanon 1\n", **others}
+
+
+@pytest.mark.parametrize(
+    ("membership", "folders", "memory", "cores"),
+    [
+        ("0::/\n", {"": group(10, "100", cached=5), "/other": group(1, "2")}, 95, 8),
+        (
+            "0::/pod/one\n",
+            {"": {}, "/pod": group(10, "50"), "/pod/one": group(10, "30", **{"cpu.max": "150000 100000"})},
+            20,
+            2,
+        ),
+        ("0::/pod/one\n", {"/pod": group(10, "50", **{"cpu.max": "100000 100000"}), "/pod/one": group(10)}, 40, 1),
+        ("0::/gone\n", {"": group(10, "40", **{"cpu.max": "max 100000"})}, 30, 8),
+        (
+            "9:name=systemd:/x\n4:cpu,memory:/one\n",
+            {
+                "/memory/one": {
+                    "memory.limit_in_bytes": "70",
+                    "memory.usage_in_bytes": "20",
+                    "memory.stat": "total_inactive_file 5",
+                }
+            },
+            55,
+            8,
+        ),
+        ("", {}, 1000, 8),
+    ],
+)
+def test_limits_of_the_control_groups_around_a_process(monkeypatch, membership, folders, memory, cores):
+    files = {f"/sys/fs/cgroup{folder}/{name}": text for folder, of in folders.items() for name, text in of.items()}
+    files |= {"/proc/self/cgroup": membership, "/proc/meminfo": "MemFree: 1 kB\n"}
+    monkeypatch.setattr(inspection, "_read", lambda path: files.get(path, ""))
+    monkeypatch.setattr(inspection, "_available_on_machine", lambda: 1000)
+    monkeypatch.setattr(inspection.os, "sched_getaffinity", lambda process: range(8), raising=False)
+    assert (inspection.available_memory(), inspection.cores()) == (memory, cores)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from mlflow.models import Model
 
-from sparkkeras import MLflowCallback
-from sparkkeras.tracking.mlflow_model import example_of, log_model, signature_of
+from sparkkeras import ConfigurationError, MLflowCallback
+from sparkkeras.tracking.mlflow_model import check_example, example_of, log_model, signature_of
 from tests.models import regression
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
@@ -143,3 +143,36 @@ class TestLogging:
         uri = f"models:/ours/{version.version}"
         np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), model.predict(X, verbose=0), rtol=1e-6)
         np.testing.assert_allclose(Model.load(callback.model_uri).load_input_example(callback.model_uri), X[:2])
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [
+        (regression(), X),
+        (regression(), [X]),
+        (two_inputs(), {"a": X, "b": np.zeros((4, 1))}),
+        (two_inputs(), [X, np.zeros((4, 1))]),
+        (keras.Sequential([keras.Input((None, 3)), keras.layers.GlobalMaxPooling1D()]), np.zeros((2, 7, 3))),
+        (keras.Sequential([keras.layers.Dense(1)]), np.zeros((2, 7))),  # its inputs are unknown before training
+    ],
+)
+def test_examples_that_fit(model, example):
+    check_example(model, example)
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "message"),
+    [
+        (regression(), X[:, :2], r"of the shapes {'\w+': \(4, 2\)}, expected {'\w+': \(rows, 3\)}\. Pass rows"),
+        (regression(), X[0], r"\(3,\)"),
+        (regression(), [X, X], r"{'0': \(4, 3\), '1': \(4, 3\)}"),
+        (two_inputs(), {"a": X}, r"expected {'a': \(rows, 3\), 'b': \(rows, 1\)}"),
+        (two_inputs(), {"a": X, "c": X}, r"'c'"),
+        (keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(1)]), np.zeros((2, 7, 4)), r"\(rows, any, 3\)"),
+    ],
+)
+def test_examples_that_do_not_fit_are_an_error_before_training(model, example, message):
+    callback = MLflowCallback(input_example=example)
+    with pytest.raises(ConfigurationError, match=message):
+        callback.set_model(model)
+    MLflowCallback(log_model=False, input_example=example).set_model(model)
