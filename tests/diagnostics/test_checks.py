@@ -214,6 +214,14 @@ def test_disk():
     ]
 
 
+@pytest.mark.parametrize(
+    ("backend", "needed"), [("tensorflow", "870.0"), ("jax", "530.0"), ("torch", "645.0"), ("?", "870.0")]
+)
+def test_what_a_worker_needs_depends_on_the_backend(backend, needed):
+    found = of_resources(described(memory=GB // 10), needs=Needs(10 << 20, 0, backend))
+    assert found == [(ERROR, f"102.4 MB available on one; 1 worker needs about {needed} MB.")]
+
+
 def test_executors_on_one_machine_share_it():
     workers = [described(executor=number, cores=1, memory=GB) for number in (7, 8)]
     assert of_resources(*workers, needs=Needs(0, 150 * GB)) == [
