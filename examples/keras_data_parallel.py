@@ -10,6 +10,7 @@ with scikit-learn: nothing is downloaded.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -38,7 +39,7 @@ def train(epochs: int) -> list[Any]:
     model.compile(keras.optimizers.Adam(3e-3), loss)
     callbacks = []
     if ranks.rank == 0:
-        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ranks.report(epoch + 1, logs)))
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=functools.partial(ranks.report, epochs=epochs)))
     x, y, weight = padded(ranks)
     model.fit(x, y, BATCH_SIZE, epochs, sample_weight=weight, callbacks=callbacks, verbose=0)
     return [np.asarray(weight.value) for weight in model.weights]

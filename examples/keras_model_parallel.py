@@ -11,6 +11,7 @@ is downloaded.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -48,7 +49,7 @@ def train(x: Any, y: Any, epochs: int) -> list[Any]:
     model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     callbacks = []
     if ranks.rank == 0:
-        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ranks.report(epoch + 1, logs)))
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=functools.partial(ranks.report, epochs=epochs)))
     model.fit(x, y, BATCH_SIZE, epochs, callbacks=callbacks, verbose=0)
     return [[(part.index, np.asarray(part.data)) for part in weight.value.addressable_shards] for weight in model.weights]
 

@@ -304,7 +304,7 @@ class RankReported(Event):
 
     Attributes:
         rank: The rank.
-        epoch: The epoch, as the function numbers it.
+        epoch: The epoch, counted from 0.
         epochs: The number of epochs; ``None`` if it is unknown.
         logs: The metrics.
     """

@@ -74,7 +74,7 @@ class _Progress:
             return elapsed
         left = self._seconds_left()
         parts = [
-            f"epoch {self._last.epoch}" + ("" if self._last.epochs is None else f" of {self._last.epochs}"),
+            f"epoch {self._last.epoch + 1}" + ("" if self._last.epochs is None else f" of {self._last.epochs}"),
             elapsed,
             *([] if left is None else [f"about {format_duration(left)} left"]),
             *([format_logs(self._last.logs)] if self._last.logs else []),
@@ -87,8 +87,7 @@ class _Progress:
         if first is None or last is None or last.epochs is None or last.epoch <= first.epoch:
             return None
         of_epoch = (self._last_at - self._first_at) / (last.epoch - first.epoch)
-        left = last.epochs - last.epoch - (1 if first.epoch == 0 else 0)  # numbered from 0 or from 1
-        return max(0.0, of_epoch * left - (self._clock() - self._last_at))
+        return max(0.0, of_epoch * (last.epochs - last.epoch - 1) - (self._clock() - self._last_at))
 
 
 def _counts(states: list[str]) -> str:

@@ -110,7 +110,7 @@ class Console:
         """Add a report of a rank, also as a line."""
         logs = "  ".join(f"{name}: {value:.4g}" for name, value in report.logs.items())
         with self._lock:
-            self._waiting.append((report.rank, f"epoch {report.epoch}  {logs}".rstrip()))
+            self._waiting.append((report.rank, f"epoch {report.epoch + 1}  {logs}".rstrip()))
             self._reports.append(report)
 
     def take(self) -> tuple[list[tuple[int, str]], list[RankReported]]:

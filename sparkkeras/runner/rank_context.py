@@ -164,7 +164,7 @@ class RankContext:
         Keras's ``fit`` reports with ``keras.callbacks.LambdaCallback(on_epoch_end=context().report)``.
 
         Args:
-            epoch: The number of the epoch that has ended.
+            epoch: The epoch that has ended, counted from 0; shown counted from 1, as Keras does.
             logs: Numbers by name.
             epochs: The number of epochs, from which the driver estimates the time that is left.
 

@@ -58,9 +58,9 @@ def test_the_last_lines_are_kept_for_the_error():
 def test_the_driver_shows_lines_once_and_keeps_the_last_ones():
     console = Console(2)
     console.add(1, [str(number) for number in range(TAIL_LINES + 5)])
-    console.report(RankReported(0, 1, None, {}))
+    console.report(RankReported(0, 0, None, {}))
     taken, reports = console.take()
     assert (taken[0], taken[-1], len(taken)) == ((1, "0"), (0, "epoch 1"), TAIL_LINES + 6)
-    assert reports == [RankReported(0, 1, None, {})]
+    assert reports == [RankReported(0, 0, None, {})]
     assert console.take() == ([], [])
     assert (console.tail(1)[0], len(console.tail(1)), console.tail(0)) == ("5", TAIL_LINES, [])

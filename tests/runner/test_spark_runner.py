@@ -345,7 +345,7 @@ def test_ranks_out_of_step_are_an_error_and_not_a_hang(forks):
 
 def test_reports_appear_on_the_driver(forks, capsys):
     def train():
-        return [context().report(epoch, {"loss": np.float32(0.5) / epoch}) for epoch in (1, 2)]
+        return [context().report(epoch, {"loss": np.float32(0.5) / (epoch + 1)}) for epoch in (0, 1)]
 
     assert local(1).run(train) == [[False, False]]
     assert capsys.readouterr().out == "[0] epoch 1  loss: 0.5\n[0] epoch 2  loss: 0.25\n"
