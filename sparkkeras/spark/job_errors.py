@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import signal
@@ -219,7 +220,8 @@ def interruptible() -> Iterator[None]:
 
     PySpark's SIGINT handler calls Java, possibly in the middle of another call to Java, which fails; before PySpark 4.2 it
     then raises no KeyboardInterrupt. So Python's own handler replaces it meanwhile. While py4j handles the
-    KeyboardInterrupt, it closes its connection, which fails with a ``Py4JError``.
+    KeyboardInterrupt, it closes its connection, which fails with a ``Py4JError``. Before it raises the KeyboardInterrupt, it
+    logs its traceback, which is left out: Python prints it as well.
     """
     handled = sys.exception()  # an interrupt that was already caught does not count
     handler = signal.getsignal(signal.SIGINT)
@@ -227,17 +229,25 @@ def interruptible() -> Iterator[None]:
     replaced = is_main and getattr(handler, "__qualname__", "").startswith("SparkContext.")
     if replaced:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    no_interrupts = functools.partial(_is_no_interrupt)  # an object of its own, as these contexts may be nested
+    logging.getLogger().addFilter(no_interrupts)
     try:
         yield
     except TrainingInterruptedError:  # which comes from an interrupt, and says more
         raise
     except Exception as error:
         if _hides_interrupt(error, handled):
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt from None
         raise
     finally:
+        logging.getLogger().removeFilter(no_interrupts)
         if replaced:
             signal.signal(signal.SIGINT, handler)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Whether a log record is not the one that py4j writes about a KeyboardInterrupt: a filter."""
+    return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt) and "py4j" in record.pathname)
 
 
 def _hides_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:

@@ -1,7 +1,11 @@
 """A task that failed: the first line of the error names the user's exception."""
 
+import logging
+
+import pytest
+
 from sparkkeras.errors import StorageError
-from sparkkeras.spark.job_errors import translated
+from sparkkeras.spark.job_errors import interruptible, translated
 
 FAILED = """An error occurred while calling o1.collect: PythonException: Traceback (most recent call last):
   File "/lib/pyspark/worker.py", line 1, in main
@@ -53,3 +57,22 @@ def test_a_full_disk_of_an_executor_is_named():
     assert isinstance(error, StorageError)
     assert "10.0.0.2 executor 1" in str(error)
     assert "spark.local.dir" in str(error)
+
+
+def log(error, path):
+    record = logging.LogRecord("root", logging.ERROR, path, 1, "it failed", (), (type(error), error, None))
+    logging.getLogger().handle(record)
+
+
+def test_py4j_does_not_log_an_interrupt_that_is_raised(caplog):
+    py4j = "/site-packages/py4j/java_gateway.py"
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        with interruptible():
+            pass
+        log(KeyboardInterrupt(), py4j)
+        assert caplog.records == []
+        log(OSError(), py4j)
+        log(KeyboardInterrupt(), "/home/me/job.py")
+        raise KeyboardInterrupt
+    log(KeyboardInterrupt(), py4j)
+    assert len(caplog.records) == 3
