@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec
@@ -62,9 +63,11 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         save_to: A file ending in ``.html`` to write whenever a run ends, also after a failure: the same page with all runs
             so far, which needs no server and no network. ``None``: none.
         verbose: Whether to print the address.
+        name: The name of the runs on the page and in saved files; ``None``: that of the model or the function.
 
     Attributes:
         url: The address of the page.
+        name: See above; a new value is used from the next run on.
 
     Raises:
         ConfigurationError: An argument is unknown or out of range, or the address cannot be used.
@@ -85,6 +88,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         host: str = "127.0.0.1",
         save_to: str | os.PathLike[str] | None = None,
         verbose: bool = True,
+        name: str | None = None,
     ) -> None:
         super().__init__()
         self._save_to = None if save_to is None else _html_path("save_to", save_to)
@@ -93,6 +97,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
                 f'host={host!r}: expected an address of this machine, such as "127.0.0.1" (this machine only) or "0.0.0.0".'
             )
         arguments.flag("verbose", verbose)
+        self.name = name
         self._lock = threading.RLock()
         self._messages = Messages()
         self._reporter = RunReporter(self._messages)
@@ -103,6 +108,24 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         if verbose:
             sys.stdout.write(f"Monitor: {self.url}\n")
             sys.stdout.flush()
+
+    @property
+    def name(self) -> str | None:
+        """The name of the runs that begin from now on; ``None``: that of the model or the function.
+
+        Raises:
+            ConfigurationError: A new value is neither a string that is not empty nor ``None``.
+        """
+        return self._name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        if name is not None and (not isinstance(name, str) or not name.strip()):
+            raise ConfigurationError(
+                f'name={name!r}: expected a name for the runs of this Monitor, such as "small learning rate", or None for '
+                "that of the model or the function."
+            )
+        self._name = name
 
     def __repr__(self) -> str:
         return f"Monitor(url={self.url!r})"
@@ -206,7 +229,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             raise ConfigurationError(
                 "this Monitor shows another run, which has not ended: create a Monitor for each run of the same time."
             )
-        self._reporter.begin(started)
+        self._reporter.begin(started if self._name is None else replace(started, name=self._name))
 
     def _end(self, event: RunEnded) -> None:
         self._reporter.handle(event)

@@ -70,6 +70,28 @@ def test_the_address_is_printed(capsys):
         assert repr(monitor) == f"Monitor(url={monitor.url!r})"
 
 
+def test_runs_have_the_name_that_the_monitor_has_when_they_begin(tmp_path):
+    with closing(Monitor(save_to=tmp_path / "run.html", verbose=False, name="first")) as monitor:
+        for name in ("first", "second", None):
+            monitor.name = name
+            monitor.on_event(RunStarted("fit", "model", {"rule": "mean"}, 2))
+            monitor.name = "too late for this run"
+            monitor.on_event(RunEnded())
+        regression().fit(X, Y, verbose=0, callbacks=[monitor])
+        assert monitor.name == "too late for this run"
+    runs = of(saved(tmp_path / "run.html"), "run")
+    assert [each["name"] for each in runs] == ["first", "second", "model", "too late for this run"]
+    assert runs[0]["settings"] == {"rule": "mean"}
+
+
+def test_a_bad_name_is_rejected_between_runs(monitor):
+    assert monitor.name is None
+    for name in ("", " ", 5):
+        with pytest.raises(ConfigurationError, match=f"name={name!r}: expected a name for the runs"):
+            monitor.name = name
+    assert monitor.name is None
+
+
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_strategies_report_to_a_monitor(mode, monitor):
     monitor.on_event(RunStarted("fit", "linear", {"mode": mode}, 2))
@@ -201,6 +223,8 @@ def test_errors_of_the_monitor_are_warnings(monitor, tmp_path):
         ({"save_to": "run.png"}, ConfigurationError, r"save_to='run.png' must end in .html"),
         ({"save_to": "/no/such/folder/run.html"}, StorageError, "'/no/such/folder' does not exist"),
         ({"verbose": "loud"}, ConfigurationError, "verbose='loud'"),
+        ({"name": ""}, ConfigurationError, "name='': expected a name .*or None"),
+        ({"name": 1}, ConfigurationError, "name=1"),
         ({"prot": 1}, UnknownArgumentError, "Did you mean 'port'"),
     ],
 )

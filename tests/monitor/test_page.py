@@ -192,7 +192,7 @@ def test_the_end_of_the_server_after_all_runs_is_no_lost_connection(tabs):
 def test_a_reload_keeps_the_view(tabs):
     with serve(samples.search() + samples.comparison()) as server:
         tab = tabs.open(server.url)
-        tab.get_by_label("Show only this run: digits", exact=True).first.click()
+        tab.get_by_label("Show only this run: digits #1").click()
         tab.get_by_role("button", name="val_loss", exact=True).click()
         tab.get_by_role("searchbox", name="Filter").fill("dropout<0.3")
         tab.get_by_role("checkbox", name="Log scale").check()
@@ -261,6 +261,21 @@ def test_a_second_file_is_compared(tabs):
     tab.get_by_label("Show only this run: digits", exact=True).click()
     tab.get_by_role("heading", name="digits", exact=True).wait_for()
     assert [url for url in tabs.requests if not url.startswith("data:")] == [tab.url]
+
+
+@pytest.mark.browser
+def test_runs_of_one_name_are_numbered(tabs):
+    tab = tabs.open_saved(samples.history(epochs=2))
+    assert tab.get_by_role("heading", level=1).inner_text() == "from a History"
+    second = samples.history(epochs=3, run="history-2")
+    tab.locator("#files").set_input_files(tabs.save(second, "second.html"))
+    names = ["from a History #1", "from a History #2"]
+    tab.get_by_role("heading", name="2 runs compared").wait_for()
+    settle(tab)
+    assert tab.locator(".runs b").all_inner_texts() == names
+    assert tab.evaluate("columnOf('Results', 'run')") == names
+    tab.get_by_label("Show only this run: from a History #2").click()
+    tab.get_by_role("heading", name="from a History #2").wait_for()
 
 
 @pytest.mark.browser

@@ -36,7 +36,7 @@ class RunHeader {
   }
 
   update(run) {
-    setText(this.#name, run.name);
+    setText(this.#name, this.#app.runName(run));
     setText(this.#kind, KINDS[run.kind] ?? run.kind);
     if (this.#status.dataset.status !== run.status) {
       this.#status.dataset.status = run.status;
@@ -168,7 +168,8 @@ class RunList {
     if (!this.#rows.has(run.key)) this.#rows.set(run.key, this.#buildRow(run));
     const row = this.#rows.get(run.key);
     row.box.checked = isSelected;
-    setText(row.name, run.name);
+    setText(row.name, this.#app.runName(run));
+    row.only.setAttribute("aria-label", `Show only this run: ${this.#app.runName(run)}`);
     setText(
       row.about,
       [KINDS[run.kind] ?? run.kind, hasTimes(run) && formatClock(run.started, Date.now() / 1000), this.#app.sourceName(run)]
@@ -192,7 +193,6 @@ class RunList {
         type: "button",
         class: "small",
         title: "Show only this run",
-        "aria-label": `Show only this run: ${run.name}`,
         on: { click: () => this.#app.selectOnly(run.key) },
       },
       "Only",
@@ -204,6 +204,7 @@ class RunList {
       name,
       about,
       status,
+      only,
     };
   }
 }
