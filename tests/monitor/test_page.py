@@ -15,6 +15,7 @@ from tests.monitor.pages import PAGE, page, read
 from tests.monitor.server import serve
 
 DESKTOP = {"width": 1280, "height": 900}
+TALL = {"width": 1280, "height": 1600}
 PHONE = {"width": 360, "height": 740}
 VIEWS = {
     "synchronous": samples.synchronous,
@@ -545,6 +546,22 @@ def test_trials_are_sorted_and_filtered(tabs):
     tab.get_by_role("combobox", name="Status").select_option("failed")
     tab.get_by_text("2 of 40 trials").wait_for()
     assert sorted(tab.evaluate("columnOf('Trials', 'trial')")) == ["27", "9"]
+
+
+@pytest.mark.browser
+def test_numbers_of_trials_and_hyper_parameters_have_no_separators(tabs):
+    parameters = [{"name": name, "options": [], "is_log": False} for name in ("units", "decay", "seed")]
+    params = {"units": 1024, "decay": 123456.7, "seed": 2**31}
+    trials = [trial(1000 + it, value=12345.0, worker=2048, best_epoch=1500, params=params)
+              for it in range(2)]  # fmt: skip
+    tab = tabs.open_saved([run("search", metric="val_loss", parameters=parameters), *trials], viewport=TALL)
+    columns = {"trial": "1000", "param/units": "1024", "param/decay": "123457", "param/seed": "2147483648", "worker": "2048", "best": "1500",
+               "value": "12,345"}  # fmt: skip
+    for key, text in columns.items():
+        assert tab.evaluate("(key) => columnOf('Trials', key)[0]", key) == text
+    tab.get_by_role("button", name="Show as table: Hyper-parameters and value").click()
+    tab.locator(".chart table").wait_for()
+    assert tab.locator(".chart tbody tr").all_inner_texts()[0] == "1000\t1024\t123457\t2147483648\t12,345"
 
 
 @pytest.mark.browser

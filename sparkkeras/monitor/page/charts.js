@@ -16,7 +16,8 @@
  * @property {object} option of ECharts
  * @property {{name: string, colour?: string, dashed?: boolean, dot?: boolean, value?: string}[]} legend
  * @property {string[]} [notes] below the chart
- * @property {() => {columns: string[], rows: any[][]}} table the same in numbers
+ * @property {() => {columns: string[], rows: any[][], plain?: number}} table the same in numbers, of which the first `plain`
+ *   columns (by default one) are without separators of thousands
  *
  * @typedef {object} Series
  * @property {string} name
@@ -498,11 +499,17 @@ class ChartCard {
   }
 
   #drawTable(figure) {
-    const { columns, rows } = figure.table();
+    const { columns, rows, plain = 1 } = figure.table();
     this.#table ??= new DataTable(this.#app, `chart/${this.#id}`, this.#spec.title);
     if (!this.#table.element.isConnected) this.#canvas.after(this.#table.element);
     this.#table.update(
-      columns.map((label, index) => ({ key: String(index), label, isNumber: true, value: (row) => row[index] })),
+      columns.map((label, index) => ({
+        key: String(index),
+        label,
+        isNumber: true,
+        isPlain: index < plain,
+        value: (row) => row[index],
+      })),
       rows,
       this.#drawnKey,
     );

@@ -22,6 +22,12 @@ function formatExact(value) {
   return Number.isFinite(value) ? String(value) : formatNumber(value);
 }
 
+/** The same without separators of thousands: for what is an index, such as the number of a trial, or what a user has set. */
+function formatPlain(value) {
+  if (Number.isInteger(value)) return String(value);
+  return typeof value === "number" ? formatNumber(value).replaceAll(",", "") : formatNumber(value);
+}
+
 function formatDuration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NOTHING;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

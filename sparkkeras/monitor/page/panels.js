@@ -155,7 +155,7 @@ class MembersPanel extends CurvesPanel {
     const valuesOf = ({ entries }, metric) => curve(entries, metric).map(([, y]) => y);
     this.table.update(
       [
-        { key: "member", label: "Member", isNumber: true, value: ({ member }) => member },
+        { key: "member", label: "Member", isNumber: true, isPlain: true, value: ({ member }) => member },
         { key: "epochs", label: "Epochs", isNumber: true, value: ({ entries }) => entries.length },
         ...metrics.flatMap((metric) => [
           { key: `${metric}/last`, label: `last ${metric}`, isNumber: true, value: (row) => valuesOf(row, metric).at(-1) },
@@ -385,7 +385,7 @@ class CheckpointsPanel extends Panel {
           label: "Continues with epoch",
           isNumber: true,
           value: ({ epoch }) => epoch,
-          text: ({ epoch }) => formatNumber(epoch === null ? null : epoch + 1),
+          text: ({ epoch }) => formatPlain(epoch === null ? null : epoch + 1),
         },
         {
           key: "seconds",

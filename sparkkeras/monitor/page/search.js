@@ -242,6 +242,7 @@ function parallelFigure(run, { colours, view }) {
     notes: ["Drag along an axis to select trials; the table below then shows only these."],
     table: () => ({
       columns: ["Trial", ...names, valueAxis.name],
+      plain: 1 + names.length,
       rows: trials.map((trial) => [trial.number, ...names.map((name) => trial.params[name] ?? null), trial.value]),
     }),
   };
@@ -363,16 +364,17 @@ class TrialsPanel extends Panel {
 
 function trialColumns(run) {
   return [
-    { key: "trial", label: "Trial", isNumber: true, value: ({ number }) => number },
+    { key: "trial", label: "Trial", isNumber: true, isPlain: true, value: ({ number }) => number },
     { key: "status", label: "Status", value: ({ status }) => status, node: ({ status }) => badge(status) },
     { key: "value", label: run.metric || "Value", isNumber: true, value: ({ value }) => value },
     ...parameterNames(run).map((name) => ({
       key: `param/${name}`,
       label: name,
       isNumber: !run.parameters.find((parameter) => parameter.name === name)?.options.length,
+      isPlain: true,
       value: ({ params }) => params[name],
     })),
-    { key: "best", label: "Best epoch", isNumber: true, value: ({ bestEpoch }) => bestEpoch },
+    { key: "best", label: "Best epoch", isNumber: true, isPlain: true, value: ({ bestEpoch }) => bestEpoch },
     { key: "epochs", label: "Epochs", isNumber: true, value: ({ values }) => values.length },
     {
       key: "seconds",
@@ -381,7 +383,7 @@ function trialColumns(run) {
       value: ({ seconds }) => seconds,
       text: ({ seconds }) => formatDuration(seconds),
     },
-    { key: "worker", label: "Worker", isNumber: true, value: ({ worker }) => worker },
+    { key: "worker", label: "Worker", isNumber: true, isPlain: true, value: ({ worker }) => worker },
     { key: "attempts", label: "Attempts", isNumber: true, value: ({ attempts }) => attempts },
   ];
 }

@@ -7,6 +7,7 @@ const PAGE_ROWS = 200;
  * @property {string} key
  * @property {string} label
  * @property {boolean} [isNumber] aligned right
+ * @property {boolean} [isPlain] without separators of thousands
  * @property {(row: any) => any} value what is sorted by
  * @property {(row: any) => string} [text] what is shown; by default the value
  * @property {(row: any) => Node} [node] shown instead of the text
@@ -111,11 +112,12 @@ class DataTable {
   }
 
   #buildRow(row) {
+    const format = ({ isPlain }) => (isPlain ? formatPlain : formatNumber);
     const cells = this.#columns.map((column) =>
       el(
         "td",
         { class: column.isNumber ? "number" : null },
-        column.node?.(row) ?? column.text?.(row) ?? formatNumber(column.value(row)),
+        column.node?.(row) ?? column.text?.(row) ?? format(column)(column.value(row)),
       ),
     );
     if (!this.#details) return [el("tr", {}, ...cells)];
