@@ -27,7 +27,7 @@ class Display:
     ) -> None:
         self._group, self._events = group, events
         self._status = StatusLine(1 if has_line else 2)
-        self._states = [""] * group.size
+        self._states = [("", "")] * group.size  # with the machine, which changes if Spark starts a rank again
         self._progress = _Progress(clock)
 
     def update(self) -> None:
@@ -39,9 +39,10 @@ class Display:
             self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
         states = self._group.states()
         for rank, state in enumerate(states):
-            if state != self._states[rank]:
-                self._states[rank] = state
-                self._events.emit(RankChanged(rank, state, self._group.host(rank)))
+            shown = state, self._group.host(rank)
+            if state and shown != self._states[rank]:
+                self._states[rank] = shown
+                self._events.emit(RankChanged(rank, *shown))
         for report in reports:
             self._progress.add(report)
             self._events.emit(report)

@@ -555,8 +555,8 @@ def test_numbers_of_trials_and_hyper_parameters_have_no_separators(tabs):
     trials = [trial(1000 + it, value=12345.0, worker=2048, best_epoch=1500, params=params)
               for it in range(2)]  # fmt: skip
     tab = tabs.open_saved([run("search", metric="val_loss", parameters=parameters), *trials], viewport=TALL)
-    columns = {"trial": "1000", "param/units": "1024", "param/decay": "123457", "param/seed": "2147483648", "worker": "2048", "best": "1500",
-               "value": "12,345"}  # fmt: skip
+    shown = {"trial": "1000", "worker": "2048", "best": "1500", "value": "12,345"}
+    columns = {**shown, "param/units": "1024", "param/decay": "123457", "param/seed": "2147483648"}
     for key, text in columns.items():
         assert tab.evaluate("(key) => columnOf('Trials', key)[0]", key) == text
     tab.get_by_role("button", name="Show as table: Hyper-parameters and value").click()
@@ -679,6 +679,14 @@ def test_the_output_of_a_failed_rank_comes_first(tabs):
     assert tab.locator(".ranks .badge-failed .icon-failed").count() == 2
     assert tab.get_by_label("Rank 2").is_checked()
     assert "ValueError: no images" in tab.get_by_role("region", name="Output").inner_text()
+
+
+@pytest.mark.browser
+def test_a_rank_that_starts_again_has_its_new_host(tabs):
+    changes = [("started", "host-a"), ("started", "host-b")]
+    ranks = [{"type": "rank", "run": "1", "time": 101.0, "rank": 0, "state": state, "host": host} for state, host in changes]
+    tab = tabs.open_saved([run("function"), *ranks])
+    assert tab.locator(".ranks label").inner_text().split() == ["Rank", "0", "running", "host-b"]
 
 
 @pytest.mark.browser

@@ -94,3 +94,17 @@ def test_without_a_line_only_output_is_written(group, clock, terminal):
     group.console.add(0, ["one"])
     display.update()
     assert terminal.getvalue() == "[0] one\n"
+
+
+def test_a_rank_that_spark_starts_again_has_its_new_machine(clock, terminal, heard):
+    group = Group(2, together=False)
+    display = Display(group, Events([heard]))
+    for attempt, host in ((1, "a"), (2, "b"), (3, "b")):
+        group.join(0, attempt, host, 0)
+        group.start(0)
+        display.update()
+        display.update()
+        group.disconnect(0)
+    group.join(0, 4, "c", 0)
+    display.update()  # it has not started there
+    assert heard == [RankChanged(0, "started", "a"), RankChanged(0, "started", "b")]
