@@ -1,6 +1,7 @@
 """Events as messages for the page: JSON objects, in the order in which things happened.
 
-Every message has a ``type``, the ``run`` that it is about, and the ``time`` in seconds since 1970. The page computes what it
+Every message has a ``type``, the ``run`` that it is about, and the ``time`` in seconds since 1970: when the run began by the
+system's clock, plus what has passed since by a monotonic one, so that differences are durations. The page computes what it
 shows from them (`page/state.js`), in the browser, so that a saved file needs no Python. Epochs are counted from 0. Numbers
 that JSON does not have are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 """
@@ -52,9 +53,14 @@ class Messages:
     """All messages so far, of which one may replace an earlier one, such as the progress of the same run.
 
     One thread at a time may add, while others read: a list is only appended to, and its items are replaced by ``None``.
+
+    Args:
+        clock: A monotonic clock in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._added = clock()
         self._texts: list[str | None] = []
         self._places: dict[tuple[Any, ...], deque[int]] = {}
 
@@ -66,12 +72,18 @@ class Messages:
             key: With a key, it replaces the oldest one with the same key if there are more than ``most``.
             most: See ``key``.
         """
+        self._added = self._clock()
         self._texts.append(json.dumps(plain(message), separators=(",", ":"), allow_nan=False))
         if key is not None:
             places = self._places.setdefault(key, deque())
             places.append(len(self._texts) - 1)
             if len(places) > most:
                 self._texts[places.popleft()] = None
+
+    @property
+    def age(self) -> float:
+        """The seconds since the last message."""
+        return self._clock() - self._added
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -94,11 +106,17 @@ class RunReporter:
 
     Args:
         messages: Gets the messages.
-        clock: The time in seconds since 1970.
+        wall_clock: The time in seconds since 1970, for the beginning of a run.
+        clock: A monotonic clock in seconds.
     """
 
-    def __init__(self, messages: Messages, clock: Callable[[], float] = time.time) -> None:
-        self._messages, self._clock = messages, clock
+    def __init__(
+        self,
+        messages: Messages,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._messages, self._wall_clock, self._clock = messages, wall_clock, clock
         self._run: _Run | None = None
 
     @property
@@ -108,7 +126,7 @@ class RunReporter:
 
     def begin(self, started: RunStarted) -> None:
         """A run begins."""
-        now = self._clock()
+        now = self._wall_clock()
         name = f"{datetime.fromtimestamp(now):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         self._run = _Run(name, started, now, self._clock)
         self._add(
@@ -136,7 +154,7 @@ class RunReporter:
         is_failure = status == "failed" and error is not None
         line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}" if is_failure else ""
         trace = "".join(traceback.format_exception(error)) if is_failure else ""
-        self._add("end", status=status, error=line, traceback=trace, seconds=self._clock() - self._run.began)
+        self._add("end", status=status, error=line, traceback=trace, seconds=self._run.seconds)
         self._run = None
 
     def add_history(self, started: RunStarted, epochs: Sequence[int], history: Mapping[str, Sequence[Any]]) -> None:
@@ -214,7 +232,7 @@ class RunReporter:
     def _add(self, of_type: str, /, key: tuple[Any, ...] | None = None, most: int = 1, **fields: Any) -> None:
         assert self._run is not None
         full_key = None if key is None else (self._run.name, *key)
-        self._messages.add({"type": of_type, "run": self._run.name, "time": self._clock(), **fields}, full_key, most)
+        self._messages.add({"type": of_type, "run": self._run.name, "time": self._run.time, **fields}, full_key, most)
 
     def _progress(self, run: _Run) -> None:
         pace, now = run.pace, self._clock()
@@ -267,10 +285,21 @@ class _Run:
     """What the translation of a run's events needs to remember."""
 
     def __init__(self, name: str, started: RunStarted, now: float, clock: Callable[[], float]) -> None:
-        self.name, self.started, self.began = name, started, now
+        self.name, self.started = name, started
+        self._began, self._began_at, self._clock = clock(), now, clock
         self.pace = Pace(started.epochs, clock)
         self.epoch = started.initial_epoch
         self.next_progress = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time since it began."""
+        return self._clock() - self._began
+
+    @property
+    def time(self) -> float:
+        """The seconds since 1970."""
+        return self._began_at + self.seconds
 
 
 def _columns(logs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

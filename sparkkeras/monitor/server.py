@@ -247,7 +247,8 @@ class _Handler(BaseHTTPRequestHandler):
         number = int(after) if after.isdecimal() and len(after) < 10 else 0
         following, messages = server.messages.after(number, RESPONSE_BYTES)
         more = json.dumps(following < len(server.messages))
-        body = f'{{"next":{following},"server":"{server.id}","more":{more},"messages":{messages}}}'
+        age = f"{server.messages.age:.3f}"
+        body = f'{{"next":{following},"server":"{server.id}","more":{more},"age":{age},"messages":{messages}}}'
         self._reply(200, "application/json", body.encode())
 
     def _reply(self, status: int, kind: str, body: bytes, **headers: str) -> None:

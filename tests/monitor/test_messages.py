@@ -35,9 +35,9 @@ class Bench:
     """A reporter on a simulated clock, and what it has reported."""
 
     def __init__(self, **run):
-        self.now = 1000.0
-        self.messages = Messages()
-        self.reporter = RunReporter(self.messages, lambda: self.now)
+        self.now, self.clock_error = 1000.0, 0.0
+        self.messages = Messages(lambda: self.now)
+        self.reporter = RunReporter(self.messages, lambda: self.now + self.clock_error, lambda: self.now)
         self.reporter.handle(RunStarted("fit", "model", **run))
 
     def handle(self, *events, seconds=0.0):
@@ -102,6 +102,34 @@ def test_time_left_is_that_of_the_epochs_so_far():
     (progress,) = bench.of("progress")
     assert (progress["done"], progress["rows"], progress["rows_per_second"]) == (0.5, 50, 25.0)
     assert progress["seconds_left"] == pytest.approx(3.5 * 4.0)
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
+def test_a_changed_system_clock_changes_no_duration(seconds):
+    bench = Bench(epochs=4)
+    bench.epoch(0, RowsTrained(100, 1.0, 0.0), seconds=2.0)
+    bench.reporter.epoch_begins(1)
+    bench.clock_error = seconds
+    bench.handle(RowsTrained(50, 0.5, 0.0), seconds=1.0)
+    (progress,) = bench.of("progress")
+    assert (progress["rows_per_second"], progress["seconds_left"]) == (50.0, 5.0)
+    bench.handle(RowsTrained(50, 1.0, 0.0), seconds=1.0)
+    bench.reporter.epoch_ends(1, {})
+    bench.handle(RunEnded(), seconds=1.0)
+    assert [each["seconds"] for each in bench.of("epoch")] == [2.0, 2.0]
+    assert bench.of("end")[0]["seconds"] == 5.0
+    assert [each["time"] for each in bench.all()] == [1000.0, 1002.0, 1004.0, 1004.0, 1005.0]
+    bench.reporter.begin(RunStarted("fit", "second"))
+    assert bench.all()[-1]["time"] == 1005.0 + seconds  # what the clock shows then
+
+
+def test_the_age_of_the_last_message():
+    bench = Bench()
+    bench.now += 5
+    bench.clock_error = 3600
+    assert bench.messages.age == 5
+    bench.handle(PhaseStarted("Storing rows"))
+    assert bench.messages.age == 0
 
 
 def test_progress_replaces_itself_twice_a_second():

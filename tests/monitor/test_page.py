@@ -226,6 +226,20 @@ def test_focus_scroll_and_expanded_rows_stay_as_trials_arrive(tabs):
         assert tab.evaluate("document.activeElement.ariaLabel") == "Details of trial 9"
 
 
+@pytest.mark.browser
+def test_the_time_of_a_run_does_not_depend_on_clocks(tabs):
+    """The messages of the samples are from another year than the clocks of the server and the browser."""
+    messages = [
+        run(epochs=9),
+        {"type": "progress", "run": "1", "time": 160.0, "epoch": 0, "done": 0.5, "seconds_left": 500.0},
+    ]
+    with serve(messages) as server:
+        tab = tabs.open(server.url)
+        wait_until(tab, "factsOf()['Elapsed']?.startsWith('1 min')")
+        wait_until(tab, "factsOf()['Elapsed'] >= '1 min 3 s'")
+        assert tab.evaluate("factsOf()['Left']").startswith("8 min 1")
+
+
 # --- saved files
 
 

@@ -76,7 +76,7 @@ class App {
   brushed = new Map(); // run -> numbers of the trials selected in its parallel coordinates
   #sources = new Map([["", ""]]); // prefix of the keys of runs -> name of the file
   #isAllSelected = false; // until the reader selects runs, instead of the newest one
-  #serverClock = null; // Unix seconds minus the seconds of performance.now(); null without a server
+  #lastMessageAt = null; // in seconds of performance.now(); null without a server
   #scroll = 0; // where a reload began; the page has to grow first
   #isScheduled = false;
   #shown = ""; // keys of the runs that the content is for
@@ -100,7 +100,7 @@ class App {
     if (data) this.receive(data.messages ?? []);
     else new Poller(this).start();
     this.#render();
-    setInterval(() => this.#serverClock !== null && this.#schedule(), 1000);
+    setInterval(() => this.#lastMessageAt !== null && this.#schedule(), 1000);
   }
 
   // --- messages
@@ -130,15 +130,15 @@ class App {
     return runs.length > 0 && runs.every(({ status }) => status !== "running");
   }
 
-  /** @param {number | null} time of the server in Unix seconds, if it has answered */
-  connected(time) {
-    this.#serverClock = time === null ? null : time - performance.now() / 1000;
+  /** @param {number | null} age of the server's last message in seconds, if it has answered */
+  connected(age) {
+    this.#lastMessageAt = age === null ? null : performance.now() / 1000 - age;
   }
 
-  /** Seconds since the last message by the clock of the server, while it answers and the run continues. */
+  /** Seconds since the last message, which is one of the run that continues, while the server answers. */
   sinceMessage(run) {
-    if (this.#serverClock === null || run.source !== "" || run.status !== "running") return 0;
-    return Math.max(0, this.#serverClock + performance.now() / 1000 - run.updated);
+    if (this.#lastMessageAt === null || run.source !== "" || run.status !== "running") return 0;
+    return Math.max(0, performance.now() / 1000 - this.#lastMessageAt);
   }
 
   // --- runs
@@ -309,7 +309,7 @@ class Poller {
         if (!answer) return;
         this.#next = answer.next;
         this.#app.receive(answer.messages);
-        this.#found(answer.time);
+        this.#found(answer.age);
       } while (answer.more);
     } catch {
       this.#lost();
@@ -330,8 +330,7 @@ class Poller {
     const signal = AbortSignal.timeout(1000 * ANSWER_SECONDS);
     const response = await fetch(`messages?after=${this.#next}`, { cache: "no-store", signal });
     if (!response.ok) throw new Error(`status ${response.status}`);
-    const time = Date.parse(response.headers.get("Date") ?? "");
-    const answer = { ...(await response.json()), time: (Number.isNaN(time) ? Date.now() : time) / 1000 };
+    const answer = await response.json();
     if (this.#server !== null && answer.server !== this.#server) {
       location.reload();
       return null;
@@ -340,11 +339,11 @@ class Poller {
     return answer;
   }
 
-  #found(time) {
+  #found(age) {
     this.#failures = 0;
     this.#lostAt = null;
     this.#note.hidden = true;
-    this.#app.connected(time);
+    this.#app.connected(age);
   }
 
   #lost() {
