@@ -285,7 +285,7 @@ class MemberTrained(Event):
 
 @dataclass(frozen=True)
 class RankChanged(Event):
-    """A rank of `SparkRunner` has changed its state.
+    """A rank of `SparkRunner` has changed its state, or Spark has started it again on another machine.
 
     Attributes:
         rank: The rank.

@@ -285,6 +285,20 @@ def function(ranks=4, run="function-1"):
     return record.messages
 
 
+def reporting_function(ranks=4, run="function-3", epochs=6, of=10):
+    """A function that still runs, whose ranks report their metrics."""
+    noise = random.Random(2)
+    record = Recorder(run, "function", "train_resnet", settings={"ranks": ranks})
+    for rank in range(ranks):
+        record.add("rank", 0.4, rank=rank, state="started", host=f"worker-{rank:02d}.cluster")
+    for epoch in range(epochs):
+        for rank in range(ranks):
+            left = {"seconds_left": 30.0 * (of - epoch - 1)} if rank == 0 else {}
+            logs = curves(noise, epoch, 1 + 0.1 * rank)
+            record.add("report", 30.0 / ranks, rank=rank, epoch=epoch, epochs=of, logs=logs, **left)
+    return record.messages
+
+
 def failed_function(ranks=4, run="function-2"):
     """A function of which two ranks have failed, and whose others still run."""
     record = Recorder(run, "function", "train_resnet", settings={"ranks": ranks})

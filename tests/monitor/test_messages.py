@@ -16,6 +16,7 @@ from sparkkeras.events import (
     OutputWritten,
     PhaseStarted,
     RankChanged,
+    RankReported,
     RowsTrained,
     RunEnded,
     RunResumed,
@@ -214,6 +215,33 @@ def test_every_event_has_its_message():
     assert bench.of("member") == [{"member": 1, "epochs": [0], "history": {"loss": [0.5]}}]
     assert bench.of("rank") == [{"rank": 0, "state": "started", "host": "host"}]
     assert bench.of("output") == [{"rank": 0, "text": "line\n"}]
+
+
+def test_all_epochs_of_rank_0_and_the_last_one_of_others_are_kept():
+    bench = Bench()
+    for epoch in range(2):
+        for rank in range(3):
+            bench.handle(RankReported(rank, epoch, None, {"loss": np.float32(rank + epoch / 4)}))
+    reports = bench.of("report")
+    assert [(each["rank"], each["epoch"], each["logs"]) for each in reports] == [
+        (0, 0, {"loss": 0.0}),
+        (0, 1, {"loss": 0.25}),
+        (1, 1, {"loss": 1.25}),
+        (2, 1, {"loss": 2.25}),
+    ]
+    assert [each["seconds_left"] for each in reports] == [None] * 4
+
+
+def test_time_left_of_a_function_is_that_of_the_last_epoch_of_rank_0():
+    bench = Bench()
+    bench.handle(RankChanged(0, "started"))
+    bench.handle(RankReported(0, 0, 6, {}), seconds=9.0)
+    bench.handle(RankReported(1, 0, 6, {}), seconds=1.0)
+    bench.handle(RankReported(0, 2, 6, {}), seconds=3.0)  # two epochs
+    bench.handle(RankChanged(0, "started", "another host"), seconds=50.0)
+    bench.handle(RankReported(0, 1, 6, {}), seconds=5.0)
+    bench.handle(RankReported(0, 5, 6, {}), seconds=8.0)
+    assert [each["seconds_left"] for each in bench.of("report") if each["rank"] == 0] == [45.0, 6.0, 20.0, 0.0]
 
 
 @pytest.mark.parametrize(

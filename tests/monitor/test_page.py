@@ -16,6 +16,7 @@ from tests.monitor.server import serve
 
 DESKTOP = {"width": 1280, "height": 900}
 TALL = {"width": 1280, "height": 1600}
+NOTHING = "\N{EN DASH}"
 PHONE = {"width": 360, "height": 740}
 VIEWS = {
     "synchronous": samples.synchronous,
@@ -24,6 +25,7 @@ VIEWS = {
     "search": samples.search,
     "ensemble": samples.ensemble,
     "function": samples.function,
+    "reports": samples.reporting_function,
     "comparison": samples.comparison,
 }
 
@@ -693,6 +695,39 @@ def test_the_output_of_a_failed_rank_comes_first(tabs):
     assert tab.locator(".ranks .badge-failed .icon-failed").count() == 2
     assert tab.get_by_label("Rank 2").is_checked()
     assert "ValueError: no images" in tab.get_by_role("region", name="Output").inner_text()
+
+
+@pytest.mark.browser
+def test_metrics_that_ranks_report_are_shown_like_those_of_a_fit(tabs):
+    messages = samples.reporting_function()
+    reports = [message for message in messages if message["type"] == "report"]
+    with serve(messages[:-8]) as server:  # without the last two epochs
+        tab = tabs.open(server.url)
+        wait_for_points(tab, "loss", 4)
+        assert tab.get_by_role("progressbar", name="Epochs").get_attribute("aria-valuenow") == "40"
+        server.add(messages[-8:])
+        wait_for_points(tab, "loss", 6)
+        facts = tab.evaluate("factsOf()")
+        assert facts["Epoch"] == "6 of 10"
+        assert facts["Left"].startswith("1 min")  # 120 seconds at the report, and others 22 seconds later
+    assert tab.evaluate("seriesOf('loss')") == [
+        [[each["epoch"] + 1, each["logs"][name]] for each in reports if each["rank"] == 0] for name in ("loss", "val_loss")
+    ]
+    assert tab.evaluate("columnOf('Ranks', 'epoch')") == ["6"] * 4
+    losses = [f"{each['logs']['loss']:.4g}" for each in reports[-4:]]
+    assert tab.evaluate("columnOf('Ranks', 'log/loss')") == losses
+
+
+@pytest.mark.browser
+def test_ranks_that_report_nothing_have_no_metrics(tabs):
+    tab = tabs.open_saved(samples.function())
+    assert tab.get_by_role("region", name="Metrics of the ranks").is_hidden()
+    report = {"type": "report", "run": "1", "time": 102.0, "rank": 1, "epoch": 2, "epochs": None, "logs": {"loss": 0.5}}
+    ranks = [{"type": "rank", "run": "1", "time": 101.0, "rank": rank, "state": "started"} for rank in range(2)]
+    tab = tabs.open_saved([run("function"), *ranks, report])
+    assert tab.evaluate("columnOf('Ranks', 'epoch')") == [NOTHING, "3"]
+    assert tab.evaluate("columnOf('Ranks', 'log/loss')") == [NOTHING, "0.5"]
+    assert tab.locator(".chart").count() == 0
 
 
 @pytest.mark.browser

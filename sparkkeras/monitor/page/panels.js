@@ -447,7 +447,9 @@ class RanksPanel extends Panel {
     this.list = el("fieldset", { class: "ranks" }, el("legend", { class: "hidden" }, "Output of rank"));
     this.heading = el("h3");
     this.output = el("pre", { tabindex: "0", role: "region", "aria-label": "Output" });
+    this.reports = new DataTable(app, `${run.key}/reports`, "Metrics of the ranks");
     this.element.append(
+      this.reports.element,
       el(
         "div",
         { class: "card split" },
@@ -468,7 +470,31 @@ class RanksPanel extends Panel {
     const focused = document.activeElement?.name === `rank/${run.key}`;
     this.list.replaceChildren(this.list.firstElementChild, ...ranks.map((rank) => this.#choice(rank, rank.rank === chosen)));
     if (focused) this.list.querySelector(":checked")?.focus();
+    this.#showReports(run, ranks);
     this.#showOutput(run.ranks.get(chosen));
+  }
+
+  /** The last metrics that each rank has reported, if one has. */
+  #showReports(run, all) {
+    const ranks = all.map((rank) => ({ ...rank })); // rows that are new, as a rank is changed in place
+    this.reports.element.hidden = ranks.every(({ epoch }) => epoch === null);
+    const metrics = [...new Set(ranks.flatMap(({ logs }) => Object.keys(logs)))];
+    this.reports.update(
+      [
+        { key: "rank", label: "Rank", isNumber: true, isPlain: true, value: ({ rank }) => rank },
+        { key: "host", label: "Host", value: ({ host }) => host },
+        {
+          key: "epoch",
+          label: "Epoch",
+          isNumber: true,
+          isPlain: true,
+          value: ({ epoch }) => (epoch === null ? null : epoch + 1),
+        },
+        ...metrics.map((name) => ({ key: `log/${name}`, label: name, isNumber: true, value: ({ logs }) => logs[name] })),
+      ],
+      ranks,
+      [run.versions.ranks, metrics],
+    );
   }
 
   #choice({ rank, state, host }, isChosen) {

@@ -79,10 +79,11 @@ function phaseOf(run) {
   return isEmpty ? (NOTHING_YET[run.kind] ?? NOTHING_YET.fit) : "";
 }
 
-/** The fraction that is complete and what it is a fraction of: of the current epoch, or of the trials of a search. */
+/** The fraction that is complete, and of what: of the current epoch, the trials of a search, or the epochs of a function. */
 function progressOf(run) {
   if (run.status !== "running") return [null, ""];
   if (run.trials.size && run.maxTrials) return [Math.min(1, endedTrials(run) / run.maxTrials), "Trials"];
+  if (run.ranks.size && run.epochs) return [Math.min(1, run.position / run.epochs), "Epochs"];
   return run.progress ? [run.progress.done, `Epoch ${run.progress.epoch + 1}`] : [null, ""];
 }
 

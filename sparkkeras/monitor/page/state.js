@@ -57,7 +57,7 @@ function emptyRun(key, source, message) {
     checkpoints: [],
     trials: new Map(), // number -> trial; an object is never changed, only replaced
     members: new Map(), // index -> [{epoch, logs}]
-    ranks: new Map(), // rank -> {state, host, lines, omitted}
+    ranks: new Map(), // rank -> {state, host, lines, omitted, epoch, logs}
     versions: {}, // part of the run -> how often it changed
   };
 }
@@ -206,6 +206,15 @@ const REDUCERS = {
     touch(run, "ranks");
   },
 
+  report(run, message) {
+    run.phase = "";
+    const rank = rankOf(run, message.rank);
+    rank.epoch = toCount(message.epoch) ?? 0;
+    rank.logs = flattenLogs(message.logs);
+    touch(run, "ranks");
+    if (rank.rank === 0) reportOfRun(run, rank, message);
+  },
+
   output(run, message) {
     const rank = rankOf(run, message.rank);
     rank.lines.push(...plainText(message.text).replace(/\n$/, "").split("\n"));
@@ -224,8 +233,18 @@ const REDUCERS = {
 };
 
 function rankOf(run, rank) {
-  if (!run.ranks.has(rank)) run.ranks.set(rank, { rank, state: "", host: "", lines: [], omitted: 0 });
+  if (!run.ranks.has(rank)) run.ranks.set(rank, { rank, state: "", host: "", lines: [], omitted: 0, epoch: null, logs: {} });
   return run.ranks.get(rank);
+}
+
+/** What rank 0 reports is shown like the epochs of a fit. */
+function reportOfRun(run, { epoch, logs }, message) {
+  run.epochs = toCount(message.epochs) ?? run.epochs;
+  run.history.set(epoch, { epoch, logs, rows: null, seconds: null, startup: null });
+  run.position = epoch + 1;
+  const secondsLeft = toNumber(message.seconds_left);
+  run.progress = { epoch, done: null, rows: null, rowsPerSecond: null, startup: null, logs, secondsLeft, time: message.time };
+  touch(run, "history");
 }
 
 function touch(run, ...parts) {
