@@ -60,7 +60,7 @@ class Result:
 
     def text(self, number: float) -> str:
         """A value of the metric with its unit."""
-        digits = 4 if self.metric.kind == "seconds" and abs(number) < 1 else 2
+        digits = 4 if abs(number) < (1 if self.metric.kind == "seconds" else 0.05) else 2
         return f"{number:.{digits}f}{_UNITS[self.metric.kind]}"
 
     def as_json(self) -> dict[str, Any]:

@@ -167,6 +167,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Handle a connection."""
+        threading.current_thread().name = "sparkkeras-monitor-connection"
         self.extend(request, TIMEOUT)
         try:
             super().process_request_thread(request, client_address)
