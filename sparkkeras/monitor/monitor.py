@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import html
 import os
 import sys
 import threading
@@ -129,6 +130,11 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Monitor(url={self.url!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a link to the page."""
+        url = html.escape(self.url)
+        return f'Monitor: <a href="{url}" target="_blank" rel="noopener noreferrer">{url}</a>'
 
     def __enter__(self) -> Monitor:
         return self

@@ -50,8 +50,9 @@ class StatusLine:
             if now < self._next:
                 return
             self._next = now + (UPDATE_SECONDS if self._changes else LOG_SECONDS)
-            # A line that wraps could not be erased.
-            self._replace(text[: shutil.get_terminal_size().columns - 1] if self._changes else f"{text}\n")
+            if sys.stdout.isatty():  # where a line that wraps could not be erased; in notebooks, it can
+                text = text[: shutil.get_terminal_size().columns - 1]
+            self._replace(text if self._changes else f"{text}\n")
 
     def clear(self) -> None:
         """Remove the line that changes."""

@@ -70,6 +70,14 @@ def test_the_address_is_printed(capsys):
         assert repr(monitor) == f"Monitor(url={monitor.url!r})"
 
 
+def test_a_notebook_shows_a_link(monitor):
+    url = monitor.url
+    assert monitor._repr_html_() == f'Monitor: <a href="{url}" target="_blank" rel="noopener noreferrer">{url}</a>'
+    monitor.url = """http://host"><script>'&"""
+    assert "<script>" not in monitor._repr_html_()
+    assert monitor._repr_html_().count('"') == 6
+
+
 def test_runs_have_the_name_that_the_monitor_has_when_they_begin(tmp_path):
     with closing(Monitor(save_to=tmp_path / "run.html", verbose=False, name="first")) as monitor:
         for name in ("first", "second", None):

@@ -64,6 +64,15 @@ def test_a_notebook_gets_blanks_in_place_of_the_terminals_sequence(clock, monkey
     assert stream.getvalue() == "loading\r       \r"
 
 
+def test_a_line_of_a_notebook_is_complete(clock, monkeypatch):
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    stream = writes_to(OutStream(), monkeypatch)
+    StatusLine(1).update("metric: 0.1 - " * 20)
+    assert stream.getvalue() == "metric: 0.1 - " * 20
+
+
 @pytest.mark.parametrize(("verbose", "expected"), [(0, ""), (2, "line\n")])
 def test_verbose(verbose, expected, terminal):
     status = StatusLine(verbose)
