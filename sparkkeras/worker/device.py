@@ -6,6 +6,7 @@ The code for specific backends is here and in `sparkkeras.modeling.backends`.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import tempfile
@@ -103,8 +104,8 @@ def prepare(
     if accelerators:
         _bind(",".join(accelerators))
     with silenced():
-        import keras
-
+        # A thread of `sparkkeras.spark.probe` may be importing it. If that fails, the statement would return half a module.
+        keras = importlib.import_module("keras")
         keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
         keras.config.set_dtype_policy(os.environ["SPARKKERAS_DTYPE_POLICY"])
         keras.config.set_image_data_format(os.environ["SPARKKERAS_IMAGE_DATA_FORMAT"])

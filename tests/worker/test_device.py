@@ -118,6 +118,27 @@ def test_a_worker_uses_the_dtypes_of_the_driver():
         assert json.load(found) == ["float64", "mixed_bfloat16", "channels_first"]
 
 
+BROKEN = """
+import sys, threading, time
+from sparkkeras.spark import probe
+from sparkkeras.worker import device
+threading.Thread(target=probe._load_keras).start()
+while "keras" not in sys.modules:
+    time.sleep(0.001)
+device.prepare(1)
+"""
+
+
+def test_the_error_of_an_import_that_another_thread_has_begun_is_raised(tmp_path):
+    package = tmp_path / "keras"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time\ntime.sleep(0.5)\nraise ValueError('a broken installation')\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "SPARKKERAS_WORKER": "1"}
+    found = subprocess.run([sys.executable, "-c", BROKEN], env=environment, capture_output=True, text=True, check=False)
+    assert found.stderr.rstrip().endswith("ValueError: a broken installation")
+
+
 FORKED = """
 import os, signal
 from sparkkeras.worker import device
