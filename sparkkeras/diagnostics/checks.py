@@ -19,9 +19,6 @@ MINIMUM_JAVA = 17
 MINIMUM_DISK = 1 << 30
 """With fewer free bytes than this, there is a warning."""
 
-BACKEND_BYTES = {"tensorflow": 840 << 20, "jax": 500 << 20, "torch": 615 << 20}
-"""What a worker needs for Python, Keras, its backend and a small model: measured with TensorFlow 2.21 and PyTorch 2.13."""
-
 STATE_COPIES = 3
 """How many times a worker holds the state of a model while it trains: its variables, gradients, and a message."""
 
@@ -48,7 +45,7 @@ class Needs:
     @property
     def worker_bytes(self) -> int:
         """The memory of a worker."""
-        return BACKEND_BYTES.get(self.backend, max(BACKEND_BYTES.values())) + STATE_COPIES * self.state_bytes
+        return BACKENDS.get(self.backend, max(BACKENDS.values())) + STATE_COPIES * self.state_bytes
 
 
 Described = Mapping[str, Any]

@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-BACKENDS = ("tensorflow", "jax", "torch")
+BACKENDS = {"tensorflow": 840 << 20, "jax": 500 << 20, "torch": 615 << 20}
+"""Keras's backends, and the bytes of memory that a process needs for Python, Keras, the backend and training a small model:
+measured with TensorFlow 2.21, JAX 0.10 and PyTorch 2.13."""
 
 PACKAGES = ("keras", *BACKENDS, "numpy", "pyarrow", "pandas", "pyspark", "sparkkeras")
 """The packages whose versions are of interest."""

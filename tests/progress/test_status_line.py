@@ -68,7 +68,7 @@ def test_a_line_of_a_notebook_is_complete(clock, monkeypatch):
     class OutStream(io.StringIO):
         __module__ = "ipykernel.iostream"
 
-    stream = writes_to(OutStream(), monkeypatch)
+    stream = write_to(OutStream(), monkeypatch)
     StatusLine(1).update("metric: 0.1 - " * 20)
     assert stream.getvalue() == "metric: 0.1 - " * 20
 
