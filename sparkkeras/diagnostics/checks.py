@@ -35,12 +35,12 @@ class Needs:
     Attributes:
         state_bytes: The size of weights and optimizer variables; 0 if unknown.
         data_bytes: The size of the rows on disk; 0 if unknown.
-        backend: Keras's backend.
+        backend: Keras's backend; empty if unknown.
     """
 
     state_bytes: int = 0
     data_bytes: int = 0
-    backend: str = "tensorflow"
+    backend: str = ""
 
     @property
     def worker_bytes(self) -> int:
@@ -73,7 +73,7 @@ def check_driver(driver: Described, backend: str, requirements: Requirements) ->
 
     Args:
         driver: The description of the driver.
-        backend: Keras's backend.
+        backend: Keras's backend; empty if unknown.
         requirements: Returns what the driver lacks.
     """
     yield Finding(OK, "Python", f"{driver['version']} ({driver['python']})")
@@ -142,7 +142,7 @@ def check_workers(facts: SparkFacts, driver: Described, backend: str, requiremen
     Args:
         facts: Spark and its workers.
         driver: The description of the driver.
-        backend: Keras's backend.
+        backend: Keras's backend; empty if unknown.
         requirements: Returns what a worker lacks.
     """
     if not facts.workers:
