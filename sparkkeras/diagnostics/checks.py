@@ -73,7 +73,7 @@ def check_driver(driver: Described, backend: str, requirements: Requirements) ->
 
     Args:
         driver: The description of the driver.
-        backend: Keras's backend; empty if unknown.
+        backend: Keras's backend.
         requirements: Returns what the driver lacks.
     """
     yield Finding(OK, "Python", f"{driver['version']} ({driver['python']})")
@@ -142,7 +142,7 @@ def check_workers(facts: SparkFacts, driver: Described, backend: str, requiremen
     Args:
         facts: Spark and its workers.
         driver: The description of the driver.
-        backend: Keras's backend; empty if unknown.
+        backend: Keras's backend.
         requirements: Returns what a worker lacks.
     """
     if not facts.workers:
