@@ -41,7 +41,7 @@ from sparkkeras.events import (
     WorkersReported,
 )
 from sparkkeras.progress.histories import logs_by_epoch
-from sparkkeras.progress.pace import Pace
+from sparkkeras.progress.pace import Pace, ReportedPace
 
 MAX_OUTPUTS = 1000
 """The number of messages with output of a rank that are kept."""
@@ -226,11 +226,11 @@ class RunReporter:
             case MemberTrained(member, epochs, logs):
                 self._add("member", member=member, epochs=epochs, history=_columns(logs))
             case RankChanged(rank, state, host):
-                if rank == 0:
-                    self._run.epochs_of_rank.begin()
+                if rank == 0 and state == "started":
+                    self._run.reported.begin()
                 self._add("rank", rank=rank, state=state, host=host)
             case RankReported(rank):
-                self._report(event, self._run.epochs_of_rank, None if rank == 0 else ("report", rank))
+                self._report(event, self._run.reported, None if rank == 0 else ("report", rank))
             case OutputWritten(rank, text):
                 self._add("output", key=("output", rank), most=MAX_OUTPUTS, rank=rank, text=text)
 
@@ -268,12 +268,12 @@ class RunReporter:
             staleness={str(value): count for value, count in updates.staleness.items()},
         )
 
-    def _report(self, event: RankReported, pace: _EpochsOfRank, key: tuple[Any, ...] | None) -> None:
+    def _report(self, event: RankReported, pace: ReportedPace, key: tuple[Any, ...] | None) -> None:
         """Add the metrics of a rank: all epochs of rank 0, the last one of others."""
         left = None
         if event.rank == 0:
-            pace.end(event.epoch)
-            left = pace.seconds_left(event.epochs)
+            pace.add(event)
+            left = pace.seconds_left
         self._add("report", key, rank=event.rank, epoch=event.epoch, epochs=event.epochs, logs=event.logs, seconds_left=left)
 
     def _trial(self, trial: Any, params: Mapping[str, Any]) -> None:
@@ -303,7 +303,7 @@ class _Run:
         self.pace = Pace(started.epochs, clock)
         self.epoch = started.initial_epoch
         self.next_progress = 0.0
-        self.epochs_of_rank = _EpochsOfRank(clock)
+        self.reported = ReportedPace(clock)
 
     @property
     def seconds(self) -> float:
@@ -314,34 +314,6 @@ class _Run:
     def time(self) -> float:
         """The seconds since 1970."""
         return self._began_at + self.seconds
-
-
-class _EpochsOfRank:
-    """How long the epochs of a rank take, from the last two that it reported; of the first one, with the rank's start-up."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._epoch: int | None = None
-        self._ended: float | None = None
-        self._seconds: float | None = None
-
-    def begin(self) -> None:
-        """The rank has started."""
-        self._epoch, self._ended = None, self._clock()
-
-    def end(self, epoch: int) -> None:
-        """It has reported an epoch."""
-        now = self._clock()
-        count = 1 if self._epoch is None else epoch - self._epoch
-        if self._ended is not None and count > 0:
-            self._seconds = (now - self._ended) / count
-        self._epoch, self._ended = epoch, now
-
-    def seconds_left(self, epochs: int | None) -> float | None:
-        """The time until the last of ``epochs`` ends; ``None`` if it is unknown."""
-        if epochs is None or self._seconds is None or self._epoch is None:
-            return None
-        return self._seconds * max(0, epochs - self._epoch - 1)
 
 
 def _columns(logs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sparkkeras.events import EpochMeasured, EpochRestarted, Event, RowsTrained, WorkerProgress, WorkersChanged
+from sparkkeras.events import (
+    EpochMeasured,
+    EpochRestarted,
+    Event,
+    RankReported,
+    RowsTrained,
+    WorkerProgress,
+    WorkersChanged,
+)
 
 _MIN_SECONDS = 1e-3
 """The shortest time from which a speed is computed."""
@@ -152,6 +160,41 @@ class Pace:
         elapsed = self._clock() - self._first_began - self._startup_before - (self.startup_seconds if self._is_open else 0.0)
         left = self._epochs - self._epoch - (self.done if self._is_open else 1.0)
         return max(0.0, elapsed) / done * max(0.0, left)
+
+
+class ReportedPace:
+    """How fast a function of `SparkRunner` trains, from the epochs that its rank 0 reports.
+
+    Args:
+        clock: A clock in seconds.
+
+    Attributes:
+        last: The last report; ``None`` before the first one.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.last: RankReported | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """The rank starts, perhaps again."""
+        self._first_epoch: int | None = None
+        self._first_at = self._last_at = self._clock()
+
+    def add(self, report: RankReported) -> None:
+        """Take a report."""
+        self.last, self._last_at = report, self._clock()
+        if self._first_epoch is None or report.epoch <= self._first_epoch:
+            self._first_epoch, self._first_at = report.epoch, self._last_at
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time until the last epoch ends; ``None`` if it is unknown, as before the second report."""
+        if self.last is None or self.last.epochs is None or self._first_epoch in (None, self.last.epoch):
+            return None
+        of_epoch = (self._last_at - self._first_at) / (self.last.epoch - self._first_epoch)
+        return max(0.0, of_epoch * (self.last.epochs - self.last.epoch - 1) - (self._clock() - self._last_at))
 
 
 def _mean_logs(reports: Sequence[WorkerProgress]) -> Mapping[str, float]:
