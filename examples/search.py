@@ -18,19 +18,18 @@ from surroundings import hushed, start_spark
 with hushed():
     import keras
     import numpy as np
-    from hyperopt import hp
     from sklearn.datasets import load_digits
 
     from sparkkeras import greedy_ensemble
-    from sparkkeras.hyperopt import HyperParamModel
+    from sparkkeras.hyperopt import HyperParamModel, choice, loguniform, uniform
 
 SEED = 7
 TRAINING, VALIDATION = 1000, 400
 SPACE = {
-    "layers": hp.choice("layers", [[64], [128], [64, 32]]),
-    "activation": hp.choice("activation", ["relu", "tanh"]),
-    "dropout": hp.uniform("dropout", 0.0, 0.5),
-    "rate": hp.loguniform("rate", np.log(1e-4), np.log(3e-2)),
+    "layers": choice([64], [128], [64, 32]),
+    "activation": choice("relu", "tanh"),
+    "dropout": uniform(0.0, 0.5),
+    "rate": loguniform(1e-4, 3e-2),
 }
 
 

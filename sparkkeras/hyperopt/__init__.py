@@ -2,11 +2,11 @@
 
 ::
 
-    from hyperopt import hp
-    from sparkkeras.hyperopt import HyperParamModel
+    from sparkkeras.hyperopt import HyperParamModel, choice, loguniform
 
     search = HyperParamModel(sc, num_workers=4)
-    best = search.minimize(model=build, data=(x, y), space={"units": hp.choice("units", [32, 64])}, max_evals=20)
+    space = {"units": choice(32, 64), "lr": loguniform(1e-4, 1e-1)}
+    best = search.minimize(model=build, data=(x, y), space=space, max_evals=20)
 
 Names are imported on first use, so that workers do not need the hyperopt library.
 """
@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkkeras.hyperopt.distributions import choice, integer, loguniform, normal, uniform
     from sparkkeras.hyperopt.pruners import ASHAPruner, MedianPruner, Pruner
     from sparkkeras.hyperopt.reporting import ReportCallback, report
     from sparkkeras.hyperopt.search import HyperParamModel
@@ -31,7 +32,12 @@ __all__ = [
     "ReportCallback",
     "SparkTrials",
     "Trial",
+    "choice",
+    "integer",
+    "loguniform",
+    "normal",
     "report",
+    "uniform",
 ]
 
 _MODULES = {
@@ -42,7 +48,12 @@ _MODULES = {
     "ReportCallback": "reporting",
     "SparkTrials": "spark_trials",
     "Trial": "trials",
+    "choice": "distributions",
+    "integer": "distributions",
+    "loguniform": "distributions",
+    "normal": "distributions",
     "report": "reporting",
+    "uniform": "distributions",
 }
 
 

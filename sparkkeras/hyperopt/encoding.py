@@ -39,7 +39,7 @@ def encode(params: Any, objects: Sequence[Any]) -> Any:
             return {"object": index}
     raise ConfigurationError(
         f"space: {value!r} ({type(value).__name__}) is computed within the space, which works only for numbers, strings, "
-        "lists and dicts of them: compute it in the function that builds the model, or make it an option of hp.choice."
+        "lists and dicts of them: compute it in the function that builds the model, or make it an option of a choice."
     )
 
 

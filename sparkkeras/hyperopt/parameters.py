@@ -72,7 +72,7 @@ def parameters_of(space: Any) -> tuple[Parameter, ...]:
     return tuple(
         Parameter(
             each.label,
-            f"{each.name} ({each.label})" if each.is_option or shared[each.name] > 1 else each.name,
+            each.unique_name if each.is_option or shared[each.name] > 1 else each.name,
             each.kind,
             _option_names(each.options),
             each.expression,
@@ -151,6 +151,11 @@ class _Occurrence:
     @property
     def name(self) -> str:
         return ".".join(self.path) or self.label
+
+    @property
+    def unique_name(self) -> str:
+        """The name with the label; a label of a space in plain Python has the name in it already: ``lr (sgd)``."""
+        return self.label if self.label.startswith(f"{self.name} (") else f"{self.name} ({self.label})"
 
 
 def _occurrences(node: Any, path: tuple[str, ...], is_option: bool = False) -> Iterator[_Occurrence]:

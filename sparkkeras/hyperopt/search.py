@@ -208,7 +208,8 @@ class HyperParamModel:
                 ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these;
                 each worker calls it once. Or an RDD or a DataFrame that is small enough to be collected. With
                 ``objective``, any object that can be pickled.
-            space: The search space: a dict of ``hyperopt.hp`` expressions, or any other hyperopt expression.
+            space: The search space: a dict from names to distributions (`choice`, `integer`, `loguniform`, `normal`,
+                `uniform`), or ``hyperopt.hp`` expressions.
             max_evals: The total number of trials, including failed and pruned ones; ``None`` continues until ``timeout``.
             objective: Use instead of ``model``: ``objective(params, data)`` returns a loss, or hyperopt's dict with
                 ``loss``, ``status`` and optionally ``model``, the trained model to keep. It may call `report` after each

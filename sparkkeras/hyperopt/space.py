@@ -1,4 +1,4 @@
-"""The search space and the search algorithms: the interface to the hyperopt library.
+"""The search space and the search algorithms, in terms of the hyperopt library.
 
 An algorithm chooses a number for each label of a space; the space turns these numbers into the hyper-parameters of a trial.
 """
@@ -17,7 +17,9 @@ import numpy as np
 from hyperopt import anneal, base, exceptions, pyll, rand, tpe
 
 from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.hyperopt.distributions import Distribution, has_distributions, labeled
 from sparkkeras.hyperopt.encoding import JSON_TYPES, encode
+from sparkkeras.hyperopt.expressions import params_of, to_expression
 from sparkkeras.hyperopt.parameters import Parameter, parameters_of
 from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
 
@@ -45,23 +47,32 @@ def make_algorithm(given: object) -> Algorithm:
 
 
 class Space:
-    """A hyperopt search space.
+    """A search space.
 
     Args:
-        space: A ``hyperopt.hp`` expression, or a structure (usually a dict) of such expressions.
+        space: A structure, usually a dict, of distributions (`choice`, `uniform`, ...) or of ``hyperopt.hp`` expressions, or
+            a single one.
 
     Raises:
-        ConfigurationError: ``space`` is not a hyperopt space, has no hyper-parameter, or cannot be sampled.
+        ConfigurationError: ``space`` is not a search space, has no hyper-parameter, or cannot be sampled.
     """
 
     def __init__(self, space: Any) -> None:
+        self._labeled = labeled(space) if has_distributions(space) else None
+        self._space = space if self._labeled is None else to_expression(self._labeled)
         try:
-            if not any(node.name == "hyperopt_param" for node in pyll.dfs(pyll.as_apply(space))):
+            nodes = pyll.dfs(pyll.as_apply(self._space))
+            if any(isinstance(node, pyll.base.Literal) and isinstance(node.obj, Distribution) for node in nodes):
                 raise ConfigurationError(
-                    f"space={space!r} has no hyper-parameter to choose: write a list of values as hp.choice(label, values), "
-                    "a range as hp.uniform(label, low, high)."
+                    "space: an expression of hyperopt holds a distribution of sparkkeras, which it cannot search: replace "
+                    "hp.choice(label, options) by choice(*options)."
                 )
-            self._domain = base.Domain(None, space, pass_expr_memo_ctrl=False)
+            if not any(node.name == "hyperopt_param" for node in nodes):
+                raise ConfigurationError(
+                    f"space={space!r} has no hyper-parameter to choose: write options as choice(32, 64), a range as "
+                    "uniform(low, high), both from sparkkeras.hyperopt."
+                )
+            self._domain = base.Domain(None, self._space, pass_expr_memo_ctrl=False)
         except ConfigurationError:
             raise
         except exceptions.DuplicateLabel as error:
@@ -70,10 +81,9 @@ class Space:
             ) from error
         except Exception as error:
             raise ConfigurationError(
-                f"space={space!r} cannot be searched ({type(error).__name__}: {error}): expected a hyperopt space such as "
-                '{"units": hp.choice("units", [32, 64]), "lr": hp.loguniform("lr", -7, -2)}.'
+                f"space={space!r} cannot be searched ({type(error).__name__}: {error}): expected a dict such as "
+                '{"units": choice(32, 64), "lr": loguniform(1e-4, 1e-1)}.'
             ) from error
-        self._space = space
         try:
             sample = self.params(self.suggest(rand.suggest, 0, (), 0, 1.0) or {})
         except ConfigurationError:
@@ -100,6 +110,8 @@ class Space:
 
     def params(self, chosen: Mapping[str, Any]) -> Any:
         """The hyper-parameters of a trial, in the structure of the space, for the values chosen for the labels."""
+        if self._labeled is not None:
+            return params_of(self._labeled, chosen)
         return hyperopt.space_eval(self._space, dict(chosen))
 
     def suggest(self, algorithm: Algorithm, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:

@@ -110,7 +110,7 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         finally:
             self._dynamic_trials = list(history_of(self.search.trials, 1.0, Space(space).labels).trials)
             self.refresh()
-        return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
+        return self.argmin if return_argmin else Space(space).params(self.argmin)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the trials without the search, which belongs to this process."""

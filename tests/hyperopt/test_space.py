@@ -387,7 +387,7 @@ def test_algorithms_by_name():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({}, "has no hyper-parameter to choose: write a list of values as hp.choice"),
+        ({}, "has no hyper-parameter to choose: write options as choice"),
         ({"units": [32, 64]}, "has no hyper-parameter to choose"),
         (None, "has no hyper-parameter to choose"),
         ("units", "has no hyper-parameter to choose"),
@@ -411,7 +411,7 @@ def test_objects_that_are_computed_within_the_space_are_rejected():
     def an_optimizer_of(rate):
         return Optimizer(rate)
 
-    with pytest.raises(ConfigurationError, match=r"\(Optimizer\) is computed within the space.*option of hp.choice"):
+    with pytest.raises(ConfigurationError, match=r"\(Optimizer\) is computed within the space.*option of a choice"):
         Space({"a": scope.an_optimizer_of(hp.uniform("a", 0, 1))})
 
 

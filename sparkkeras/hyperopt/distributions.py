@@ -1,0 +1,279 @@
+"""Search spaces in plain Python: distributions of hyper-parameters, in dicts whose keys name them.
+
+::
+
+    space = {
+        "units": integer(32, 512, log=True),
+        "dropout": uniform(0, 0.5),
+        "optimizer": choice(
+            {"kind": "sgd", "lr": loguniform(1e-3, 1), "momentum": uniform(0.5, 1)},
+            {"kind": "adam", "lr": loguniform(1e-5, 1e-2)},
+        ),
+    }
+
+Nothing here needs the hyperopt library: `expressions` converts these spaces to its expressions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.arguments import flag, known_arguments
+from sparkkeras.errors import ConfigurationError
+
+ROOT = "params"
+"""The label of a distribution that is the whole space, and so has no key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """The distribution of one hyper-parameter, made by `choice`, `integer`, `loguniform`, `normal` or `uniform`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Distribution):
+    """See `choice`."""
+
+    options: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Integer(Distribution):
+    """See `integer`."""
+
+    low: int
+    high: int
+    step: int = 1
+    log: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class LogUniform(Distribution):
+    """See `loguniform`."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Normal(Distribution):
+    """See `normal`."""
+
+    mean: float
+    stddev: float
+
+
+@dataclass(frozen=True, eq=False)
+class Uniform(Distribution):
+    """See `uniform`."""
+
+    low: float
+    high: float
+    step: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Labeled:
+    """A distribution in a space, with its unique label."""
+
+    label: str
+    distribution: Distribution
+
+
+def choice(*options: Any) -> Choice:
+    """One of several options: numbers, strings, functions, layers, or dicts and lists with further distributions.
+
+    A distribution within an option is searched only in trials with that option.
+
+    Example::
+
+        {"units": choice(32, 64, 128), "dropout": choice(0.0, uniform(0.1, 0.5))}
+
+    Raises:
+        ConfigurationError: There is no option, or the only one is a list.
+    """
+    if not options:
+        raise ConfigurationError("choice() has no options: give each as an argument, such as choice(32, 64).")
+    if len(options) == 1 and isinstance(options[0], (list, tuple, range, set, frozenset)):
+        raise ConfigurationError(
+            f"choice({options[0]!r}) has a single option, which is a {type(options[0]).__name__}: give each option as an "
+            "argument, choice(32, 64), or choice(*options)."
+        )
+    return Choice(options)
+
+
+@known_arguments
+def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Integer:
+    """A whole number, an ``int``.
+
+    Args:
+        low: The smallest value.
+        high: The largest value: unlike in ``hp.randint`` and ``numpy``, it is included.
+        step: The distance between values: ``integer(32, 128, step=32)`` is 32, 64, 96 or 128.
+        log: Whether the logarithm of the value is uniformly distributed instead of the value; ``low`` must be positive.
+
+    Raises:
+        ConfigurationError: An argument is not a whole number, or the range is empty.
+    """
+    for name, value in {"low": low, "high": high, "step": step}.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise ConfigurationError(f"integer: {name}={value!r} is not a whole number; for fractions use uniform().")
+    _check_range("integer", low, high, step)
+    if flag("log", log):
+        _check_positive("integer", low)
+        if step != 1:
+            raise ConfigurationError(f"integer: step={step} cannot be combined with log=True; omit one of them.")
+    return Integer(int(low), int(high), int(step), bool(log))
+
+
+@known_arguments
+def loguniform(low: float, high: float) -> LogUniform:
+    """A positive number whose logarithm is uniformly distributed, such as a learning rate.
+
+    Args:
+        low: The smallest value itself: unlike in ``hp.loguniform``, not its logarithm.
+        high: The largest value itself.
+
+    Raises:
+        ConfigurationError: A bound is not a positive finite number, or the range is empty.
+    """
+    low, high = _number("loguniform", "low", low), _number("loguniform", "high", high)
+    _check_range("loguniform", low, high)
+    _check_positive("loguniform", low)
+    return LogUniform(low, high)
+
+
+@known_arguments
+def normal(mean: float, stddev: float) -> Normal:
+    """A normally distributed number, without bounds.
+
+    Args:
+        mean: The mean.
+        stddev: The standard deviation.
+
+    Raises:
+        ConfigurationError: An argument is not a finite number, or ``stddev`` is not positive.
+    """
+    mean, stddev = _number("normal", "mean", mean), _number("normal", "stddev", stddev)
+    if stddev <= 0:
+        raise ConfigurationError(f"normal: stddev={stddev!r}: expected a positive number.")
+    return Normal(mean, stddev)
+
+
+@known_arguments
+def uniform(low: float, high: float, *, step: float | None = None) -> Uniform:
+    """A uniformly distributed number.
+
+    Args:
+        low: The smallest value.
+        high: The largest value.
+        step: The distance between values: ``uniform(0, 0.5, step=0.1)`` is 0, 0.1, ..., or 0.5. ``None`` allows all values.
+
+    Raises:
+        ConfigurationError: An argument is not a finite number, or the range is empty.
+    """
+    low, high = _number("uniform", "low", low), _number("uniform", "high", high)
+    step = None if step is None else _number("uniform", "step", step)
+    _check_range("uniform", low, high, step)
+    return Uniform(low, high, step)
+
+
+def has_distributions(space: Any) -> bool:
+    """Whether a space, a structure of dicts, lists and tuples, has distributions of this module."""
+    return any(True for _ in _paths(space))
+
+
+def labeled(space: Any) -> Any:
+    """A space whose distributions are replaced by `Labeled` ones.
+
+    The label of a distribution is its path: keys and indices joined by dots, such as ``optimizer.momentum``. An option of a
+    choice has the path of the choice. If several distributions share a path, the labels of those within options name the
+    option, by its first string or its index: ``optimizer.lr (sgd)``.
+
+    Raises:
+        ConfigurationError: Two distributions have the same label.
+    """
+    shared = Counter(_paths(space))
+    labels: set[str] = set()
+
+    def visit(node: Any, path: tuple[str, ...], options: tuple[str, ...]) -> Any:
+        if not has_distributions(node):
+            return node
+        if not isinstance(node, Distribution):
+            return map_items(node, lambda key, item: visit(item, (*path, key), options))
+        name = ".".join(path) or ROOT
+        label = f"{name} ({', '.join(options)})" if options and shared[path] > 1 else name
+        if label in labels:
+            raise ConfigurationError(f"space: two hyper-parameters have the name {label!r}: rename one of their keys.")
+        labels.add(label)
+        if isinstance(node, Choice):
+            names = _option_names(node.options)
+            inner = [visit(option, path, (*options, name)) for option, name in zip(node.options, names, strict=True)]
+            node = replace(node, options=tuple(inner))
+        return Labeled(label, node)
+
+    return visit(space, (), ())
+
+
+def map_items(node: Any, function: Callable[[str, Any], Any]) -> Any:
+    """Replace the items of a dict, list or tuple by what a function returns for each key or index, and item."""
+    if isinstance(node, Mapping):
+        return {key: function(str(key), item) for key, item in node.items()}
+    items = [function(str(index), item) for index, item in enumerate(node)]
+    return tuple(items) if isinstance(node, tuple) else items
+
+
+def _paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each distribution in a space."""
+    if isinstance(node, Distribution):
+        yield path
+        for option in node.options if isinstance(node, Choice) else ():
+            yield from _paths(option, path)
+    elif isinstance(node, (Mapping, list, tuple)):
+        for key, item in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _paths(item, (*path, str(key)))
+
+
+def _option_names(options: Sequence[Any]) -> list[str]:
+    """A unique name for each option: the first string in a dict, or its index."""
+    texts = [_first_string(option) for option in options]
+    is_unique = Counter(texts)
+    return [text if text and is_unique[text] == 1 else f"#{index}" for index, text in enumerate(texts)]
+
+
+def _first_string(option: Any) -> str | None:
+    values = option.values() if isinstance(option, Mapping) else ()
+    return next((value for value in values if isinstance(value, str)), None)
+
+
+def _number(function: str, name: str, value: Any) -> float:
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ConfigurationError(f"{function}: {name}={value!r} is not a finite number.")
+    return float(value)
+
+
+def _check_range(function: str, low: float, high: float, step: float | None = None) -> None:
+    if low >= high:
+        raise ConfigurationError(
+            f"{function}({low!r}, {high!r}): low must be smaller than high; write a value that is not searched without a "
+            "distribution."
+        )
+    if step is not None and not 0 < step <= high - low:
+        raise ConfigurationError(
+            f"{function}({low!r}, {high!r}, step={step!r}): expected a positive step of at most high - low = {high - low:g}."
+        )
+
+
+def _check_positive(function: str, low: float) -> None:
+    if low <= 0:
+        raise ConfigurationError(
+            f"{function}: low={low!r} must be positive, since the logarithm of the value is searched. (The bounds are the "
+            "values themselves, unlike in hyperopt, where they are logarithms.)"
+        )

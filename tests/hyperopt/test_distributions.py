@@ -1,0 +1,222 @@
+"""Spaces in plain Python: their labels, the values that trials get, and what is rejected."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from sparkkeras.errors import ConfigurationError, UnknownArgumentError
+from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, integer, loguniform, normal, uniform
+from sparkkeras.hyperopt.distributions import has_distributions
+from sparkkeras.hyperopt.encoding import decode
+from sparkkeras.hyperopt.space import ALGORITHMS, Space
+from sparkkeras.hyperopt.trials import OK, Trial
+from sparkkeras.hyperopt.workers import LocalWorkers
+
+LAYER, ARRAY = keras.layers.Identity(), np.arange(3)
+
+
+def a_function(x):
+    return x
+
+
+def nested():
+    return {
+        "optimizer": choice(
+            {"kind": "sgd", "lr": loguniform(1e-3, 1), "momentum": uniform(0.5, 1)},
+            {"kind": "adam", "lr": loguniform(1e-5, 1e-2)},
+        ),
+        "layers": [choice(32, 64), (integer(1, 3), "relu")],
+        "dropout": choice(0.0, uniform(0.1, 0.5)),
+        "fixed": [1, (2, {"three": None})],
+    }
+
+
+def suggestions(given, count=40, algorithm="random"):
+    """The hyper-parameters of trials, as workers receive them; the value of a trial is arbitrary."""
+    space, trials = Space(given), []
+    for number in range(count):
+        chosen = space.suggest(ALGORITHMS[algorithm], number, trials, number * 7919, 1.0)
+        params = space.params(chosen)
+        trials.append(Trial(number, params, OK, math.sin(number), chosen=chosen))
+        assert repr(decode(space.encode(params), space.objects)) == repr(params)
+    return [trial.params for trial in trials]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "kind", "is_in"),
+    [
+        (choice("x", None, 7), (str, type(None), int), lambda value: value in ("x", None, 7)),
+        (integer(-2, 3), int, lambda value: -2 <= value <= 3),
+        (integer(1, 4, log=True), int, lambda value: 1 <= value <= 4),
+        (integer(32, 130, step=32), int, lambda value: value in (32, 64, 96, 128)),
+        (loguniform(1e-4, 1e-1), float, lambda value: 1e-4 <= value <= 1e-1),
+        (normal(100, 1), float, lambda value: 90 < value < 110),
+        (uniform(-1, 1), float, lambda value: -1 <= value <= 1),
+        (uniform(0, 0.3, step=0.1), float, lambda value: round(value, 9) in (0, 0.1, 0.2, 0.3)),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_values_are_plain_and_in_their_range(distribution, kind, is_in, algorithm):
+    for params in suggestions({"a": distribution}, algorithm=algorithm):
+        assert isinstance(params["a"], kind), params
+        assert not isinstance(params["a"], np.generic)
+        assert is_in(params["a"]), params
+
+
+@pytest.mark.parametrize(
+    ("distribution", "values"),
+    [
+        (integer(1, 4), {1, 2, 3, 4}),
+        (integer(0, 10, step=5), {0, 5, 10}),
+        (integer(1, 3, log=True), {1, 2, 3}),
+        (uniform(0, 0.3, step=0.1), {0.0, 0.1, 0.2, 0.3}),
+        (uniform(0, 1, step=0.4), {0.0, 0.4, 0.8}),
+        (choice(*range(4)), {0, 1, 2, 3}),
+    ],
+)
+def test_all_values_occur_and_the_bounds_are_as_likely_as_the_others(distribution, values):
+    drawn = [round(params["a"], 9) for params in suggestions({"a": distribution}, 300)]
+    assert set(drawn) == values
+    if not getattr(distribution, "log", False):
+        assert min(drawn.count(value) for value in values) > 0.6 * 300 / len(values)
+
+
+def test_logarithms_are_uniform():
+    values = [params["a"] for params in suggestions({"a": loguniform(1e-4, 1)}, 200)]
+    assert 0.4 < np.mean(np.array(values) < 1e-2) < 0.6
+    whole = [params["a"] for params in suggestions({"a": integer(1, 1000, log=True)}, 200)]
+    assert 0.4 < np.mean(np.array(whole) < 32) < 0.6
+
+
+def test_labels_are_paths_and_name_the_option_where_a_path_is_shared():
+    space = Space(nested())
+    assert set(space.labels) == {
+        "optimizer",
+        "optimizer.lr (sgd)",
+        "optimizer.lr (adam)",
+        "optimizer.momentum",
+        "layers.0",
+        "layers.1.0",
+        "dropout",
+        "dropout (#1)",
+    }
+    assert sorted(parameter.name for parameter in space.parameters) == sorted(space.labels)
+    assert set(Space(choice({"a": uniform(0, 1)}, {"b": 2})).labels) == {"params", "a"}
+
+
+def test_trials_get_the_structure_of_the_space_with_values_of_the_chosen_options():
+    met = suggestions(nested(), 30)
+    for params in met:
+        sgd = params["optimizer"]["kind"] == "sgd"
+        assert set(params["optimizer"]) == {"kind", "lr"} | ({"momentum"} if sgd else set())
+        assert (1e-3 <= params["optimizer"]["lr"] <= 1) if sgd else (1e-5 <= params["optimizer"]["lr"] <= 1e-2)
+        assert params["layers"][0] in (32, 64)
+        assert isinstance(params["layers"], list)
+        assert isinstance(params["layers"][1], tuple)
+        assert params["fixed"] == [1, (2, {"three": None})]
+    assert {params["dropout"] == 0.0 for params in met} == {True, False}
+
+
+def test_options_are_those_of_the_space():
+    objects = (a_function, LAYER, ARRAY, keras.layers.Dense, {"a", "b"})
+    space = {"a": choice(*objects, [64, 32], (1, 2), {"x": ARRAY}, 1.5, True, None)}
+    met = [params["a"] for params in suggestions(space, 99)]
+    assert all(any(value is each for value in met) for each in objects)
+    plain = [value for value in met if not any(value is each for each in objects)]
+    assert {repr(value) for value in plain} == {"[64, 32]", "(1, 2)", repr({"x": ARRAY}), "1.5", "True", "None"}
+    assert all(value["x"] is ARRAY for value in plain if isinstance(value, dict))
+
+
+def test_choices_of_choices():
+    space = {"a": choice(choice({"kind": "x", "v": integer(0, 1)}, {"kind": "y", "v": integer(2, 3)}), {"v": integer(4, 5)})}
+    assert set(Space(space).labels) == {"a", "a (#0)", "a.v (#0, x)", "a.v (#0, y)", "a.v (#1)"}
+    assert {params["a"]["v"] for params in suggestions(space, 60)} == {0, 1, 2, 3, 4, 5}
+
+
+def test_expressions_of_hyperopt_may_stand_beside_distributions():
+    met = suggestions({"a": uniform(0, 1), "b": {"c": hp.randint("c", 3)}, "d": hp.choice("d", [(1, 2), "x"])})
+    assert {params["b"]["c"] for params in met} == {0, 1, 2}
+    assert {params["d"] for params in met} == {(1, 2), "x"}
+
+
+def test_the_digest_of_a_space_depends_on_names_ranges_and_options():
+    spaces = [
+        {"a": uniform(0, 1)},
+        {"b": uniform(0, 1)},
+        {"a": uniform(0, 2)},
+        {"a": uniform(0, 1, step=0.5)},
+        {"a": integer(0, 1)},
+        {"a": choice(0, 1)},
+        {"a": choice(1, 0)},
+        {"a": choice([0], 1)},
+    ]
+    assert len({Space(space).digest for space in spaces}) == len(spaces)
+    assert Space(nested()).digest == Space(nested()).digest
+
+
+def test_a_search_takes_such_a_space():
+    search = HyperParamModel(LocalWorkers())
+    search.minimize(
+        objective=lambda params: (params["x"] - 3) ** 2 + params["n"],
+        space={"x": uniform(-10, 10), "n": integer(0, 4), "o": choice("one", "two")},
+        max_evals=30,
+        seed=1,
+        verbose=0,
+    )
+    assert search.best_value < 3
+    assert set(search.best_params) == {"x", "n", "o"}
+    assert type(search.best_params["n"]) is int
+    assert search.best_params["o"] in ("one", "two")
+
+
+def test_fmin_may_return_the_values_of_such_a_space():
+    trials = SparkTrials()
+    trials.search = HyperParamModel(LocalWorkers())
+    space = {"n": integer(2, 9, step=7), "o": choice("one", "two")}
+    found = trials.fmin(lambda params: -params["n"], space, "random", 8, verbose=False, return_argmin=False)
+    assert found["n"] == 9
+    assert found["o"] in ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: choice(), r"choice\(\) has no options: give each as an argument, such as choice\(32, 64\)"),
+        (lambda: choice([32, 64]), r"single option, which is a list: give each option as an argument.*choice\(\*options\)"),
+        (lambda: integer(1, 2.5), "integer: high=2.5 is not a whole number; for fractions use uniform"),
+        (lambda: integer(True, 2), "integer: low=True is not a whole number"),
+        (lambda: integer(4, 4), r"integer\(4, 4\): low must be smaller than high; write a value that is not searched"),
+        (lambda: integer(1, 4, step=0), r"integer\(1, 4, step=0\): expected a positive step of at most high - low = 3"),
+        (lambda: integer(1, 4, step=4), "expected a positive step of at most"),
+        (lambda: integer(0, 4, log=True), "integer: low=0 must be positive, since the logarithm"),
+        (lambda: integer(1, 4, log="yes"), "log='yes': expected True or False"),
+        (lambda: integer(1, 8, step=2, log=True), "step=2 cannot be combined with log=True"),
+        (lambda: loguniform(-7, -2), r"loguniform: low=-7.0 must be positive.*unlike in hyperopt"),
+        (lambda: loguniform(1e-2, 1e-4), "low must be smaller than high"),
+        (lambda: normal(0, 0), "normal: stddev=0.0: expected a positive number"),
+        (lambda: normal("a", 1), "normal: mean='a' is not a finite number"),
+        (lambda: uniform(0, float("inf")), "uniform: high=inf is not a finite number"),
+        (lambda: uniform(0, 1, step=-0.1), "expected a positive step"),
+        (lambda: Space({"a": hp.choice("a", [uniform(0, 1), 2])}), r"replace hp.choice\(label, options\) by choice"),
+        (lambda: Space({"a.b": uniform(0, 1), "a": {"b": uniform(0, 1)}}), "have the name 'a.b': rename one of their keys"),
+        (lambda: Space({1: uniform(0, 1), "1": uniform(0, 1)}), "have the name '1'"),
+    ],
+)
+def test_errors_name_what_was_given_and_what_was_expected(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_unknown_arguments_are_rejected():
+    with pytest.raises(UnknownArgumentError, match="integer takes no argument 'base'"):
+        integer(1, 4, base=2)
+    with pytest.raises(UnknownArgumentError, match="uniform takes 2 arguments by position"):
+        uniform(0, 1, 0.1)
+
+
+def test_only_distributions_make_a_space_plain():
+    assert has_distributions({"a": [1, {"b": uniform(0, 1)}]})
+    assert not has_distributions({"a": hp.uniform("a", 0, 1), "b": [1, "two"]})
