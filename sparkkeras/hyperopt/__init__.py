@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkkeras.hyperopt.ask_tell import Search
     from sparkkeras.hyperopt.distributions import choice, integer, loguniform, normal, uniform
     from sparkkeras.hyperopt.pruners import ASHAPruner, MedianPruner, Pruner
     from sparkkeras.hyperopt.reporting import ReportCallback, report
@@ -30,6 +31,7 @@ __all__ = [
     "MedianPruner",
     "Pruner",
     "ReportCallback",
+    "Search",
     "SparkTrials",
     "Trial",
     "choice",
@@ -46,6 +48,7 @@ _MODULES = {
     "MedianPruner": "pruners",
     "Pruner": "pruners",
     "ReportCallback": "reporting",
+    "Search": "ask_tell",
     "SparkTrials": "spark_trials",
     "Trial": "trials",
     "choice": "distributions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -67,6 +68,28 @@ class SearchResults:
     def ranked(self) -> list[Trial]:
         """The trials that have a value, the best first."""
         return ranked(self.trials, self.sign)
+
+    @property
+    def best(self) -> Trial:
+        """The best trial.
+
+        Raises:
+            SearchError: No trial has a value.
+        """
+        ranked = self.ranked
+        if not ranked:
+            reason = f" ({self.ledger.reason})" if self.ledger.reason else ""
+            raise SearchError(
+                f"none of the {len(self.trials)} trials has a value{reason}: see trials for errors, and search again."
+            )
+        return ranked[0]
+
+    def plot(self, path: str | Path) -> None:
+        """Plot the search, see `HyperParamModel.plot`."""
+        from sparkkeras.hyperopt.plot import plot_search
+
+        _ = self.best
+        plot_search(self.trials, path, metric=self.metric, sign=self.sign, parameters=self.space.parameters)
 
     def models(self, count: int, loading: Loading) -> list[keras.Model]:
         """The models of the ``count`` best trials, see `HyperParamModel.best_models`."""

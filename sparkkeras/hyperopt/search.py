@@ -7,22 +7,21 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
-import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, warn
-from sparkkeras.events import EventListener, Events, HyperParameter, RunStarted
+from sparkkeras.events import EventListener, Events
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
+from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import Suggestion, TrialLedger
+from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.results import Loading, SearchResults
@@ -42,58 +41,6 @@ from sparkkeras.spark.connectivity import check_connectivity, serving
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
-
-
-@dataclass(frozen=True)
-class SearchDefinition:
-    """What a search optimizes, and how. A search can resume another one that has the same `settings`.
-
-    Attributes:
-        space: The search space.
-        algorithm: The search algorithm.
-        metric: The name of the metric.
-        sign: 1 if smaller values are better, -1 if larger ones are.
-        seed: The seed of the search.
-    """
-
-    space: Space
-    algorithm: Algorithm
-    metric: str
-    sign: float
-    seed: int
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings for the journal, as JSON values."""
-        return {
-            "parameters": sorted(self.space.labels),
-            "space": self.space.digest,
-            "metric": self.metric,
-            "mode": "min" if self.sign > 0 else "max",
-            "seed": self.seed,
-        }
-
-    def started(self, name: str, max_trials: int | None, **settings: Any) -> RunStarted:
-        """The event with which the search begins; see `RunStarted`."""
-        return RunStarted(
-            "search",
-            name,
-            {**settings, "seed": self.seed},
-            metric=self.metric,
-            minimizes=self.sign > 0,
-            max_trials=max_trials,
-            parameters=tuple(HyperParameter(each.name, each.options, "log" in each.kind) for each in self.space.parameters),
-        )
-
-    def suggest(self, number: int, trials: Sequence[Trial]) -> Suggestion | None:
-        """Suggest the next trial, with a random seed derived from the search's seed and the trial's number."""
-        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
-        chosen = self.space.suggest(self.algorithm, number, trials, seed, self.sign)
-        if chosen is None:
-            return None
-        params = self.space.params(chosen)
-        self.space.encode(params)  # raises ConfigurationError for objects that cannot be sent to workers
-        return Suggestion(chosen, params)
 
 
 class HyperParamModel:
@@ -290,7 +237,7 @@ class HyperParamModel:
             collect = functools.partial(workers.collected, named=columns)
             shared = _shared_data(data, fit_arguments if objective is None else None, collect)
         journal = Journal(folder, num_models, sign)
-        definition = SearchDefinition(search_space, algorithm, metric, sign, _choose_seed(seed, journal))
+        definition = SearchDefinition(search_space, algorithm, metric, sign, choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
         settings = TrialSettings(trial_objective, objects, sign, definition.seed, read_data, workers.in_child_processes)
         started = definition.started(
@@ -338,13 +285,7 @@ class HyperParamModel:
         Raises:
             SearchError: No trial has a value yet.
         """
-        best = self._require_results().ranked
-        if not best:
-            reason = f" ({self.reason})" if self.reason else ""
-            raise SearchError(
-                f"none of the {len(self.trials)} trials has a value{reason}: see trials for errors, and call minimize again."
-            )
-        return best[0]
+        return self._require_results().best
 
     @property
     def best_params(self) -> Any:
@@ -407,11 +348,7 @@ class HyperParamModel:
             ConfigurationError: matplotlib is not installed.
             SearchError: No trial has a value yet.
         """
-        from sparkkeras.hyperopt.plot import plot_search
-
-        _ = self.best_trial
-        results = self._require_results()
-        plot_search(results.trials, path, metric=results.metric, sign=results.sign, parameters=results.space.parameters)
+        self._require_results().plot(path)
 
     @property
     def _loading(self) -> Loading:
@@ -509,9 +446,3 @@ def _shared_data(data: Any, fit_arguments: TrialFitArguments | None, collect: Ca
     if "validation_data" in arrays and fit_arguments.validation_split:
         raise ConfigurationError("give only one of validation_split and validation_data.")
     return arrays
-
-
-def _choose_seed(given: int | None, journal: Journal) -> int:
-    """The given seed, else that of the resumed search, else a new random one."""
-    search_seed = int(np.random.default_rng().integers(2**31))
-    return int(journal.settings().get("seed", search_seed)) if given is None else int(given)

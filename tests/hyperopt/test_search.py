@@ -638,9 +638,7 @@ class TestBadInput:
         search = HyperParamModel(LocalWorkers())
         with pytest.raises(SearchError, match="2 of 2 trials failed"):
             search.minimize(objective=objective, space=LINE, max_evals=2, verbose=0)
-        with pytest.raises(
-            SearchError, match="none of the 2 trials has a value: see trials for errors, and call minimize again"
-        ):
+        with pytest.raises(SearchError, match="none of the 2 trials has a value: see trials for errors, and search again"):
             _ = search.best_model
 
 

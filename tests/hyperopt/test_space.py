@@ -19,8 +19,8 @@ from hyperopt import anneal, hp, rand, tpe
 from hyperopt.pyll import scope
 
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt.definition import SearchDefinition
 from sparkkeras.hyperopt.encoding import decode, encode
-from sparkkeras.hyperopt.search import SearchDefinition
 from sparkkeras.hyperopt.space import ALGORITHMS, Space, history_of, is_finite, make_algorithm
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 

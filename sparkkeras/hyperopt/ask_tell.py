@@ -1,0 +1,243 @@
+"""`Search`: the algorithms of a search, for the user's own loop instead of workers on Spark."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sparkkeras import arguments
+from sparkkeras.arguments import known_arguments
+from sparkkeras.errors import ConfigurationError, SearchError
+from sparkkeras.hyperopt.arguments import sign_of
+from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
+from sparkkeras.hyperopt.journal import Journal
+from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
+from sparkkeras.hyperopt.pruners import Pruner, make_pruner
+from sparkkeras.hyperopt.results import SearchResults
+from sparkkeras.hyperopt.space import Algorithm, Space, is_finite, make_algorithm
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial
+
+
+class Search:
+    """Suggests hyper-parameters to a loop of your own: `ask` for a trial, train, `tell` its value.
+
+    Several trials may be asked for before any is told, from any threads: the algorithm takes the pending ones into account,
+    as with workers on Spark. `HyperParamModel` searches on Spark, and keeps the models.
+
+    Args:
+        space: The search space, as in `HyperParamModel.minimize`.
+        algo: The search algorithm, as in `HyperParamModel.minimize`.
+        metric: The name of the value that is told, for the plot, and for ``mode="auto"``.
+        mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from the name of the metric.
+        pruner: Decides on the values given to `report`, as in `HyperParamModel.minimize`.
+        seed: The random seed: with the same seed and values, told in the same order, a search has the same trials. ``None``
+            draws one.
+        save_to: A folder in which each trial is saved when it is told. Another search with the same arguments continues from
+            there; trials that were pending are asked for again.
+
+    Attributes:
+        seed: The seed of the suggestions.
+
+    Raises:
+        ConfigurationError: An argument is unknown or out of range, or ``save_to`` holds another search.
+        StorageError: ``save_to`` cannot be read or written.
+
+    Example::
+
+        search = Search({"lr": loguniform(1e-4, 1e-1), "units": choice(32, 64)}, seed=1)
+        for _ in range(20):
+            trial = search.ask()
+            search.tell(trial, train(**trial.params))
+        best = search.best_params
+    """
+
+    @known_arguments
+    def __init__(
+        self,
+        space: Any,
+        *,
+        algo: str | Algorithm = "tpe",
+        metric: str = "loss",
+        mode: Literal["auto", "min", "max"] = "auto",
+        pruner: str | Pruner | None = None,
+        seed: int | None = None,
+        save_to: str | Path | None = None,
+    ) -> None:
+        algorithm, search_space, sign = make_algorithm(algo), Space(space), sign_of(metric, mode)
+        limits = Limits(sign=sign, pruner=make_pruner(pruner), lease_seconds=float("inf"))
+        arguments.optional_integer("seed", seed, low=0)
+        self._journal = Journal(None if save_to is None else arguments.path("save_to", save_to), 0, sign)
+        definition = SearchDefinition(search_space, algorithm, metric, sign, choose_seed(seed, self._journal))
+        self.seed = definition.seed
+        self._open = ExitStack()
+        earlier = self._open.enter_context(self._journal.opened(definition.settings, search_space.params))
+        self._ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier, save=self._save)
+        self._results = SearchResults(self._ledger, self._journal, search_space, metric, sign)
+        self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
+        self._pruned: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"Search(metric={self._results.metric!r}, trials={len(self.trials)}, pending={len(self._leases)})"
+
+    def __enter__(self) -> Search:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the folder of ``save_to`` for another search; no further trial can be asked for or told."""
+        self._ledger.stop("it was closed")
+        self._leases.clear()
+        self._open.close()
+
+    def ask(self) -> Trial:
+        """The next trial: its ``number`` and ``params``.
+
+        Raises:
+            ConfigurationError: The search algorithm raised an exception.
+            SearchError: The search algorithm has no more suggestions, or the search was closed.
+        """
+        assignment = self._ledger.ask(Worker("ask"))
+        if assignment is None:
+            raise self._ledger.failure or SearchError(
+                f"there is no further trial: {self._ledger.reason or 'the search algorithm has no more suggestions'}."
+            )
+        self._leases[assignment.number] = assignment.lease
+        return self._pending(assignment.number)
+
+    @known_arguments
+    def report(self, trial: Trial | int, value: float) -> bool:
+        """Report an intermediate value of a pending trial, after each epoch.
+
+        Args:
+            trial: The trial, or its number.
+            value: The value after the next epoch.
+
+        Returns:
+            Whether to end the trial, and `tell` it without a value: the pruner decided so, or the value is not finite.
+
+        Raises:
+            ConfigurationError: The trial is not pending, the value is not a number, or the pruner raised an exception.
+        """
+        number = self._number_of(trial)
+        value = _as_number(value)
+        if not is_finite(value):
+            return True
+        epoch = len(self._pending(number).intermediate_values) + 1
+        reply = self._ledger.report(self._leases[number], epoch, value)
+        if self._ledger.failure is not None:
+            raise self._ledger.failure
+        if reply != CONTINUE:
+            self._pruned.add(number)
+        return reply != CONTINUE
+
+    @known_arguments
+    def tell(self, trial: Trial | int, value: float | None = None, *, error: str | BaseException | None = None) -> Trial:
+        """Record the result of a pending trial.
+
+        Args:
+            trial: The trial, or its number.
+            value: Its value; ``None`` is the best one that was reported. NaN and infinity mean that the trial failed.
+            error: Why the trial failed, as text or as an exception.
+
+        Returns:
+            The trial with its result.
+
+        Raises:
+            ConfigurationError: The trial is not pending, its value is not a number, or it has neither a value nor an error.
+            StorageError: ``save_to`` cannot be written.
+        """
+        number = self._number_of(trial)
+        pending = self._pending(number)
+        ended = self._ended(pending, None if value is None else _as_number(value), error)
+        self._ledger.finish(self._leases.pop(number), ended)
+        return next(each for each in self._ledger.finished if each.number == number)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials, including pending ones, whose status is ``"running"``, in the order of their numbers."""
+        return self._results.trials
+
+    @property
+    def best_trial(self) -> Trial:
+        """The best trial.
+
+        Raises:
+            SearchError: No trial has a value yet.
+        """
+        return self._results.best
+
+    @property
+    def best_params(self) -> Any:
+        """The hyper-parameters of the best trial."""
+        return self.best_trial.params
+
+    @property
+    def best_value(self) -> float:
+        """The value of the best trial."""
+        value = self.best_trial.value
+        assert value is not None
+        return value
+
+    @known_arguments
+    def plot(self, path: str | Path) -> None:
+        """Plot the search as a PNG, see `HyperParamModel.plot`."""
+        self._results.plot(path)
+
+    def _ended(self, trial: Trial, value: float | None, error: str | BaseException | None) -> Trial:
+        """A trial with its result."""
+        reported = trial.intermediate_values
+        if reported:
+            trial = replace(trial, history={self._results.metric: list(reported)})
+        if value is None and error is None and not reported:
+            raise ConfigurationError(
+                f"trial {trial.number} has no value: tell(trial, value), or tell(trial, error=message) if it failed."
+            )
+        if isinstance(error, BaseException):
+            trial = replace(trial, traceback="".join(traceback.format_exception(error)))
+            error = f"{type(error).__name__}: {error}"
+        best = _best(reported, self._results.sign)
+        value = best if value is None else value
+        if error is None and not is_finite(value):
+            error = f"its value is {value!r}, not a finite number"
+        if error is not None:
+            return replace(trial, status=FAILED, error=str(error))
+        epoch = None if value != best else reported.index(best) + 1
+        status = PRUNED if trial.number in self._pruned else OK
+        return replace(trial, status=status, value=value, best_epoch=epoch)
+
+    def _save(self, trial: Trial, _: Any) -> None:
+        try:
+            self._journal.write(trial)
+        finally:
+            self._ledger.saved(trial.number)
+
+    def _number_of(self, trial: Trial | int) -> int:
+        """The number of a pending trial."""
+        number = trial.number if isinstance(trial, Trial) else trial
+        if number not in self._leases:
+            raise ConfigurationError(
+                f"trial={number!r} is not pending: expected a trial that ask() returned, or its number, and that was not "
+                f"told before. Pending: {sorted(self._leases)}."
+            )
+        return number
+
+    def _pending(self, number: int) -> Trial:
+        return next(each for each in self._ledger.running if each.number == number)
+
+
+def _as_number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"value={value!r}: expected a number.") from error
+
+
+def _best(values: Sequence[float], sign: float) -> float | None:
+    return min(values, key=lambda value: sign * value, default=None)

@@ -1,0 +1,242 @@
+"""Loops that ask for trials and tell their values."""
+
+import json
+import math
+import threading
+
+import pytest
+from hyperopt import tpe
+
+from sparkkeras.errors import ConfigurationError, SearchError, StorageError, UnknownArgumentError
+from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, uniform
+from sparkkeras.hyperopt.workers import LocalWorkers
+
+SPACE = {"x": uniform(-10, 10), "n": integer(0, 3), "kind": choice({"name": "a"}, {"name": "b", "lr": loguniform(1e-4, 1)})}
+
+
+def loss(params):
+    return (params["x"] - 3) ** 2 + params["n"]
+
+
+def run(search, count):
+    for _ in range(count):
+        trial = search.ask()
+        search.tell(trial, loss(trial.params))
+    return search
+
+
+def params_of(search):
+    return [(trial.number, trial.params, trial.value) for trial in search.trials]
+
+
+@pytest.mark.parametrize("algo", ["tpe", "random", "anneal", tpe.suggest])
+def test_a_loop_finds_good_values_with_every_algorithm(algo):
+    search = run(Search(SPACE, algo=algo, seed=1), 30)
+    assert search.best_value == loss(search.best_params) == min(trial.value for trial in search.trials) < 3
+    assert [trial.number for trial in search.trials] == list(range(30))
+    assert {trial.status for trial in search.trials} == {"ok"}
+
+
+def test_it_has_the_trials_of_a_search_on_workers():
+    own = run(Search(SPACE, seed=7), 25)
+    model = HyperParamModel(LocalWorkers())
+    model.minimize(objective=loss, space=SPACE, max_evals=25, seed=7, verbose=0)
+    assert params_of(own) == params_of(model)
+
+
+def test_values_may_be_maximized():
+    search = run(Search(SPACE, metric="accuracy", seed=1), 25)
+    assert search.best_value == max(trial.value for trial in search.trials)
+    assert search.best_value > 100
+    assert run(Search(SPACE, metric="score", mode="max", seed=1), 3).best_value > 0
+
+
+def test_the_same_seed_gives_the_same_trials():
+    assert params_of(run(Search(SPACE, seed=5), 25)) == params_of(run(Search(SPACE, seed=5), 25))
+    assert params_of(run(Search(SPACE, seed=5), 1)) != params_of(run(Search(SPACE, seed=6), 1))
+    assert Search(SPACE).seed != Search(SPACE).seed
+
+
+def test_pending_trials_are_considered():
+    seen = []
+
+    def suggest(new_ids, domain, trials, seed):
+        seen.append(trials.statuses())
+        return tpe.suggest(new_ids, domain, trials, seed)
+
+    search = Search(SPACE, algo=suggest, seed=1)
+    first, second = search.ask(), search.ask()
+    assert first.params != second.params
+    search.tell(second, 0.5)
+    search.ask()
+    assert seen == [[], ["new"], ["new", "ok"]]
+    assert [trial.status for trial in search.trials] == ["running", "ok", "running"]
+    assert repr(search) == "Search(metric='loss', trials=3, pending=2)"
+
+
+def test_threads_may_share_a_search():
+    search = Search(SPACE, algo="random", seed=1)
+    threads = [threading.Thread(target=run, args=(search, 10)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [trial.number for trial in search.trials] == list(range(40))
+    assert all(trial.value == loss(trial.params) for trial in search.trials)
+
+
+class TestResults:
+    def test_a_failed_trial_has_its_error(self):
+        search = Search(SPACE, seed=1)
+        text, exception, nan = (search.ask() for _ in range(3))
+        search.tell(text, error="out of memory")
+        try:
+            raise RuntimeError("it broke")
+        except RuntimeError as error:
+            search.tell(exception.number, error=error)
+        assert search.tell(nan, math.nan).error == "its value is nan, not a finite number"
+        assert [trial.status for trial in search.trials] == ["failed"] * 3
+        assert search.trials[0].error == "out of memory"
+        assert search.trials[1].error == "RuntimeError: it broke"
+        assert "test_ask_tell.py" in search.trials[1].traceback
+        with pytest.raises(SearchError, match="none of the 3 trials has a value: see trials for errors"):
+            _ = search.best_params
+        run(search, 25)
+        assert search.best_value < 30
+
+    def test_without_a_value_the_best_report_counts(self):
+        search = Search(SPACE, seed=1)
+        trial = search.ask()
+        assert [search.report(trial, value) for value in (0.5, 0.25, 0.75)] == [False, False, False]
+        told = search.tell(trial)
+        assert (told.status, told.value, told.best_epoch, told.epochs) == ("ok", 0.25, 2, 3)
+        assert told.history == {"loss": [0.5, 0.25, 0.75]}
+        other = search.ask()
+        search.report(other, 0.5)
+        assert search.tell(other, 0.125).best_epoch is None
+
+    def test_the_pruner_decides_on_reports(self):
+        search = Search(SPACE, pruner="asha", metric="accuracy", seed=1)
+        for quality in (0.9, 0.8, 0.7, 0.1):
+            trial = search.ask()
+            ended = [search.report(trial, quality), search.report(trial, quality)]
+        assert ended == [False, True]
+        assert search.tell(trial).status == "pruned"
+        assert search.trials[-1].value == 0.1
+
+    def test_a_report_that_is_not_finite_ends_the_trial(self):
+        search = Search(SPACE, seed=1)
+        one, other = search.ask(), search.ask()
+        assert not search.report(one, 2.0)
+        assert search.report(one, math.nan)
+        assert search.tell(one).value == 2.0
+        assert search.report(other, math.inf)
+        assert search.tell(other, error="diverged").status == "failed"
+
+    def test_the_search_can_be_plotted(self, tmp_path):
+        run(Search(SPACE, seed=1), 5).plot(tmp_path / "search.png")
+        assert (tmp_path / "search.png").stat().st_size > 10_000
+
+
+class TestFolder:
+    def test_a_search_continues_from_its_folder(self, tmp_path):
+        whole = run(Search(SPACE, seed=3), 25)
+        with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
+            run(search, 22)
+            search.ask()  # is not told
+        with Search(SPACE, save_to=tmp_path / "search") as search:
+            assert search.seed == 3
+            assert len(search.trials) == 22
+            assert params_of(run(search, 3)) == params_of(whole)
+
+    def test_a_search_on_workers_continues_it(self, tmp_path):
+        with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
+            run(search, 5)
+        model = HyperParamModel(LocalWorkers())
+        model.minimize(objective=loss, space=SPACE, max_evals=8, save_to=tmp_path / "search", verbose=0)
+        assert params_of(model)[:5] == params_of(search)
+        assert len(model.trials) == 8
+
+    def test_a_folder_belongs_to_one_search(self, tmp_path):
+        with Search(SPACE, save_to=tmp_path / "search") as search:
+            run(search, 1)
+            with pytest.raises(ConfigurationError, match="another search is running in this folder"):
+                Search(SPACE, save_to=tmp_path / "search")
+        with pytest.raises(ConfigurationError, match=r"its mode differs \('min' in the folder, 'max' now\)"):
+            Search(SPACE, metric="loss", mode="max", save_to=tmp_path / "search")
+        with pytest.raises(SearchError, match="there is no further trial: it was closed"):
+            search.ask()
+
+    def test_a_closed_search_takes_no_results(self):
+        search = Search(SPACE)
+        trial = search.ask()
+        search.close()
+        with pytest.raises(ConfigurationError, match="is not pending"):
+            search.tell(trial, 1.0)
+
+    def test_a_trial_that_cannot_be_saved_raises_an_error(self, tmp_path, monkeypatch):
+        def fail(*_):
+            raise StorageError("the disk is full.")
+
+        search = Search(SPACE, save_to=tmp_path / "search")
+        trial = search.ask()
+        monkeypatch.setattr("sparkkeras.spark.filesystem.write_bytes", fail)
+        with pytest.raises(StorageError, match="the disk is full"):
+            search.tell(trial, 0.5)
+        assert search.best_value == 0.5
+
+    def test_saved_trials_have_values_of_the_space(self, tmp_path):
+        with Search(SPACE, save_to=tmp_path / "search") as search:
+            run(search, 1)
+        saved = json.loads((tmp_path / "search" / "trials" / "00000.json").read_text())
+        assert saved["params"] == repr(search.trials[0].params)
+
+
+class TestErrors:
+    def test_a_trial_is_told_once(self):
+        search = Search(SPACE, seed=1)
+        trial = search.ask()
+        search.tell(trial, 1.0)
+        for call in (lambda: search.tell(trial, 1.0), lambda: search.report(trial, 1.0), lambda: search.tell(7, 1.0)):
+            with pytest.raises(ConfigurationError, match=r"is not pending: expected a trial that ask\(\) returned.*\[\]"):
+                call()
+
+    def test_a_result_needs_a_value_or_an_error(self):
+        search = Search(SPACE, seed=1)
+        trial = search.ask()
+        with pytest.raises(ConfigurationError, match=r"trial 0 has no value: tell\(trial, value\), or tell\(trial, error="):
+            search.tell(trial)
+        for call in (search.tell, search.report):
+            with pytest.raises(ConfigurationError, match="value='good': expected a number"):
+                call(trial, "good")
+        search.tell(trial, 1.0)  # is still pending
+        assert search.best_value == 1.0
+
+    def test_a_failing_algorithm_or_pruner_is_reported(self):
+        def suggest(new_ids, domain, trials, seed):
+            raise RuntimeError("no idea")
+
+        with pytest.raises(ConfigurationError, match="the search algorithm .* failed: RuntimeError: no idea"):
+            Search(SPACE, algo=suggest).ask()
+
+        class Broken:
+            def should_prune(self, losses, others):
+                raise RuntimeError("no idea")
+
+        search = Search(SPACE, pruner=Broken())
+        with pytest.raises(ConfigurationError, match="the pruner .* failed: RuntimeError: no idea"):
+            search.report(search.ask(), 1.0)
+
+    def test_an_algorithm_without_suggestions_ends_the_search(self):
+        with pytest.raises(SearchError, match="there is no further trial: the search algorithm has no more suggestions"):
+            Search(SPACE, algo=lambda new_ids, domain, trials, seed: []).ask()
+
+    def test_arguments_are_checked(self):
+        with pytest.raises(UnknownArgumentError, match="Search takes no argument 'max_evals'"):
+            Search(SPACE, max_evals=3)
+        with pytest.raises(ConfigurationError, match="metric='score': cannot infer"):
+            Search(SPACE, metric="score")
+        with pytest.raises(ConfigurationError, match="seed=-1"):
+            Search(SPACE, seed=-1)
+        with pytest.raises(ConfigurationError, match="has no hyper-parameter to choose"):
+            Search({"units": 32})
