@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkkeras.hyperopt.ask_tell import Search
     from sparkkeras.hyperopt.distributions import choice, integer, loguniform, normal, uniform
-    from sparkkeras.hyperopt.pruners import ASHAPruner, MedianPruner, Pruner
+    from sparkkeras.hyperopt.pruners import ASHAPruner, HyperbandPruner, MedianPruner, Pruner
     from sparkkeras.hyperopt.reporting import ReportCallback, report
     from sparkkeras.hyperopt.search import HyperParamModel
     from sparkkeras.hyperopt.spark_trials import SparkTrials
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ASHAPruner",
     "HyperParamModel",
+    "HyperbandPruner",
     "MedianPruner",
     "Pruner",
     "ReportCallback",
@@ -45,6 +46,7 @@ __all__ = [
 _MODULES = {
     "ASHAPruner": "pruners",
     "HyperParamModel": "search",
+    "HyperbandPruner": "pruners",
     "MedianPruner": "pruners",
     "Pruner": "pruners",
     "ReportCallback": "reporting",

@@ -14,7 +14,7 @@ from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.ledger import Limits
 from sparkkeras.hyperopt.objective import CallObjective, Fit, Objective
-from sparkkeras.hyperopt.pruners import Pruner, make_pruner
+from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
 from sparkkeras.hyperopt.space import Space, history_of, is_finite
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.modeling.custom_code import ByValue
@@ -163,7 +163,8 @@ def make_limits(
     sign: float,
     *,
     max_evals: int | None,
-    pruner: str | Pruner | None,
+    pruner: str | AnyPruner | None,
+    epochs: int | None,
     timeout: float | None,
     loss_threshold: float | None,
     early_stop_fn: Callable[..., Any] | None,
@@ -172,13 +173,15 @@ def make_limits(
 ) -> Limits:
     """Make the limits of a search from the arguments of `HyperParamModel.minimize`.
 
+    ``epochs`` is ``None`` if only the user's objective knows the number.
+
     Raises:
         ConfigurationError: An argument is out of range, or the search would never end.
     """
     limits = Limits(
         max_evals=arguments.optional_integer("max_evals", max_evals),
         sign=sign,
-        pruner=make_pruner(pruner),
+        pruner=make_pruner(pruner, epochs),
         timeout=_positive("timeout", timeout),
         loss_threshold=_finite("loss_threshold", loss_threshold),
         max_failures=arguments.optional_integer("max_failures", max_failures, low=0),

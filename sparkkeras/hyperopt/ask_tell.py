@@ -17,7 +17,7 @@ from sparkkeras.hyperopt.arguments import sign_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
-from sparkkeras.hyperopt.pruners import Pruner, make_pruner
+from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
 from sparkkeras.hyperopt.results import SearchResults
 from sparkkeras.hyperopt.space import Algorithm, Space, is_finite, make_algorithm
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial
@@ -64,7 +64,7 @@ class Search:
         algo: str | Algorithm = "tpe",
         metric: str = "loss",
         mode: Literal["auto", "min", "max"] = "auto",
-        pruner: str | Pruner | None = None,
+        pruner: str | AnyPruner | None = None,
         seed: int | None = None,
         save_to: str | Path | None = None,
     ) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkkeras.errors import ConfigurationError, SparkKerasError
-from sparkkeras.hyperopt.pruners import Pruner, as_losses
+from sparkkeras.hyperopt.pruners import AnyPruner, as_losses, should_prune
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
 from sparkkeras.rpc.leases import LEASE_LOST, Lease, Leases
 from sparkkeras.rpc.transport import RefusedError
@@ -56,7 +56,7 @@ class Limits:
 
     max_evals: int | None = None
     sign: float = 1.0
-    pruner: Pruner | None = None
+    pruner: AnyPruner | None = None
     timeout: float | None = None
     loss_threshold: float | None = None
     max_failures: int | None = None
@@ -371,16 +371,16 @@ class TrialLedger:
         with self._lock:
             self._check_limits()
 
-    def _should_prune(self, pruner: Pruner, trial: Trial, epochs: Sequence[int]) -> bool:
+    def _should_prune(self, pruner: AnyPruner, trial: Trial, epochs: Sequence[int]) -> bool:
         """Whether to end a trial at one of some epochs, counted from 1."""
         sign = self._limits.sign
         losses = as_losses(trial.intermediate_values, sign)
-        others = [
-            as_losses(other.intermediate_values, sign)
+        others = {
+            other.number: as_losses(other.intermediate_values, sign)
             for other in self._trials()
             if other.number != trial.number and other.intermediate_values
-        ]
-        return any(pruner.should_prune(losses[:epoch], others) for epoch in epochs)
+        }
+        return any(should_prune(pruner, trial.number, losses[:epoch], others) for epoch in epochs)
 
     def _trials(self) -> list[Trial]:
         return [*self._finished.values(), *self._running.values()]

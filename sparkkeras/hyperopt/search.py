@@ -23,7 +23,7 @@ from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.progress import SearchProgress
-from sparkkeras.hyperopt.pruners import Pruner
+from sparkkeras.hyperopt.pruners import AnyPruner
 from sparkkeras.hyperopt.results import Loading, SearchResults
 from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
@@ -135,7 +135,7 @@ class HyperParamModel:
         label: Columns | None = None,
         sample_weight: str | None = None,
         algo: str | Algorithm = "tpe",
-        pruner: str | Pruner | None = None,
+        pruner: str | AnyPruner | None = None,
         seed: int | None = None,
         timeout: float | None = None,
         loss_threshold: float | None = None,
@@ -174,8 +174,8 @@ class HyperParamModel:
             label: The label columns of a DataFrame, as in `SparkModel.fit`.
             sample_weight: The sample weight column of a DataFrame, as in `SparkModel.fit`.
             algo: The search algorithm: ``"tpe"``, ``"random"``, ``"anneal"``, or a hyperopt suggest function.
-            pruner: Ends unpromising trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), one of these
-                with other settings, or a custom `Pruner`.
+            pruner: Ends unpromising trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), ``"hyperband"``
+                (`HyperbandPruner`), one of these with other settings, or a custom `Pruner`.
             seed: The random seed: with the same seed and one worker, a search has the same trials. ``None`` draws one.
             timeout: Seconds after the start of the first trial at which the search starts no more trials and stops the
                 running ones (within 10 seconds). Stopped trials have the value of their best epoch; a resumed search runs
@@ -219,6 +219,7 @@ class HyperParamModel:
             sign,
             max_evals=max_evals,
             pruner=pruner,
+            epochs=epochs if objective is None else None,
             timeout=timeout,
             loss_threshold=loss_threshold,
             early_stop_fn=early_stop_fn,

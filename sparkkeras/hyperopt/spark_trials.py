@@ -13,7 +13,7 @@ import numpy as np
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.pruners import Pruner, make_pruner
+from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
 from sparkkeras.hyperopt.search import HyperParamModel
 from sparkkeras.hyperopt.space import Space, history_of
 
@@ -53,7 +53,7 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         loss_threshold: float | None = None,
         spark_session: Any = None,
         *,
-        pruner: str | Pruner | None = None,
+        pruner: str | AnyPruner | None = None,
         max_failures: int | None = None,
         save_to: str | Path | None = None,
         keep_models: int | str = 10,

@@ -133,6 +133,12 @@ class TestResults:
         assert trials[0] == trials[1]
         assert [trial.params for trial in fits_of(rows, seed=12, max_evals=1).trials] != [first.trials[0].params]
 
+    def test_hyperband_prunes_by_the_epochs_of_fit(self, rows):
+        search = fits_of(rows, epochs=4, max_evals=6, pruner="hyperband")
+        assert {(trial.status, trial.epochs) for trial in search.trials} == {("pruned", 1), ("ok", 4)}
+        with pytest.raises(ConfigurationError, match="epochs=2: Hyperband prunes no trial"):
+            fits_of(rows, epochs=2, pruner="hyperband")
+
     @pytest.mark.parametrize("algo", ["random", "anneal", hyperopt.tpe.suggest])
     def test_algorithms(self, algo):
         search = search_of(objective=parabola, algo=algo, max_evals=8)
