@@ -51,6 +51,7 @@ LIBRARIES = {
     "hyperopt": {"hyperopt"},
     "matplotlib": {"hyperopt"},
     "mlflow": {"tracking"},
+    "optuna": {"hyperopt"},
     "pandas": set(),
     "PIL": {"formats"},
     "pyarrow": {"data", "diagnostics", "formats", "ml", "modeling", "scoring", "sources", "spark"},

@@ -13,13 +13,14 @@ from typing import Any, Literal
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, SearchError
+from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import sign_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
 from sparkkeras.hyperopt.results import SearchResults
-from sparkkeras.hyperopt.space import Algorithm, Space, is_finite, make_algorithm
+from sparkkeras.hyperopt.space import Space, SuggestFunction, is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial
 
 
@@ -61,14 +62,15 @@ class Search:
         self,
         space: Any,
         *,
-        algo: str | Algorithm = "tpe",
+        algo: str | SuggestFunction | OptunaSampler = "tpe",
         metric: str = "loss",
         mode: Literal["auto", "min", "max"] = "auto",
         pruner: str | AnyPruner | None = None,
         seed: int | None = None,
         save_to: str | Path | None = None,
     ) -> None:
-        algorithm, search_space, sign = make_algorithm(algo), Space(space), sign_of(metric, mode)
+        search_space, sign = Space(space), sign_of(metric, mode)
+        algorithm = make_algorithm(algo, search_space)
         limits = Limits(sign=sign, pruner=make_pruner(pruner), lease_seconds=float("inf"))
         arguments.optional_integer("seed", seed, low=0)
         self._journal = Journal(None if save_to is None else arguments.path("save_to", save_to), 0, sign)

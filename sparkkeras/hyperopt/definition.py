@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.events import HyperParameter, RunStarted
+from sparkkeras.hyperopt.algorithms import Algorithm
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggestion
-from sparkkeras.hyperopt.space import Algorithm, Space
+from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import Trial
 
 
@@ -59,7 +60,7 @@ class SearchDefinition:
     def suggest(self, number: int, trials: Sequence[Trial]) -> Suggestion | None:
         """Suggest the next trial, with a random seed derived from the search's seed and the trial's number."""
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
-        chosen = self.space.suggest(self.algorithm, number, trials, seed, self.sign)
+        chosen = self.algorithm.suggest(number, trials, seed, self.sign)
         if chosen is None:
             return None
         params = self.space.params(chosen)

@@ -77,6 +77,11 @@ class Uniform(Distribution):
     high: float
     step: float | None = None
 
+    @property
+    def last_step(self) -> int:
+        """The number of steps from ``low`` to the largest value."""
+        return math.floor((self.high - self.low) / (self.step or math.inf) + 1e-9)
+
 
 @dataclass(frozen=True, eq=False)
 class Labeled:
@@ -219,6 +224,16 @@ def labeled(space: Any) -> Any:
         return Labeled(label, node)
 
     return visit(space, (), ())
+
+
+def all_labeled(space: Any) -> Iterator[Labeled]:
+    """The `Labeled` distributions in a space, also those in options."""
+    if isinstance(space, Labeled):
+        yield space
+        space = space.distribution.options if isinstance(space.distribution, Choice) else ()
+    if isinstance(space, (dict, list, tuple)):
+        for item in space.values() if isinstance(space, dict) else space:
+            yield from all_labeled(item)
 
 
 def map_items(node: Any, function: Callable[[str, Any], Any]) -> Any:

@@ -67,8 +67,8 @@ def _expression(label: str, distribution: Distribution) -> Any:
             return hp.normal(label, mean, stddev)
         case Uniform(low, high, None):
             return hp.uniform(label, low, high)
-        case Uniform(low, high, step) if step is not None:
-            return low + step * _index(label, math.floor((high - low) / step + 1e-9))
+        case Uniform(low, _, step) if step is not None:
+            return low + step * _index(label, distribution.last_step)
     raise NotImplementedError(distribution)
 
 

@@ -17,6 +17,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, warn
 from sparkkeras.events import EventListener, Events
+from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
@@ -28,7 +29,7 @@ from sparkkeras.hyperopt.results import Loading, SearchResults
 from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
-from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
+from sparkkeras.hyperopt.space import Space, SuggestFunction
 from sparkkeras.hyperopt.trial_events import TrialEvents
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
@@ -134,7 +135,7 @@ class HyperParamModel:
         features: Columns | None = None,
         label: Columns | None = None,
         sample_weight: str | None = None,
-        algo: str | Algorithm = "tpe",
+        algo: str | SuggestFunction | OptunaSampler = "tpe",
         pruner: str | AnyPruner | None = None,
         seed: int | None = None,
         timeout: float | None = None,
@@ -173,7 +174,8 @@ class HyperParamModel:
             features: The feature columns of a DataFrame, as in `SparkModel.fit`.
             label: The label columns of a DataFrame, as in `SparkModel.fit`.
             sample_weight: The sample weight column of a DataFrame, as in `SparkModel.fit`.
-            algo: The search algorithm: ``"tpe"``, ``"random"``, ``"anneal"``, or a hyperopt suggest function.
+            algo: The search algorithm: ``"tpe"``, ``"random"``, ``"anneal"``, a suggest function of hyperopt, or a
+                sampler of Optuna, such as ``optuna.samplers.TPESampler(seed=1)``, which has its own seed.
             pruner: Ends unpromising trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), ``"hyperband"``
                 (`HyperbandPruner`), one of these with other settings, or a custom `Pruner`.
             seed: The random seed: with the same seed and one worker, a search has the same trials. ``None`` draws one.
@@ -211,7 +213,8 @@ class HyperParamModel:
         trial_objective = make_objective(
             model, objective, fit_arguments, has_rows=read_data is None, has_data=data is not None
         )
-        algorithm, search_space = make_algorithm(algo), Space(space)
+        search_space = Space(space)
+        algorithm = make_algorithm(algo, search_space)
         metric = metric if objective is None else "loss"
         sign = sign_of(metric, mode)
         limits = make_limits(
@@ -244,7 +247,7 @@ class HyperParamModel:
         started = definition.started(
             getattr(objective or model, "__name__", "search"),
             limits.max_evals,
-            algo=algo if isinstance(algo, str) else getattr(algo, "__name__", repr(algo)),
+            algo=algorithm.name,
             pruner=pruner if isinstance(pruner, str) or pruner is None else repr(pruner),
             epochs=epochs if objective is None else None,
             batch_size=batch_size if objective is None else None,

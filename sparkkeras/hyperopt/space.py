@@ -1,4 +1,4 @@
-"""The search space and the search algorithms, in terms of the hyperopt library.
+"""The search space, in terms of the hyperopt library.
 
 An algorithm chooses a number for each label of a space; the space turns these numbers into the hyper-parameters of a trial.
 """
@@ -14,36 +14,17 @@ from typing import Any
 
 import hyperopt
 import numpy as np
-from hyperopt import anneal, base, exceptions, pyll, rand, tpe
+from hyperopt import base, exceptions, pyll, rand
 
-from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.distributions import Distribution, has_distributions, labeled
 from sparkkeras.hyperopt.encoding import JSON_TYPES, encode
 from sparkkeras.hyperopt.expressions import params_of, to_expression
 from sparkkeras.hyperopt.parameters import Parameter, parameters_of
 from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
 
-Algorithm = Callable[..., Any]
+SuggestFunction = Callable[..., Any]
 Chosen = dict[str, Any]
-
-ALGORITHMS: dict[str, Algorithm] = {"tpe": tpe.suggest, "random": rand.suggest, "anneal": anneal.suggest}
-"""The search algorithms by name."""
-
-
-def make_algorithm(given: object) -> Algorithm:
-    """Look up a search algorithm by name, or return a given suggest function.
-
-    Raises:
-        ConfigurationError: ``given`` is neither a known name nor a function.
-    """
-    if isinstance(given, str) and given in ALGORITHMS:
-        return ALGORITHMS[given]
-    if callable(given) and not isinstance(given, type):
-        return given
-    raise ConfigurationError(
-        f"algo={given!r} is not known. Give a name, or a function suggest(new_ids, domain, trials, seed) such as "
-        f"hyperopt.tpe.suggest. {known_names(given, ALGORITHMS)}"
-    )
 
 
 class Space:
@@ -53,13 +34,16 @@ class Space:
         space: A structure, usually a dict, of distributions (`choice`, `uniform`, ...) or of ``hyperopt.hp`` expressions, or
             a single one.
 
+    Attributes:
+        labeled: The structure with `Labeled` distributions; ``None`` without any.
+
     Raises:
         ConfigurationError: ``space`` is not a search space, has no hyper-parameter, or cannot be sampled.
     """
 
     def __init__(self, space: Any) -> None:
-        self._labeled = labeled(space) if has_distributions(space) else None
-        self._space = space if self._labeled is None else to_expression(self._labeled)
+        self.labeled = labeled(space) if has_distributions(space) else None
+        self._space = space if self.labeled is None else to_expression(self.labeled)
         try:
             nodes = pyll.dfs(pyll.as_apply(self._space))
             if any(isinstance(node, pyll.base.Literal) and isinstance(node.obj, Distribution) for node in nodes):
@@ -110,21 +94,23 @@ class Space:
 
     def params(self, chosen: Mapping[str, Any]) -> Any:
         """The hyper-parameters of a trial, in the structure of the space, for the values chosen for the labels."""
-        if self._labeled is not None:
-            return params_of(self._labeled, chosen)
+        if self.labeled is not None:
+            return params_of(self.labeled, chosen)
         return hyperopt.space_eval(self._space, dict(chosen))
 
-    def suggest(self, algorithm: Algorithm, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
+    def suggest(
+        self, function: SuggestFunction, number: int, trials: Sequence[Trial], seed: int, sign: float
+    ) -> Chosen | None:
         """The values of the next trial by label; ``None`` if the algorithm has no more suggestions.
 
         Args:
-            algorithm: A hyperopt suggest function.
+            function: A suggest function of hyperopt.
             number: The number of the new trial.
             trials: All other trials, finished and running.
             seed: The seed for this suggestion.
             sign: 1 if smaller values are better, -1 if larger ones are.
         """
-        docs = algorithm([number], self._domain, history_of(trials, sign, self.labels), seed)
+        docs = function([number], self._domain, history_of(trials, sign, self.labels), seed)
         if not docs:
             return None
         return {label: _plain(values[0]) for label, values in docs[0]["misc"]["vals"].items() if values}

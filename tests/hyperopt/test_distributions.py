@@ -9,9 +9,10 @@ from hyperopt import hp
 
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
 from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, integer, loguniform, normal, uniform
+from sparkkeras.hyperopt.algorithms import ALGORITHMS
 from sparkkeras.hyperopt.distributions import has_distributions
 from sparkkeras.hyperopt.encoding import decode
-from sparkkeras.hyperopt.space import ALGORITHMS, Space
+from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import OK, Trial
 from sparkkeras.hyperopt.workers import LocalWorkers
 

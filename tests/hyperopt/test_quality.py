@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hyperopt import hp
 
-from sparkkeras.hyperopt.space import Space, make_algorithm
+from sparkkeras.hyperopt.algorithms import make_algorithm
+from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import OK, Trial
 
 SPACE = Space(
@@ -35,7 +36,7 @@ def loss(params):
 def best_of(algorithm, seed, count):
     trials = []
     for number in range(count):
-        chosen = SPACE.suggest(make_algorithm(algorithm), number, trials, 1000 * seed + number, 1.0)
+        chosen = make_algorithm(algorithm, SPACE).suggest(number, trials, 1000 * seed + number, 1.0)
         params = SPACE.params(chosen)
         trials.append(Trial(number, params, OK, loss(params), chosen=chosen))
     return min(trial.value for trial in trials)

@@ -19,9 +19,10 @@ from hyperopt import anneal, hp, rand, tpe
 from hyperopt.pyll import scope
 
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt.algorithms import ALGORITHMS, make_algorithm
 from sparkkeras.hyperopt.definition import SearchDefinition
 from sparkkeras.hyperopt.encoding import decode, encode
-from sparkkeras.hyperopt.space import ALGORITHMS, Space, history_of, is_finite, make_algorithm
+from sparkkeras.hyperopt.space import Space, history_of, is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:hyperopt.*", "ignore::UserWarning:hyperopt.*")
@@ -303,7 +304,7 @@ class TestAlgorithms:
 
 def test_each_trial_has_a_separate_seed():
     space = Space({"x": hp.uniform("x", -10, 10)})
-    definition = SearchDefinition(space, ALGORITHMS["random"], "loss", 1.0, 7)
+    definition = SearchDefinition(space, make_algorithm("random", space), "loss", 1.0, 7)
     suggestions = [definition.suggest(number, ()).params["x"] for number in range(5)]
     assert len(set(suggestions)) == 5
     assert definition.suggest(3, ()).params["x"] == suggestions[3]
@@ -348,7 +349,7 @@ def test_a_custom_algorithm_receives_hyperopt_trials():
         Trial(1, {}, FAILED, chosen={"x": 0.2}),
         Trial(2, {}, RUNNING, chosen={"x": 0.3}),
     ]
-    assert set(space.suggest(make_algorithm(suggest), 7, trials, 11, -1.0)) == {"x"}
+    assert set(make_algorithm(suggest, space).suggest(7, trials, 11, -1.0)) == {"x"}
     assert (seen["ids"], seen["seed"]) == ([7], 11)
     assert seen["losses"] == [-0.25, None, None]
     assert seen["statuses"] == ["ok", "fail", "new"]
@@ -371,14 +372,17 @@ def test_the_history_has_extra_results_and_chosen_values():
 
 
 def test_algorithms_by_name():
-    assert make_algorithm("tpe") is tpe.suggest
+    space = Space({"x": hp.uniform("x", 0, 1)})
+    assert make_algorithm("tpe", space).function is tpe.suggest
     custom = partial(tpe.suggest, n_startup_jobs=5)
-    assert make_algorithm(custom) is custom
+    assert make_algorithm(custom, space).function is custom
+    assert [make_algorithm(each, space).name for each in ("tpe", rand.suggest, one_way)] == ["tpe", "random", "one_way"]
+    message = r"algo=.* is not known.*a sampler of Optuna.*Known: 'anneal', 'random', 'tpe'"
     for given in ("TPE", "bayes", None, 3, dict):
-        with pytest.raises(ConfigurationError, match=r"algo=.* is not known.*Known: 'anneal', 'random', 'tpe'"):
-            make_algorithm(given)
+        with pytest.raises(ConfigurationError, match=message):
+            make_algorithm(given, space)
     with pytest.raises(ConfigurationError, match="Did you mean 'tpe'"):
-        make_algorithm("TPE")
+        make_algorithm("TPE", space)
 
 
 # Bad spaces

@@ -1,0 +1,86 @@
+"""Search algorithms: they choose a value for each label of a space from the trials so far.
+
+Those of hyperopt are its suggest functions. Optuna's samplers are in `optuna_sampler`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hyperopt import anneal, rand, tpe
+
+from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.hyperopt.space import Chosen, Space, SuggestFunction
+from sparkkeras.hyperopt.trials import Trial
+
+ALGORITHMS: dict[str, SuggestFunction] = {"tpe": tpe.suggest, "random": rand.suggest, "anneal": anneal.suggest}
+"""The suggest functions of hyperopt by name."""
+
+
+OptunaSampler = Any
+"""``optuna.samplers.BaseSampler``, where Optuna is installed."""
+
+
+class Algorithm(Protocol):
+    """A search algorithm for one space. The search calls it from one thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """The name for display."""
+        ...
+
+    def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
+        """Choose the values of the next trial by label; ``None`` if there are no more.
+
+        Args:
+            number: The number of the new trial.
+            trials: All other trials, finished and running, in the order of their numbers.
+            seed: The seed for this suggestion.
+            sign: 1 if smaller values are better, -1 if larger ones are.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HyperoptAlgorithm:
+    """A suggest function of hyperopt."""
+
+    function: SuggestFunction
+    space: Space
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return next((name for name, known in ALGORITHMS.items() if known is self.function), None) or str(
+            getattr(self.function, "__name__", repr(self.function))
+        )
+
+    def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
+        """Call the function with the trials as hyperopt's."""
+        return self.space.suggest(self.function, number, trials, seed, sign)
+
+
+def make_algorithm(given: object, space: Space) -> Algorithm:
+    """Look up a search algorithm by name, or adapt a suggest function of hyperopt or a sampler of Optuna.
+
+    Raises:
+        ConfigurationError: ``given`` is none of these, or the sampler cannot search the space.
+    """
+    if isinstance(given, str) and given in ALGORITHMS:
+        return HyperoptAlgorithm(ALGORITHMS[given], space)
+    samplers: Any = sys.modules.get("optuna.samplers")  # loaded by whoever made a sampler
+    if samplers is not None and isinstance(given, samplers.BaseSampler):
+        from sparkkeras.hyperopt.optuna_sampler import OptunaAlgorithm
+
+        return OptunaAlgorithm(given, space)
+    if callable(given) and not isinstance(given, type):
+        function: Callable[..., Any] = given
+        return HyperoptAlgorithm(function, space)
+    raise ConfigurationError(
+        f"algo={given!r} is not known. Give a name; a function suggest(new_ids, domain, trials, seed) such as "
+        "hyperopt.tpe.suggest; or a sampler of Optuna, such as optuna.samplers.TPESampler(seed=1), which needs "
+        f"pip install 'sparkkeras[optuna]'. {known_names(given, ALGORITHMS)}"
+    )

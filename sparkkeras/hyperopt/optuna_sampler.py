@@ -1,0 +1,154 @@
+"""Samplers of Optuna as search algorithms.
+
+The adapter keeps a study of Optuna in memory, in which the sampler finds the trials of the search, since many samplers keep
+what they know about a trial in its study. Each suggestion begins with a new trial there, and each trial that has ended since
+the last suggestion is told to the study: a failed one as failed, others with the value that they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
+
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt.distributions import Choice, Distribution, Integer, Labeled, LogUniform, Uniform, all_labeled
+from sparkkeras.hyperopt.encoding import JSON_TYPES
+from sparkkeras.hyperopt.space import Chosen, Space
+from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
+
+
+class OptunaAlgorithm:
+    """A sampler of Optuna for a space; see the module docstring. Its seed is that of the sampler.
+
+    Args:
+        sampler: The sampler.
+        space: The space, of sparkkeras's distributions.
+
+    Raises:
+        ConfigurationError: The space has expressions of hyperopt, or a distribution that Optuna does not have.
+    """
+
+    def __init__(self, sampler: optuna.samplers.BaseSampler, space: Space) -> None:
+        self.name = type(sampler).__name__
+        self._space = space.labeled
+        labeled = {each.label: each.distribution for each in all_labeled(self._space)}
+        if labeled.keys() != space.labels.keys():
+            raise ConfigurationError(
+                f"algo={self.name}(...) searches only distributions of sparkkeras.hyperopt, and the space has expressions "
+                "of hyperopt: replace hp.choice(label, options) by choice(*options), hp.uniform(label, low, high) by "
+                "uniform(low, high), and so on."
+            )
+        self._labeled = labeled
+        self._distributions = {label: _to_optuna(label, each) for label, each in labeled.items()}
+        self._study = _quiet_study(sampler)
+        self._study.stop = self._stop  # samplers that have suggested everything call it
+        self._has_more = True
+        self._asked: dict[int, optuna.Trial] = {}
+        self._told: set[int] = set()
+
+    def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
+        """Tell the study which trials have ended, and ask it for another one."""
+        for trial in trials:
+            if trial.status != RUNNING and trial.number not in self._told:
+                self._tell(trial, sign)
+        if not self._has_more:
+            return None
+        asked = self._asked[number] = self._study.ask()
+        chosen: Chosen = {}
+        self._choose(self._space, asked, chosen)
+        return chosen
+
+    def _choose(self, node: Any, asked: optuna.Trial, chosen: Chosen) -> None:
+        """Ask for the values of the hyper-parameters in a part of the space."""
+        if isinstance(node, Labeled):
+            value = _suggested(asked, node.label, self._distributions[node.label])
+            chosen[node.label] = _to_chosen(node.distribution, value)
+            if isinstance(node.distribution, Choice):
+                self._choose(node.distribution.options[chosen[node.label]], asked, chosen)
+        elif isinstance(node, (dict, list, tuple)):
+            for item in node.values() if isinstance(node, dict) else node:
+                self._choose(item, asked, chosen)
+
+    def _tell(self, trial: Trial, sign: float) -> None:
+        self._told.add(trial.number)
+        has_failed = trial.status == FAILED or trial.value is None
+        state = TrialState.FAIL if has_failed else TrialState.COMPLETE
+        value = None if has_failed else sign * (trial.value or 0.0)
+        if trial.number in self._asked:
+            self._study.tell(self._asked.pop(trial.number), value, state)
+            return
+        params = {label: _to_value(self._labeled[label], chosen) for label, chosen in trial.chosen.items()}
+        distributions = {label: self._distributions[label] for label in params}
+        self._study.add_trial(create_trial(state=state, value=value, params=params, distributions=distributions))
+
+    def _stop(self) -> None:
+        self._has_more = False
+
+
+def _quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """A study in memory; Optuna would log that there is one."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(sampler=sampler, direction="minimize")
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _to_optuna(label: str, distribution: Distribution) -> BaseDistribution:
+    match distribution:
+        case Choice():
+            return CategoricalDistribution(_categories(distribution))
+        case Integer(low, high, step, log):
+            return IntDistribution(low, low + (high - low) // step * step, log, step)
+        case LogUniform(low, high):
+            return FloatDistribution(low, high, log=True)
+        case Uniform(low, high, None):
+            return FloatDistribution(low, high)
+        case Uniform(low, _, step) if step is not None:
+            return FloatDistribution(low, low + distribution.last_step * step, step=step)
+    raise ConfigurationError(
+        f"{label}: Optuna's samplers have no distribution like {distribution!r}: use uniform(low, high) instead."
+    )
+
+
+def _suggested(asked: optuna.Trial, label: str, distribution: BaseDistribution) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return asked.suggest_categorical(label, distribution.choices)
+    suggest = asked.suggest_int if isinstance(distribution, IntDistribution) else asked.suggest_float
+    return suggest(label, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
+
+
+def _categories(choice: Choice) -> tuple[Any, ...]:
+    """The values of a choice in Optuna: the options, or their indices if Optuna or JSON cannot distinguish the options."""
+    plain = all(type(option) in JSON_TYPES for option in choice.options)
+    return choice.options if plain and len(set(choice.options)) == len(choice.options) else tuple(range(len(choice.options)))
+
+
+def _to_chosen(distribution: Distribution, value: Any) -> Any:
+    """The value that hyperopt's expression of a distribution takes, for Optuna's value; `_to_value` is the inverse."""
+    match distribution:
+        case Choice():
+            return _categories(distribution).index(value)
+        case Integer(low, _, step) if step != 1:
+            return (value - low) // step
+        case Uniform(low, _, step) if step is not None:
+            return round((value - low) / step)
+    return value
+
+
+def _to_value(distribution: Distribution, chosen: Any) -> Any:
+    match distribution:
+        case Choice():
+            return _categories(distribution)[int(chosen)]
+        case Integer(low, _, step):
+            return int(chosen) if step == 1 else low + step * int(chosen)
+        case Uniform(low, _, step) if step is not None:
+            return low + step * chosen
+        case Uniform(low, high) | LogUniform(low, high):
+            return min(max(chosen, low), high)  # hyperopt may miss a bound by a rounding error
+    return chosen

@@ -1,0 +1,159 @@
+"""Samplers of Optuna as search algorithms."""
+
+import math
+
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, normal, uniform
+from sparkkeras.hyperopt.workers import LocalWorkers
+
+optuna = pytest.importorskip("optuna")
+
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+
+SPACE = {
+    "x": uniform(-10, 10),
+    "lr": loguniform(1e-4, 1),
+    "units": integer(32, 128, step=32),
+    "layers": integer(1, 100, log=True),
+    "step": uniform(0, 0.5, step=0.2),
+    "kind": choice({"name": "a", "momentum": uniform(0.5, 1)}, {"name": "b", "n": integer(0, 3)}),
+    "activation": choice("relu", "tanh", None),
+    "list": [choice([64, 32], (16,)), "fixed"],
+}
+
+
+def loss(params):
+    return (params["x"] - 3) ** 2 + abs(math.log10(params["lr"]) + 2) + (params["activation"] == "tanh")
+
+
+def run(search, count, value=loss):
+    for _ in range(count):
+        trial = search.ask()
+        search.tell(trial, value(trial.params))
+    return search
+
+
+def params_of(search):
+    return [trial.params for trial in search.trials]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optuna.samplers.TPESampler(seed=1),
+        lambda: optuna.samplers.TPESampler(seed=1, multivariate=True, group=True),
+        lambda: optuna.samplers.RandomSampler(seed=1),
+        lambda: optuna.samplers.QMCSampler(seed=1, warn_independent_sampling=False),
+        lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=8),
+    ],
+)
+def test_trials_get_plain_values_of_the_space(make):
+    search = run(Search(SPACE, algo=make()), 30)
+    for params in params_of(search):
+        assert -10 <= params["x"] <= 10
+        assert 1e-4 <= params["lr"] <= 1
+        assert params["units"] in (32, 64, 96, 128)
+        assert type(params["units"]) is type(params["layers"]) is int
+        assert 1 <= params["layers"] <= 100
+        assert round(params["step"], 9) in (0, 0.2, 0.4)
+        assert set(params["kind"]) == ({"name", "momentum"} if params["kind"]["name"] == "a" else {"name", "n"})
+        assert params["activation"] in ("relu", "tanh", None)
+        assert params["list"] in ([[64, 32], "fixed"], [(16,), "fixed"])
+    assert {params["units"] for params in params_of(search)} == {32, 64, 96, 128}
+    assert params_of(run(Search(SPACE, algo=make()), 30)) == params_of(search)  # the sampler has a seed
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_samplers_learn_from_the_trials(sign):
+    def best(sampler):
+        search = Search(SPACE, algo=sampler, mode="min" if sign > 0 else "max", seed=1)
+        return sign * run(search, 60, lambda params: sign * loss(params)).best_value
+
+    assert best(optuna.samplers.TPESampler(seed=0)) < 0.7 * best(optuna.samplers.RandomSampler(seed=0))
+
+
+def test_a_sampler_that_keeps_its_state_in_the_study():
+    pytest.importorskip("cmaes")
+    space = {"x": uniform(-10, 10), "y": uniform(-10, 10)}
+    search = Search(space, algo=optuna.samplers.CmaEsSampler(seed=1, popsize=6))
+    run(search, 90, lambda params: (params["x"] - 3) ** 2 + (params["y"] + 2) ** 2)
+    last = [trial.value for trial in search.trials[-12:]]
+    assert np.median(last) < 0.5
+
+
+def test_a_sampler_sees_pending_and_failed_trials_and_reports():
+    seen = []
+
+    class Sampler(optuna.samplers.RandomSampler):
+        def before_trial(self, study, trial):
+            seen.append([(each.state.name, each.value) for each in study.trials[: trial.number]])
+
+    search = Search({"x": uniform(0, 1)}, algo=Sampler(seed=1), metric="accuracy", pruner="asha")
+    first, second, third = (search.ask() for _ in range(3))
+    search.tell(second, error="it broke")
+    search.report(third, 0.25)
+    search.tell(third)
+    search.ask()
+    assert seen[0] == []
+    assert seen[2] == [("RUNNING", None)] * 2
+    assert seen[3] == [("RUNNING", None), ("FAIL", None), ("COMPLETE", -0.25)]
+    search.tell(first, 0.5)
+    search.ask()
+    assert seen[4][0] == ("COMPLETE", -0.5)
+
+
+def test_a_grid_ends_the_search_when_it_is_complete():
+    space = {"units": integer(32, 96, step=32), "activation": choice("relu", "tanh"), "layers": choice([1], [2])}
+    grid = {"units": [32, 96], "activation": ["relu", "tanh"], "layers": [0, 1]}  # indices of options that are lists
+    search = HyperParamModel(LocalWorkers())
+    sampler = optuna.samplers.GridSampler(grid, seed=1)
+    search.minimize(objective=lambda params: params["units"], space=space, max_evals=99, algo=sampler, verbose=0)
+    assert len(search.trials) == 8
+    assert {(each["units"], each["activation"], each["layers"][0]) for each in params_of(search)} == {
+        (units, activation, layers) for units in (32, 96) for activation in ("relu", "tanh") for layers in (1, 2)
+    }
+
+
+def test_a_resumed_search_gives_earlier_trials_to_the_sampler(tmp_path):
+    seen = []
+
+    class Sampler(optuna.samplers.RandomSampler):
+        def before_trial(self, study, trial):
+            seen.append([(each.params, each.value) for each in study.trials if each.state.is_finished()])
+
+    with Search(SPACE, save_to=tmp_path / "search", seed=1) as search:
+        run(search, 10)
+    with Search(SPACE, save_to=tmp_path / "search", algo=Sampler(seed=1)) as search:
+        search.ask()
+    (trials,) = seen
+    for trial, (params, value) in zip(search.trials[:10], trials, strict=True):
+        assert value == trial.value
+        for name in ("x", "lr", "units", "layers", "activation"):
+            assert params[name] == trial.params[name]
+        assert params["step"] == pytest.approx(trial.params["step"])
+        assert params["kind"] == ["a", "b"].index(trial.params["kind"]["name"])
+        assert ("kind.momentum" in params) == (trial.params["kind"]["name"] == "a")
+
+
+def test_optuna_logs_nothing(caplog):
+    optuna.logging.enable_propagation()
+    try:
+        run(Search(SPACE, algo=optuna.samplers.TPESampler(seed=1)), 2)
+    finally:
+        optuna.logging.disable_propagation()
+    assert caplog.records == []
+
+
+def test_spaces_that_optuna_cannot_search_are_rejected():
+    sampler = optuna.samplers.RandomSampler()
+    for space in ({"x": hp.uniform("x", 0, 1)}, {"x": hp.uniform("x", 0, 1), "y": uniform(0, 1)}):
+        with pytest.raises(ConfigurationError, match=r"algo=RandomSampler\(...\) searches only distributions of sparkkeras"):
+            Search(space, algo=sampler)
+    with pytest.raises(ConfigurationError, match=r"x: Optuna's samplers have no distribution like Normal.*use uniform"):
+        Search({"x": normal(0, 1)}, algo=sampler)
+    with pytest.raises(ConfigurationError, match="is not known"):
+        Search(SPACE, algo=optuna.samplers.RandomSampler)
