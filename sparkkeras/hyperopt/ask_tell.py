@@ -187,6 +187,10 @@ class Search:
         assert value is not None
         return value
 
+    def importances(self) -> dict[str, float]:
+        """How much of the differences between trials each hyper-parameter explains, see `HyperParamModel.importances`."""
+        return self._results.importances()
+
     @known_arguments
     def plot(self, path: str | Path) -> None:
         """Plot the search as a PNG, see `HyperParamModel.plot`."""

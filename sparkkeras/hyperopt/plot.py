@@ -1,4 +1,4 @@
-"""Plots a search: the best value over time, and the value by each hyper-parameter.
+"""Plots a search: the best value over time, and the value by each hyper-parameter, with its importance.
 
 `draw_search` makes the figure, `plot_search` the file. Both use matplotlib's object interface, so that the user's backend
 and the figures of pyplot stay unchanged.
@@ -17,6 +17,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt.importance import importances
 from sparkkeras.hyperopt.parameters import Parameter, format_number, make_distinct, shorten
 from sparkkeras.hyperopt.space import is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
@@ -111,12 +112,15 @@ def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, parameters
     with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(_WIDTH, heights.sum()), dpi=DPI, layout="constrained")
         grid = figure.add_gridspec(1 + rows, columns, height_ratios=list(heights))
+        importance = importances(shown.valued, used)
         over_time = figure.add_subplot(grid[0, :])
         _draw_over_time(over_time, shown)
         for index, parameter in enumerate(used):
             row, column = divmod(index, columns)
             axes = figure.add_subplot(grid[1 + row, column], sharey=over_time)
             axes.tick_params(left=not column, labelleft=not column)
+            if importance:
+                axes.set_title(f"importance {importance[parameter.name]:.2f}", fontsize=8.5, loc="right")
             heights[1 + row] = max(heights[1 + row], _ROW + _draw_parameter(axes, shown, parameter, columns))
         name, count = shorten(metric, 40), len(shown.valued) + len(shown.failed)
         title = f"Best {name}: {format_number(shown.best.value or 0.0)} (trial {shown.best.number})"

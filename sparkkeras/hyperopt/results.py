@@ -12,6 +12,7 @@ import numpy as np
 
 from sparkkeras.errors import ConfigurationError, ModelError, SearchError
 from sparkkeras.hyperopt.encoding import decode
+from sparkkeras.hyperopt.importance import MIN_TRIALS, importances
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import build_model, unpack_weights
@@ -83,6 +84,15 @@ class SearchResults:
                 f"none of the {len(self.trials)} trials has a value{reason}: see trials for errors, and search again."
             )
         return ranked[0]
+
+    def importances(self) -> dict[str, float]:
+        """The importance of each hyper-parameter, see `HyperParamModel.importances`."""
+        count = len(self.ranked)
+        if count < MIN_TRIALS:
+            raise SearchError(
+                f"importances need at least {MIN_TRIALS} trials with a value; there are {count}: search further."
+            )
+        return importances(self.trials, self.space.parameters)
 
     def plot(self, path: str | Path) -> None:
         """Plot the search, see `HyperParamModel.plot`."""

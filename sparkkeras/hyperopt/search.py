@@ -341,9 +341,20 @@ class HyperParamModel:
         """
         return self._require_results().model_of(number, self._loading)
 
+    def importances(self) -> dict[str, float]:
+        """The share of the variance of the trials' ranks that each hyper-parameter explains alone, the largest first.
+
+        The sum may be less than 1, since interactions of hyper-parameters do not count. Names are those of the table and the
+        plot. See `sparkkeras.hyperopt.importance`.
+
+        Raises:
+            SearchError: Fewer than 10 trials have a value.
+        """
+        return self._require_results().importances()
+
     @known_arguments
     def plot(self, path: str | Path) -> None:
-        """Plot the search as a PNG: the best value over time, and the value by each hyper-parameter.
+        """Plot the search as a PNG: the best value over time, and the value by each hyper-parameter, with its importance.
 
         Args:
             path: The local path of the file; it must end in ``.png``.

@@ -69,7 +69,7 @@ def overlapping(figure):
     texts = [figure._suptitle, figure._supylabel]
     for axes in figure.axes:
         legend = axes.get_legend()
-        texts += [axes.xaxis.label, *([] if legend is None else legend.get_texts())]
+        texts += [axes.xaxis.label, axes._right_title, *([] if legend is None else legend.get_texts())]
         (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
         texts += [label for label in axes.get_xticklabels() if left <= label.get_position()[0] <= right]
         texts += [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
@@ -84,6 +84,15 @@ def overlapping(figure):
 
 
 # Positions
+
+
+def test_panels_have_the_importance_of_their_hyper_parameter():
+    trials = [trial(number, number / 20, lr=10 ** (-number / 5), units=number % 3) for number in range(20)]
+    titles = [axes.get_title(loc="right") for axes in draw(trials).axes]
+    assert titles[0] == ""
+    assert float(titles[1].removeprefix("importance ")) > 0.8
+    assert titles[2] == "importance 0.00"
+    assert [axes.get_title(loc="right") for axes in draw(trials[:9]).axes] == ["", "", ""]  # would be chance
 
 
 def test_values_are_plotted_by_time_and_status():
