@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkkeras.hyperopt.ask_tell import Search
     from sparkkeras.hyperopt.distributions import choice, integer, loguniform, normal, uniform
+    from sparkkeras.hyperopt.hypermodel import HyperModel
     from sparkkeras.hyperopt.pruners import ASHAPruner, HyperbandPruner, MedianPruner, Pruner
     from sparkkeras.hyperopt.reporting import ReportCallback, report
     from sparkkeras.hyperopt.search import HyperParamModel
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASHAPruner",
+    "HyperModel",
     "HyperParamModel",
     "HyperbandPruner",
     "MedianPruner",
@@ -45,6 +47,7 @@ __all__ = [
 
 _MODULES = {
     "ASHAPruner": "pruners",
+    "HyperModel": "hypermodel",
     "HyperParamModel": "search",
     "HyperbandPruner": "pruners",
     "MedianPruner": "pruners",

@@ -21,6 +21,7 @@ from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
+from sparkkeras.hyperopt.hypermodel import HyperModel
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.progress import SearchProgress
@@ -151,13 +152,14 @@ class HyperParamModel:
 
         Args:
             model: ``build(params)``: returns a compiled model, or ``(model, fit_arguments)``. Hyper-parameters named
-                ``epochs``, ``batch_size`` and ``callbacks`` are passed to ``fit`` as well.
+                ``epochs``, ``batch_size`` and ``callbacks`` are passed to ``fit`` as well. Or a `HyperModel`, for functions
+                ``build(hp)`` of KerasTuner.
             data: Arrays ``(x, y)`` or ``(x, y, sample_weight)``, or a dict with ``x``, ``y``, ``sample_weight`` and
                 ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these;
                 each worker calls it once. Or an RDD or a DataFrame that is small enough to be collected. With
                 ``objective``, any object that can be pickled.
             space: The search space: a dict from names to distributions (`choice`, `integer`, `loguniform`, `normal`,
-                `uniform`), or ``hyperopt.hp`` expressions.
+                `uniform`), or ``hyperopt.hp`` expressions. A `HyperModel` has its own.
             max_evals: The total number of trials, including failed and pruned ones; ``None`` continues until ``timeout``.
             objective: Use instead of ``model``: ``objective(params, data)`` returns a loss, or hyperopt's dict with
                 ``loss``, ``status`` and optionally ``model``, the trained model to keep. It may call `report` after each
@@ -213,7 +215,7 @@ class HyperParamModel:
         trial_objective = make_objective(
             model, objective, fit_arguments, has_rows=read_data is None, has_data=data is not None
         )
-        search_space = Space(space)
+        search_space = Space(model.space if space is None and isinstance(model, HyperModel) else space)
         algorithm = make_algorithm(algo, search_space)
         metric = metric if objective is None else "loss"
         sign = sign_of(metric, mode)
