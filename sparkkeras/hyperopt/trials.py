@@ -32,8 +32,7 @@ class Trial:
         error: The error message, or a short description of what failed; empty without one.
         traceback: The traceback, if the trial raised an error.
         extra: Further entries of the dict that an objective returned, as JSON values.
-        chosen: The value that the search algorithm chose for each label of the space; for ``hp.choice`` the index of the
-            option.
+        chosen: The value that the search algorithm chose for each label of the space; for a choice the index of the option.
         intermediate_values: The metric at each epoch. An epoch without one has that of the epoch before.
     """
 
