@@ -203,7 +203,8 @@ def test_reading_data_does_not_load_keras():
 @pytest.mark.programs
 def test_workers_of_a_search_do_not_need_hyperopt():
     """It may not be there; the package is shipped without what it depends on."""
-    code = "import sys, sparkkeras.hyperopt.search_job; print('hyperopt' in sys.modules)"
+    modules = "sparkkeras.hyperopt.search_job, sparkkeras.hyperopt.distributions, sparkkeras.hyperopt.hypermodel"
+    code = f"import sys, {modules}; print('hyperopt' in sys.modules)"
     assert _printed(code, KERAS_BACKEND="jax") == "False"  # the backend that loads soonest
 
 

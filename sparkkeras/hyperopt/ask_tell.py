@@ -82,6 +82,7 @@ class Search:
         self._results = SearchResults(self._ledger, self._journal, search_space, metric, sign)
         self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
         self._pruned: set[int] = set()
+        self._diverged: dict[int, float] = {}  # reports that are not finite
 
     def __repr__(self) -> str:
         return f"Search(metric={self._results.metric!r}, trials={len(self.trials)}, pending={len(self._leases)})"
@@ -130,6 +131,7 @@ class Search:
         number = self._number_of(trial)
         value = _as_number(value)
         if not is_finite(value):
+            self._diverged[number] = value
             return True
         epoch = len(self._pending(number).intermediate_values) + 1
         reply = self._ledger.report(self._leases[number], epoch, value)
@@ -201,15 +203,16 @@ class Search:
         reported = trial.intermediate_values
         if reported:
             trial = replace(trial, history={self._results.metric: list(reported)})
-        if value is None and error is None and not reported:
+        best = _best(reported, self._results.sign)
+        if value is None:
+            value = self._diverged.get(trial.number) if best is None else best
+        if value is None and error is None:
             raise ConfigurationError(
                 f"trial {trial.number} has no value: tell(trial, value), or tell(trial, error=message) if it failed."
             )
         if isinstance(error, BaseException):
             trial = replace(trial, traceback="".join(traceback.format_exception(error)))
             error = f"{type(error).__name__}: {error}"
-        best = _best(reported, self._results.sign)
-        value = best if value is None else value
         if error is None and not is_finite(value):
             error = f"its value is {value!r}, not a finite number"
         if error is not None:
@@ -227,7 +230,7 @@ class Search:
     def _number_of(self, trial: Trial | int) -> int:
         """The number of a pending trial."""
         number = trial.number if isinstance(trial, Trial) else trial
-        if number not in self._leases:
+        if not isinstance(number, int) or number not in self._leases:
             raise ConfigurationError(
                 f"trial={number!r} is not pending: expected a trial that ask() returned, or its number, and that was not "
                 f"told before. Pending: {sorted(self._leases)}."

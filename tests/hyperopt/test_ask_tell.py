@@ -131,7 +131,8 @@ class TestResults:
         assert search.report(one, math.nan)
         assert search.tell(one).value == 2.0
         assert search.report(other, math.inf)
-        assert search.tell(other, error="diverged").status == "failed"
+        told = search.tell(other)
+        assert (told.status, told.value, told.error) == ("failed", None, "its value is inf, not a finite number")
 
     def test_the_search_can_be_plotted(self, tmp_path):
         run(Search(SPACE, seed=1), 5).plot(tmp_path / "search.png")
@@ -197,7 +198,7 @@ class TestErrors:
         search = Search(SPACE, seed=1)
         trial = search.ask()
         search.tell(trial, 1.0)
-        for call in (lambda: search.tell(trial, 1.0), lambda: search.report(trial, 1.0), lambda: search.tell(7, 1.0)):
+        for call in (lambda: search.tell(trial, 1.0), lambda: search.report(trial, 1.0), lambda: search.tell([], 1.0)):
             with pytest.raises(ConfigurationError, match=r"is not pending: expected a trial that ask\(\) returned.*\[\]"):
                 call()
 
