@@ -15,6 +15,7 @@ import pytest
 from hyperopt import hp
 from hyperopt.early_stop import no_progress_loss
 
+import sparkkeras.hyperopt
 from sparkkeras import ParameterServerOptions
 from sparkkeras.errors import (
     ConfigurationError,
@@ -97,6 +98,14 @@ def fits_of(rows, **arguments):
         "validation_split": 0.2,
     }
     return search_of(**{**given, **arguments})
+
+
+def test_the_public_names():
+    for name in sparkkeras.hyperopt.__all__:
+        value = getattr(sparkkeras.hyperopt, name)
+        assert value.__doc__, name
+        assert value.__module__ == f"sparkkeras.hyperopt.{sparkkeras.hyperopt._MODULES[name]}"
+    assert sorted(sparkkeras.hyperopt._MODULES) == sorted(sparkkeras.hyperopt.__all__)
 
 
 def test_local_workers_implement_the_protocol():
