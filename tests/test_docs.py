@@ -1,13 +1,15 @@
 """The snippets in README and docs run unmodified, each page as one script."""
 
+import importlib
 import re
+import runpy
 
 import pytest
 
 from tests.processes import clean_environment
 from tests.scripts import ROOT, SECONDS, Script, run_scripts
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OTHER_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"]
 
 
@@ -64,3 +66,47 @@ def test_tests_named_in_the_page_on_faults_exist():
     assert named
     for path, name in named:
         assert re.search(rf"^ *def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+
+
+def test_every_public_name_is_in_the_api_reference():
+    shown = {
+        name
+        for page in (ROOT / "docs" / "reference").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    }
+    public = {"sparkkeras.events"}
+    for name in ("sparkkeras", "sparkkeras.hyperopt", "sparkkeras.ml", "sparkkeras.runner"):
+        public |= {f"{name}.{each}" for each in importlib.import_module(name).__all__}
+    of_root = {f"sparkkeras.{each}" for each in importlib.import_module("sparkkeras").__all__}
+    twice = {name for name in public - of_root if f"sparkkeras.{name.rpartition('.')[2]}" in of_root}
+    assert public - twice <= shown, public - twice - shown
+    listed = (ROOT / "docs" / "reference" / "index.md").read_text()
+    assert [name for name in shown if f"[{name}]" not in listed] == []
+
+
+def test_the_check_of_the_site_finds_dead_links_and_resources_of_other_hosts(tmp_path):
+    check = runpy.run_path(str(ROOT / "docs" / "theme" / "check_site.py"))["problems"]
+    (tmp_path / "good.html").write_text('<h1 id="top"></h1><a href="#top"></a><a href="https://example.org/"></a>')
+    assert check(tmp_path) == []
+    (tmp_path / "bad.html").write_text(
+        '<a href="gone.html"></a><a href="good.html#end"></a><img src="//cdn.example.org/a.png"><img src="gone.png">'
+        '<script src="https://cdn.example.org/b.js"></script>'
+    )
+    (tmp_path / "style.css").write_text('@import "https://example.org/c.css"; a { src: url(https://example.org/d.png) }')
+    assert sorted(check(tmp_path)) == [
+        "bad.html links to gone.html: there is no such file",
+        "bad.html links to gone.png: there is no such file",
+        "bad.html links to good.html#end: there is no anchor end",
+        "bad.html loads //cdn.example.org/a.png",
+        "bad.html loads https://cdn.example.org/b.js",
+        "style.css loads https://example.org/c.css",
+        "style.css loads https://example.org/d.png",
+    ]
+
+
+def test_the_chart_of_the_first_page_shows_the_stored_results():
+    parts = runpy.run_path(str(ROOT / "benchmarks" / "overview.py"))["bars"]()
+    drawn = re.findall(r"<text [^>]*>([^<]*)</text>", (ROOT / "docs" / "images" / "benchmarks.svg").read_text())
+    bars = [bar for part in parts.values() for bar in part]
+    assert [text for text in drawn if text in {bar.label for bar in bars}] == [bar.label for bar in bars]
+    assert [text for text in drawn if re.fullmatch(r"\d\.\d\d", text)] == [bar.text for bar in bars]

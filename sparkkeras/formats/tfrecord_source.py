@@ -107,7 +107,7 @@ class TFRecordDataSource(DataSource, metaclass=_PickledByValue):
         ConfigurationError: An option is unknown, or an option or the schema is invalid.
         ClusterError: google-crc32c is not installed.
 
-        Spark's own exceptions contain the text of these errors.
+    Spark's own exceptions contain the text of these errors.
 
     Example::
 
