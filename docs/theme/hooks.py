@@ -91,8 +91,10 @@ def _linked(page: Path) -> Iterator[Path]:
 
 
 def _existing(folder: Path, target: str) -> Path | None:
-    """The file or folder that a relative link names; ``None`` for other links."""
+    """The file or folder that a relative link names, a folder's README if it has one; ``None`` for other links."""
     path = Path(os.path.normpath(folder / target))
+    if (path / "README.md").exists():
+        path /= "README.md"
     return path if ROOT in path.parents and path.exists() else None
 
 
@@ -103,4 +105,6 @@ def _uri(path: Path) -> str:
     inside = Path("repository") / path.relative_to(ROOT)
     if path.is_dir():
         return f"{inside.as_posix()}/index.md"
+    if path.name == "README.md":  # MkDocs would make it the index of its folder, and of its section in the navigation
+        return f"{inside.parent.as_posix()}.md"
     return inside.as_posix() + (".md" if path.suffix in LANGUAGES else "")
