@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import flag, integer, known_arguments, listeners, optional_integer
 from sparkkeras.data.local_dataset import LocalShared
-from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.events import EventListener, Events, RunStarted
 from sparkkeras.rpc.options import check_seconds
 from sparkkeras.runner.connect_hosts import ConnectTasks
@@ -27,7 +27,7 @@ from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.activity import watching_spark
-from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.cluster import Cluster, active_context
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
 from sparkkeras.worker.device import forking_environment
 
@@ -189,7 +189,7 @@ class SparkRunner:
         return Ranks(LocalThreads(group, gpus), LocalShared(work), parts)
 
     def _on_cluster(self, stack: ExitStack, work: Work, source: Source | None, moves_rows: bool) -> Ranks:
-        cluster = _cluster()
+        cluster = Cluster(active_context(_WITHOUT_SPARK), forking_environment)
         self._check(cluster, cluster.context.getConf())
         forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
         if isinstance(work, Script) and not cluster.is_local:
@@ -240,6 +240,9 @@ _WITHOUT_CONNECTION = (
 """What to do if the workers cannot connect to this process, for the message."""
 
 
+_WITHOUT_SPARK = "Without Spark, ranks run on this machine: SparkRunner(num_workers, local_mode=True)."
+
+
 def _name(function_or_file: Any) -> str:
     """The name of a function, or of a file."""
     if isinstance(function_or_file, (str, os.PathLike)):
@@ -250,21 +253,3 @@ def _name(function_or_file: Any) -> str:
 def _remote_session(source: Source | None) -> SparkSession | None:
     """The Spark Connect session of a DataFrame, or the active one; ``None`` without Spark Connect."""
     return source.frame.sparkSession if isinstance(source, RemoteFrameSource) else active_remote_session()
-
-
-def _cluster() -> Cluster:
-    """The cluster of the active SparkContext, or of a new one on this machine.
-
-    Raises:
-        ClusterError: There is none, and none can be started.
-    """
-    try:
-        return Cluster(None, forking_environment)
-    except ClusterError:
-        raise
-    except Exception as error:
-        raise ClusterError(
-            f"Spark cannot be started: {type(error).__name__}: {error}. Start a session first "
-            "(SparkSession.builder.master(...).getOrCreate()), which needs Java; or run the ranks on this machine without "
-            "Spark: SparkRunner(num_workers, local_mode=True)."
-        ) from error

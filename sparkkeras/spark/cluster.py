@@ -131,14 +131,21 @@ class Cluster:
         """Run a call that starts jobs in a background thread.
 
         Raises:
+            ClusterError: The context was stopped.
             ConfigurationError: Its jobs would never start; see `check_slots`.
         """
+        check_running(self.context)
         check_slots(self.context)
         return SparkRunning(self.context, call)
 
     @contextmanager
     def training_workers(self) -> Iterator[None]:
-        """RDDs whose Java object is created inside the ``with`` block run in the Python workers for training."""
+        """RDDs whose Java object is created inside the ``with`` block run in the Python workers for training.
+
+        Raises:
+            ClusterError: The context was stopped.
+        """
+        check_running(self.context)
         with _environment_lock:
             # Replace the dict instead of changing it, because threads of the user may be reading it.
             before = self.context.environment
@@ -214,6 +221,7 @@ class Cluster:
             WorkerError: A task failed in all of Spark's attempts; the message contains the worker's traceback.
             SparkKerasError: A task raised an error of this package.
         """
+        check_running(self.context)
         check_slots(self.context)
         try:
             with self.cancellable():
@@ -341,13 +349,17 @@ def _each(rows: Iterable[R]) -> Iterable[R]:
     return rows
 
 
-def active_context() -> SparkContext:
+def active_context(otherwise: str = "") -> SparkContext:
     """The active SparkContext, or a new one on this machine, whose workers run the driver's Python.
 
     Warns if an earlier context of this process was stopped, because its configuration may not apply to the new one.
 
+    Args:
+        otherwise: What to do if Spark cannot be started, for the message.
+
     Raises:
-        ClusterError: This process uses Spark Connect, which has no SparkContext, or is a worker that runs a task.
+        ClusterError: This process uses Spark Connect, which has no SparkContext, or is a worker that runs a task; or Spark
+            cannot be started.
     """
     from pyspark import SparkConf, SparkContext, TaskContext
 
@@ -371,7 +383,13 @@ def active_context() -> SparkContext:
             if name != "spark.python.daemon.module" or _is_installed(os.environ["PYSPARK_PYTHON"]):
                 conf.setIfMissing(name, value)
     was_stopped = SparkContext._jvm is not None  # the JVM remains after its context was stopped
-    context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
+    try:
+        context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
+    except Exception as error:
+        raise ClusterError(
+            f"Spark cannot be started: {type(error).__name__}: {error}. It needs Java 17 or later (JAVA_HOME) and a master "
+            f"that it reaches: python -m sparkkeras doctor names the cause. {otherwise}".rstrip()
+        ) from error
     if was_stopped:
         warn(
             f"the previous Spark session was stopped, so a new one was started with the master {context.master!r}. To "

@@ -14,7 +14,7 @@ import pytest
 
 from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerError, to_simple_rdd
 from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.runner import context, groups, spark_runner
+from sparkkeras.runner import context, groups
 from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
 from sparkkeras.spark.connect import client_address
 from tests.conftest import settle
@@ -271,15 +271,6 @@ def test_slots_are_checked_if_they_are_those_of_the_ranks():
     for gpus in (None, 1):
         with pytest.raises(ConfigurationError, match=r"num_workers=3, but Spark has 2 slots \(master 'yarn'\)"):
             check_slots(cluster, settings(spark_master="yarn"), 3, gpus)
-
-
-def test_spark_that_cannot_start_has_a_remedy(monkeypatch):
-    def fails(*_):
-        raise RuntimeError("JAVA_GATEWAY_EXITED")
-
-    monkeypatch.setattr(spark_runner, "Cluster", fails)
-    with pytest.raises(ClusterError, match="JAVA_GATEWAY_EXITED.*local_mode=True"):
-        SparkRunner(2).run(print)
 
 
 def test_workers_of_a_connect_server_on_this_machine_use_the_loopback():

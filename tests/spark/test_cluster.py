@@ -17,12 +17,25 @@ DAEMON = {"spark.python.daemon.module": "sparkkeras.spark.daemon"}
 SOCKETS = {"spark.python.unix.domain.socket.enabled": "true"}
 
 
+class Java:
+    """The part of a JavaSparkContext that knows whether it was stopped."""
+
+    def __init__(self, is_stopped=False):
+        self.is_stopped = is_stopped
+
+    def sc(self):
+        return self
+
+    def isStopped(self):
+        return self.is_stopped
+
+
 class Context:
     """The part of a SparkContext that cancels jobs."""
 
     def __init__(self):
         self.cancelled = []
-        self._jsc = None
+        self._jsc = Java()
 
     def addJobTag(self, tag):
         self.tag = tag
@@ -73,18 +86,13 @@ def test_an_interrupt_during_cleanup_is_not_lost():
 
 
 def test_other_errors_are_unchanged(cluster):
-    cluster.context._jsc = Stopped()
+    def stopped():
+        cluster.context._jsc = Java(is_stopped=True)
+        failing()
+
     with pytest.raises(Exception, match="SparkContext was stopped"):
-        cluster.collect(Jobs(failing))
+        cluster.collect(Jobs(stopped))
     assert cluster.context.cancelled == []
-
-
-class Stopped:
-    def sc(self):
-        return self
-
-    def isStopped(self):
-        return True
 
 
 def test_an_interrupt_that_was_already_caught_does_not_count():
@@ -135,7 +143,7 @@ def test_only_results_from_other_machines_have_a_limit(cluster, monkeypatch, mas
     ("slots", "remedy"), [(3, "num_workers=2 or fewer"), (2, r"num_workers=1\."), (1, "on a cluster with more slots")]
 )
 def test_a_job_that_would_deadlock_raises_an_error(cluster, slots, remedy):
-    cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), slots
+    cluster.context.defaultParallelism = slots
     elsewhere = []
     with holding_slots(slots):
         for call in (lambda: begins(cluster), lambda: cluster.background(list)):
@@ -149,7 +157,7 @@ def test_a_job_that_would_deadlock_raises_an_error(cluster, slots, remedy):
 
 
 def test_slots_held_by_nested_callbacks_add_up(cluster):
-    cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), 3
+    cluster.context.defaultParallelism = 3
     with holding_slots(2):
         assert begins(cluster)
         with holding_slots(1), pytest.raises(ConfigurationError, match="holds all slots"):
@@ -207,6 +215,24 @@ def in_time(call):
     thread.start()
     thread.join(10)
     return not thread.is_alive()
+
+
+@pytest.mark.parametrize("java", [None, Java(is_stopped=True)])
+def test_a_context_that_was_stopped_runs_nothing(cluster, java):
+    cluster.context._jsc = java
+    for call in (lambda: begins(cluster), lambda: cluster.background(list), cluster.training_workers().__enter__):
+        with pytest.raises(ClusterError, match="the Spark session has been stopped"):
+            call()
+
+
+def test_spark_that_cannot_start_has_a_remedy(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited")
+
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "getOrCreate", fails)
+    with pytest.raises(ClusterError, match=r"JAVA_GATEWAY_EXITED.*sparkkeras doctor names the cause\. Or not\.$"):
+        active_context("Or not.")
 
 
 def test_a_task_cannot_start_jobs(monkeypatch):
