@@ -18,6 +18,8 @@ ROWS = 8_000
 @benchmark(
     Metric("synchronous epoch begin -> next begin, 10 MB, with checkpoints against without", "written", "plain", 1.02),
     Metric("the same, asynchronous", "written_asynchronous", "plain_asynchronous", 1.02),
+    Metric("the same, asynchronous with one worker: a core for the driver", "written_one_worker", "plain_one_worker", 1.02),
+    Metric("the same, all-reduce", "written_allreduce", "plain_allreduce", 1.02),
     Metric("fit(resume=True) -> begin of its first epoch, 10 MB", "resume", None, None, "seconds"),
     Metric("fit without checkpoints -> begin of its first epoch, 10 MB", "begin", None, None, "seconds"),
 )
@@ -29,13 +31,18 @@ def checkpoints(effort: Effort) -> Samples:
     with spark(), tempfile.TemporaryDirectory() as folder:
         runs = {}
         epochs = max(2, effort.epochs // 2)
-        for mode in ("synchronous", "asynchronous"):
-            trained = _OnSpark(x, y, folder, mode)
+        for suffix, mode, num_workers in (
+            ("", "synchronous", 2),
+            ("_asynchronous", "asynchronous", 2),
+            ("_one_worker", "asynchronous", 1),
+            ("_allreduce", "allreduce", 2),
+        ):
+            rows = slice(len(x) * num_workers // 2)
+            trained = _OnSpark(x[rows], y[rows], folder, mode, num_workers)
             trained.epochs(1, writes=True)
-            suffix = "" if mode == "synchronous" else f"_{mode}"
             runs[f"plain{suffix}"] = lambda run=trained: run.epochs(epochs)
             runs[f"written{suffix}"] = lambda run=trained: run.epochs(epochs, writes=True)
-        trained = _OnSpark(x, y, folder, "synchronous")
+        trained = _OnSpark(x, y, folder, "synchronous", 2)
         trained.epochs(1, writes=True)
         runs["resume"] = trained.resume
         runs["begin"] = trained.begin
@@ -54,14 +61,14 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _OnSpark:
-    """Training with two workers, with or without checkpoints in a new folder."""
+    """Training with or without checkpoints in a new folder."""
 
-    def __init__(self, x: Any, y: Any, folder: str, mode: str) -> None:
+    def __init__(self, x: Any, y: Any, folder: str, mode: str, num_workers: int) -> None:
         from sparkkeras import SparkModel
 
         self._x, self._y, self._folder, self._path = x, y, folder, ""
         frequency = {"synchronous": "epoch", "asynchronous": 10}.get(mode)
-        self._spark_model = SparkModel(data.middle_mlp(), mode, frequency, num_workers=2, seed=0)
+        self._spark_model = SparkModel(data.middle_mlp(), mode, frequency, num_workers=num_workers, seed=0)
 
     def epochs(self, count: int, writes: bool = False) -> Turn:
         """The seconds of so many epochs after the first one."""
