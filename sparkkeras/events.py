@@ -285,7 +285,7 @@ class MemberTrained(Event):
 
 @dataclass(frozen=True)
 class RankChanged(Event):
-    """A rank of `SparkRunner` has changed its state, or Spark has started it again on another machine.
+    """A rank of `SparkRunner` has changed its state, or Spark has started it again.
 
     Attributes:
         rank: The rank.

@@ -28,7 +28,9 @@ class Display:
     ) -> None:
         self._group, self._events = group, events
         self._status = StatusLine(1 if has_line else 2)
-        self._states = [("", "")] * group.size  # with the machine, which changes if Spark starts a rank again
+        self._states: list[tuple[str, int | None]] = [
+            ("", None)
+        ] * group.size  # with the attempt: Spark may start a rank again
         self._clock, self._began = clock, clock()
         self._pace = ReportedPace(clock)
 
@@ -41,12 +43,12 @@ class Display:
             self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
         states = self._group.states()
         for rank, state in enumerate(states):
-            shown = state, self._group.host(rank)
-            if state and shown != self._states[rank]:
-                self._states[rank] = shown
+            found = state, self._group.attempt(rank)
+            if state and found != self._states[rank]:
+                self._states[rank] = found
                 if rank == 0 and state == "started":
                     self._pace.begin()
-                self._events.emit(RankChanged(rank, *shown))
+                self._events.emit(RankChanged(rank, state, self._group.host(rank)))
         for report in reports:
             if report.rank == 0:
                 self._pace.add(report)

@@ -335,6 +335,11 @@ class Group:
         with self._lock:
             return self._ranks[rank].host
 
+    def attempt(self, rank: int) -> int | None:
+        """The number of Spark's attempt at a rank; ``None`` before it has joined."""
+        with self._lock:
+            return self._ranks[rank].attempt
+
     def result(self, rank: int) -> list[memoryview]:
         """The parts of the result of a rank, which is complete. They are not kept."""
         with self._lock:

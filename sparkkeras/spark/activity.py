@@ -55,10 +55,7 @@ def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
         events: Gets them, from another thread.
         hides_bars: Whether Spark's own progress bars, which would interleave with ours, are hidden meanwhile.
     """
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    session = active_remote_session() if context is None else None
+    context, session = _spark_here()
     ends = threading.Event()
     if session is not None and events:
         watch = functools.partial(_watch_remote, session, events, ends)
@@ -75,6 +72,14 @@ def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
     finally:
         ends.set()
         thread.join()
+
+
+def _spark_here() -> tuple[Any, Any]:
+    """The active SparkContext, and the active Spark Connect session; each ``None`` if there is none."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return context, active_remote_session() if context is None else None
 
 
 def incidents(before: dict[str, ExecutorState], after: dict[str, ExecutorState]) -> list[Incident]:

@@ -142,16 +142,22 @@ def check_example(model: keras.Model, example: Any) -> None:
         arrays = dict(zip(inputs, arrays.values(), strict=False)) if len(arrays) == len(inputs) else arrays
     wanted = ", ".join(f"{name!r}: {_shape(shape)}" for name, (_, shape) in inputs.items())
     found = ", ".join(f"{name!r}: {array.shape}" for name, array in arrays.items())
-    fits = arrays.keys() == inputs.keys() and all(
-        array.ndim == len(inputs[name][1]) + 1
-        and all(size in (None, given) for given, size in zip(array.shape[1:], inputs[name][1], strict=True))
-        for name, array in arrays.items()
-    )
+    fits = arrays.keys() >= inputs.keys() and all(_fits(arrays[name].shape, shape) for name, (_, shape) in inputs.items())
     if not fits:
         raise ConfigurationError(
             f"input_example does not fit the model {model.name!r}: received arrays of the shapes {{{found}}}, expected "
             f"{{{wanted}}}. Pass rows as predict takes them, such as x[:1]."
         )
+
+
+def _fits(shape: tuple[int, ...], of_row: tuple[int | None, ...]) -> bool:
+    """Whether ``predict`` takes an array of a shape as an input, by the shape of a row; Keras adds an axis to numbers."""
+    row = shape[1:] or (1,)
+    return (
+        bool(shape)
+        and len(row) == len(of_row)
+        and all(size in (None, given) for given, size in zip(row, of_row, strict=True))
+    )
 
 
 def _shape(of_row: Sequence[int | None]) -> str:

@@ -96,7 +96,7 @@ def test_without_a_line_only_output_is_written(group, clock, terminal):
     assert terminal.getvalue() == "[0] one\n"
 
 
-def test_a_rank_that_spark_starts_again_has_its_new_machine(clock, terminal, heard):
+def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
     group = Group(2, together=False)
     display = Display(group, Events([heard]))
     for attempt, host in ((1, "a"), (2, "b"), (3, "b")):
@@ -107,4 +107,4 @@ def test_a_rank_that_spark_starts_again_has_its_new_machine(clock, terminal, hea
         group.disconnect(0)
     group.join(0, 4, "c", 0)
     display.update()  # it has not started there
-    assert heard == [RankChanged(0, "started", "a"), RankChanged(0, "started", "b")]
+    assert heard == [RankChanged(0, "started", host) for host in ("a", "b", "b")]

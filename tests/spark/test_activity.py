@@ -9,6 +9,7 @@ import pytest
 from sparkkeras.events import Events, Incident, SparkTasks
 from sparkkeras.spark import activity
 from sparkkeras.spark.activity import ExecutorState, incidents, watching_spark
+from tests.rpc.test_transports import eventually
 from tests.training.jobs import RecordedEvents
 
 ONE, TWO = ExecutorState("host-1:1"), ExecutorState("host-2:1")
@@ -93,19 +94,15 @@ def test_the_tasks_of_the_queries_of_spark_connect_are_counted(monkeypatch):
     monkeypatch.setattr(activity, "POLL_SECONDS", 0.01)
     handlers = []
     session = SimpleNamespace(registerProgressHandler=handlers.append, removeProgressHandler=handlers.remove)
-    monkeypatch.setattr(activity, "active_remote_session", lambda: session)
-    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr(activity, "_spark_here", lambda: (None, session))
     recorded = RecordedEvents()
     with watching_spark(Events([recorded])):
-        while not handlers:
-            time.sleep(0.01)
+        assert eventually(lambda: handlers)
         (handler,) = handlers
         stages = [SimpleNamespace(num_tasks=4, num_completed_tasks=count) for count in (4, 1)]
         handler(stages=stages, inflight_tasks=1, operation_id="one", done=False)
         handler(stages=stages[1:], inflight_tasks=1, operation_id="two", done=False)
-        while SparkTasks(6, 12) not in recorded.of(SparkTasks):
-            time.sleep(0.01)
+        assert eventually(lambda: SparkTasks(6, 12) in recorded.of(SparkTasks))
         handler(stages=stages, inflight_tasks=0, operation_id="one", done=True)
-        while recorded.of(SparkTasks)[-1] != SparkTasks(1, 4):
-            time.sleep(0.01)
+        assert eventually(lambda: recorded.of(SparkTasks)[-1] == SparkTasks(1, 4))
     assert handlers == []

@@ -152,6 +152,7 @@ class TestLogging:
         (regression(), [X]),
         (two_inputs(), {"a": X, "b": np.zeros((4, 1))}),
         (two_inputs(), [X, np.zeros((4, 1))]),
+        (two_inputs(), {"a": X, "b": np.zeros(4), "unused": X}),
         (keras.Sequential([keras.Input((None, 3)), keras.layers.GlobalMaxPooling1D()]), np.zeros((2, 7, 3))),
         (keras.Sequential([keras.layers.Dense(1)]), np.zeros((2, 7))),  # its inputs are unknown before training
     ],
@@ -168,6 +169,7 @@ def test_examples_that_fit(model, example):
         (regression(), [X, X], r"{'0': \(4, 3\), '1': \(4, 3\)}"),
         (two_inputs(), {"a": X}, r"expected {'a': \(rows, 3\), 'b': \(rows, 1\)}"),
         (two_inputs(), {"a": X, "c": X}, r"'c'"),
+        (regression(), np.float32(1), r"\(\)"),
         (keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(1)]), np.zeros((2, 7, 4)), r"\(rows, any, 3\)"),
     ],
 )

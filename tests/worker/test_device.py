@@ -119,12 +119,13 @@ def test_a_worker_uses_the_dtypes_of_the_driver():
 
 
 BROKEN = """
-import sys, threading, time
+import builtins, threading
 from sparkkeras.spark import probe
 from sparkkeras.worker import device
+builtins.begun, builtins.may_end = threading.Event(), threading.Event()
 threading.Thread(target=probe._load_keras).start()
-while "keras" not in sys.modules:
-    time.sleep(0.001)
+begun.wait(60)
+threading.Timer(0.3, may_end.set).start()  # when this thread waits for the import
 device.prepare(1)
 """
 
@@ -132,7 +133,7 @@ device.prepare(1)
 def test_the_error_of_an_import_that_another_thread_has_begun_is_raised(tmp_path):
     package = tmp_path / "keras"
     package.mkdir()
-    (package / "__init__.py").write_text("import time\ntime.sleep(0.5)\nraise ValueError('a broken installation')\n")
+    (package / "__init__.py").write_text("begun.set()\nmay_end.wait(60)\nraise ValueError('a broken installation')\n")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "SPARKKERAS_WORKER": "1"}
     found = subprocess.run([sys.executable, "-c", BROKEN], env=environment, capture_output=True, text=True, check=False)
