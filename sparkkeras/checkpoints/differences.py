@@ -22,7 +22,7 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
     before, now = dict(_leaves("", stored)), dict(_leaves("", json.loads(json.dumps(current))))
     names = [*before, *(name for name in now if name not in before)]
     return [
-        f"{name}: {before.get(name, _ABSENT)} in the checkpoint, {now.get(name, _ABSENT)} now"
+        f"{name}: {_shown(before.get(name, _ABSENT))} in the checkpoint, {_shown(now.get(name, _ABSENT))} now"
         for name in names
         if before.get(name) != now.get(name)
     ]
@@ -36,6 +36,15 @@ def other_work(path: str, name: str, found: list[str]) -> ConfigurationError:
         f"{'; '.join(found[:_SHOWN])}{more}. Resume with what the checkpoint was written with, or pass another path to "
         "train from the start."
     )
+
+
+def _shown(text: str) -> str:
+    """A value as people write it: a float of 32 bits, such as a learning rate, without the digits that it does not have."""
+    try:
+        number = json.loads(text)
+    except ValueError:
+        return text
+    return f"{number:.7g}" if isinstance(number, float) else text
 
 
 def _leaves(place: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,7 @@ def run() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, by default those of the process; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m sparkkeras", description="Tools of sparkkeras.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="doctor")
     doctor = commands.add_parser("doctor", help="check this machine and a Spark cluster", description=DESCRIPTION)
     where = doctor.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="URL", help="Spark's master (default: of Spark's configuration, else local[*])")

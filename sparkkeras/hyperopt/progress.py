@@ -50,7 +50,7 @@ class SearchProgress:
         if self._verbose:
             workers = f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
             resumed = f", resuming after {self._earlier_count} trials" if self._earlier_count else ""
-            self._status.write(f"Searching on {workers}, which load Keras first{resumed}.")
+            self._status.write(f"Loading Keras, then searching on {workers}{resumed}.")
 
     def tick(self) -> None:
         """Report the trials that have ended since the last call, and update the progress line."""

@@ -134,7 +134,7 @@ class RunReporter:
             "run",
             kind=started.kind,
             name=started.name,
-            settings=started.settings,
+            settings={**_settings_of_search(started), **started.settings},
             epochs=started.epochs,
             initial_epoch=started.initial_epoch,
             metric=started.metric,
@@ -314,6 +314,14 @@ class _Run:
     def time(self) -> float:
         """The seconds since 1970."""
         return self._began_at + self.seconds
+
+
+def _settings_of_search(started: RunStarted) -> dict[str, Any]:
+    """What a search optimizes, and for how long, as settings."""
+    if not started.metric:
+        return {}
+    found = {"metric": started.metric, "mode": "min" if started.minimizes else "max", "max_evals": started.max_trials}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _columns(logs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -63,7 +63,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             over unencrypted HTTP.
         save_to: A file ending in ``.html`` to write whenever a run ends, also after a failure: the same page with all runs
             so far, which needs no server and no network. ``None``: none.
-        verbose: Whether to print the address.
+        verbose: Whether to print the address, and the path of ``save_to``.
         name: The name of the runs on the page and in saved files; ``None``: that of the model or the function.
 
     Attributes:
@@ -93,6 +93,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._save_to = None if save_to is None else _html_path("save_to", save_to)
+        if isinstance(port, str) and port.endswith(".html"):
+            raise ConfigurationError(f"port={port!r}: expected a whole number; for the file, Monitor(save_to={port!r}).")
         if not isinstance(host, str) or not host:
             raise ConfigurationError(
                 f'host={host!r}: expected an address of this machine, such as "127.0.0.1" (this machine only) or "0.0.0.0".'
@@ -107,7 +109,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._next_batch = 0.0
         atexit.register(self.close)  # a training of Keras that failed is saved then
         if verbose:
-            sys.stdout.write(f"Monitor: {self.url}\n")
+            saved = "" if self._save_to is None else f" (saved to {str(self._save_to)!r} when a run ends)"
+            sys.stdout.write(f"Monitor: {self.url}{saved}\n")
             sys.stdout.flush()
 
     @property
@@ -129,7 +132,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._name = name
 
     def __repr__(self) -> str:
-        return f"Monitor(url={self.url!r})"
+        return f"Monitor(url={self.url!r}{', closed' if self._server.is_closed else ''})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a link to the page."""
@@ -228,7 +231,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _begin(self, started: RunStarted) -> None:
         if self._server.is_closed:
-            warn("this Monitor is closed: it serves no page. Create another one to watch this run.")
+            added = "" if self._save_to is None else f" The run is added to {str(self._save_to)!r}."
+            warn(f"this Monitor is closed: it serves no page.{added} Create another one to watch this run.")
         if self._reporter.kind == "keras":  # Keras calls nothing after an error
             self._reporter.end("stopped")
         if self._reporter.kind:
@@ -291,14 +295,15 @@ def _write_page(messages: Messages, path: Path, selects_all: bool = False) -> No
 
 def _histories(history: Any) -> dict[str, keras.callbacks.History]:
     found = history if isinstance(history, Mapping) else {"": history}
-    for each in found.values():
+    for name, each in found.items():
         if not isinstance(each, keras.callbacks.History):
             raise ConfigurationError(
                 "history: expected a keras.callbacks.History, as fit returns it, or a dict of them by name; received "
                 f"{each!r}."
             )
         if not getattr(each, "epoch", None):
-            raise ConfigurationError("history: a History has no epochs: nothing was trained.")
+            which = "it" if found is not history else f"the one of {name!r}"
+            raise ConfigurationError(f"history: {which} has no epochs: nothing was trained.")
     if not found:
         raise ConfigurationError("history: the dict is empty; expected at least one keras.callbacks.History by name.")
     return {str(name): each for name, each in found.items()}

@@ -190,8 +190,10 @@ class ReportedPace:
 
     @property
     def seconds_left(self) -> float | None:
-        """The time until the last epoch ends; ``None`` if it is unknown, as before the second report."""
+        """The time until the last epoch ends; ``None`` if it is unknown, as before the second report, or if it has ended."""
         if self.last is None or self.last.epochs is None or self._first_epoch in (None, self.last.epoch):
+            return None
+        if self.last.epoch + 1 >= self.last.epochs:  # what the function does then is unknown
             return None
         of_epoch = (self._last_at - self._first_at) / (self.last.epoch - self._first_epoch)
         return max(0.0, of_epoch * (self.last.epochs - self.last.epoch - 1) - (self._clock() - self._last_at))

@@ -19,15 +19,13 @@ class Display:
     Args:
         group: The group.
         events: Gets the events.
-        has_line: Whether a line below the output shows the progress (see `StatusLine`).
+        verbose: 0: silent, 1: with a line that shows the progress below the output (see `StatusLine`), 2: without it.
         clock: A monotonic clock in seconds.
     """
 
-    def __init__(
-        self, group: Group, events: Events, has_line: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, group: Group, events: Events, verbose: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._events = group, events
-        self._status = StatusLine(1 if has_line else 2)
+        self._status = StatusLine(verbose)
         self._states: list[tuple[str, int | None]] = [
             ("", None)
         ] * group.size  # with the attempt: Spark may start a rank again
@@ -63,8 +61,9 @@ class Display:
         elapsed, report, left = format_duration(self._clock() - self._began), self._pace.last, self._pace.seconds_left
         if report is None:
             return [elapsed]
+        epoch, total = report.epoch + 1, report.epochs
         return [
-            f"epoch {report.epoch + 1}" + ("" if report.epochs is None else f" of {report.epochs}"),
+            f"epoch {epoch}" + ("" if total is None or epoch > total else f" of {total}"),
             elapsed,
             *([] if left is None else [f"about {format_duration(left)} left"]),
             *([format_logs(report.logs)] if report.logs else []),

@@ -104,6 +104,7 @@ def run_group(
     max_value: int = VALUE_BYTES,
     checkpoints: RunCheckpoints | None = None,
     events: Events | None = None,
+    verbose: int = 2,
 ) -> list[Any]:
     """Run a group until all processes and tasks have ended; returns the results of the ranks.
 
@@ -114,7 +115,8 @@ def run_group(
         answer: Answers what the ranks ask the driver, in this thread. An error that it raises ends the group.
         max_value: The largest size of what a rank asks the driver, in bytes.
         checkpoints: Writes what rank 0 saves.
-        events: Gets the output, reports and states of the ranks, whose progress is shown then; ``None``: it is not.
+        events: Gets the output, reports and states of the ranks.
+        verbose: 0: silent, 1: with a line that shows the progress, 2: the output of the ranks only.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
@@ -122,7 +124,7 @@ def run_group(
         SparkKerasError: The task of a rank failed, or the job was cancelled.
         RowsMissingError: A host did not find the rows of its rank.
     """
-    display = Display(group, events or Events(), has_line=events is not None)
+    display = Display(group, events or Events(), verbose)
     service = GroupService(group, max_value, checkpoints)
     with serving("socket", service, ServerOptions(), 0, ranks.hosts.driver, group.size) as address, interrupts_here():
         parts = ranks.parts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from sparkkeras.arguments import flag, integer, known_arguments, listeners, optional_integer
+from sparkkeras.arguments import flag, integer, known_arguments, listeners, one_of, optional_integer
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.events import EventListener, Events, RunStarted
@@ -53,6 +54,7 @@ class SparkRunner:
             run them one after the other, and runs a rank again whose worker was lost.
         local_mode: Whether the ranks run on the driver's machine, without executors. Spark is not needed then, unless the
             data is an RDD or a DataFrame.
+        verbose: 0: silent, 1: the output of the ranks, and a line with their progress, 2: the output only.
 
     Raises:
         ConfigurationError: A value is out of range, or arguments conflict.
@@ -78,12 +80,14 @@ class SparkRunner:
         gpus_per_worker: int | None = None,
         barrier: bool = True,
         local_mode: bool = False,
+        verbose: Literal[0, 1, 2] = 1,
     ) -> None:
         self.num_workers = integer("num_workers", num_workers)
         self.use_gpu = flag("use_gpu", use_gpu)
         self.gpus_per_worker = optional_integer("gpus_per_worker", gpus_per_worker)
         self.barrier = flag("barrier", barrier)
         self.local_mode = flag("local_mode", local_mode)
+        self.verbose = one_of("verbose", verbose, (0, 1, 2))
         if self.gpus_per_worker is not None and not self.use_gpu:
             raise ConfigurationError(f"gpus_per_worker={gpus_per_worker} requires use_gpu=True.")
 
@@ -144,12 +148,12 @@ class SparkRunner:
             named = "features" if features is not None else "label"
             raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
         events = Events(listeners("monitor", monitor))
-        work = work_of(function_or_file, args, kwargs)
+        work = work_of(function_or_file, args, kwargs, _own_arguments())
         checkpoints = RunCheckpoints.open(checkpoint, resume, self.barrier)
         source = None if data is None else source_of(data, features, label)
         with (
             events.running(RunStarted("function", _name(function_or_file), self._described())),
-            watching_spark(events, hides_bars=not self.local_mode),
+            watching_spark(events, hides_bars=self.verbose == 1 and not self.local_mode),
             nullcontext() if checkpoints is None else checkpoints.writing(),
         ):
             try:
@@ -181,7 +185,7 @@ class SparkRunner:
                 ranks = self._on_connect(stack, session, work, source, moves_rows, spare)
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
-            return run_group(group, ranks, timeout, checkpoints=checkpoints, events=events)
+            return run_group(group, ranks, timeout, checkpoints=checkpoints, events=events, verbose=self.verbose)
 
     def _on_driver(self, stack: ExitStack, group: Group, work: Work, source: Source | None) -> Ranks:
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
@@ -241,6 +245,12 @@ _WITHOUT_CONNECTION = (
 
 
 _WITHOUT_SPARK = "Without Spark, ranks run on this machine: SparkRunner(num_workers, local_mode=True)."
+
+
+def _own_arguments() -> list[str]:
+    """The arguments of `SparkRunner.run` that are not those of the function."""
+    parameters = inspect.signature(SparkRunner.run).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
 
 def _name(function_or_file: Any) -> str:

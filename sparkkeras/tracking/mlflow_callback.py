@@ -183,11 +183,13 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Take the model; before training, so that an example that does not fit it ends nothing that took hours.
 
         Raises:
-            ConfigurationError: ``input_example`` does not fit the model.
+            ConfigurationError: ``input_example`` does not fit the model, or there is no such run.
         """
         super().set_model(model)
         if self._log_model and self._input_example is not None:
             check_example(model, self._input_example)
+        if self._given_run is not None and self._tracked is None:
+            _check_exists(self._given_run)
 
     @_guarded
     def on_event(self, event: Event) -> None:
@@ -389,8 +391,9 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned = True
+            text = str(error).rstrip(".")
             warn(
-                f"MLflow: {type(error).__name__}: {error} Training goes on, and what could not be logged is missing in the "
+                f"MLflow: {type(error).__name__}: {text}. Training goes on, and what could not be logged is missing in the "
                 "run; further errors of this run are not reported."
             )
 
@@ -400,6 +403,20 @@ def _run_id(run: Any) -> str | None:
     if run_id is not None and (not isinstance(run_id, str) or not run_id):
         raise ConfigurationError(f"run={run!r}: expected a run of MLflow (mlflow.start_run()), its id, or None.")
     return run_id
+
+
+def _check_exists(run_id: str) -> None:
+    """Reject a run that the tracking store does not have; that the store cannot be reached does not end a training."""
+    import mlflow
+
+    try:
+        mlflow.MlflowClient().get_run(run_id)
+    except mlflow.MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise ConfigurationError(
+                f"run={run_id!r}: the tracking store {mlflow.get_tracking_uri()!r} has no such run. Pass one of its runs, "
+                "or None for a new one."
+            ) from error
 
 
 def _append(tracked: _Tracked, epoch: int, logs: Mapping[str, Any]) -> None:

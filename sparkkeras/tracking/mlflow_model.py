@@ -140,21 +140,23 @@ def check_example(model: keras.Model, example: Any) -> None:
     arrays = _named(example)
     if not isinstance(example, Mapping):
         arrays = dict(zip(inputs, arrays.values(), strict=False)) if len(arrays) == len(inputs) else arrays
-    wanted = ", ".join(f"{name!r}: {_shape(shape)}" for name, (_, shape) in inputs.items())
-    found = ", ".join(f"{name!r}: {array.shape}" for name, array in arrays.items())
-    fits = arrays.keys() >= inputs.keys() and all(_fits(arrays[name].shape, shape) for name, (_, shape) in inputs.items())
+    wanted = ", ".join(f"{name!r}: {dtype} {_shape(shape)}" for name, (dtype, shape) in inputs.items())
+    found = ", ".join(f"{name!r}: {array.dtype.name} {array.shape}" for name, array in arrays.items())
+    fits = arrays.keys() >= inputs.keys() and all(_fits(arrays[name], *spec) for name, spec in inputs.items())
     if not fits:
         raise ConfigurationError(
-            f"input_example does not fit the model {model.name!r}: received arrays of the shapes {{{found}}}, expected "
-            f"{{{wanted}}}. Pass rows as predict takes them, such as x[:1]."
+            f"input_example does not fit the model {model.name!r}: received arrays {{{found}}}, expected {{{wanted}}}. "
+            "Pass rows as predict takes them, such as x[:1]."
         )
 
 
-def _fits(shape: tuple[int, ...], of_row: tuple[int | None, ...]) -> bool:
-    """Whether ``predict`` takes an array of a shape as an input, by the shape of a row; Keras adds an axis to numbers."""
-    row = shape[1:] or (1,)
+def _fits(array: Array, dtype: str, of_row: tuple[int | None, ...]) -> bool:
+    """Whether ``predict`` takes an array as an input of a dtype, by the shape of a row; Keras adds an axis to numbers."""
+    row = array.shape[1:] or (1,)
     return (
-        bool(shape)
+        array.ndim > 0
+        and len(array) > 0
+        and (array.dtype.kind in "OSUT") == (dtype == "string")
         and len(row) == len(of_row)
         and all(size in (None, given) for given, size in zip(row, of_row, strict=True))
     )

@@ -184,6 +184,10 @@ def as_callbacks(name: str, callbacks: object) -> list[keras.callbacks.Callback]
     """
     given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
     for callback in given:
+        if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
+            raise ConfigurationError(
+                f"{name}: {callback.__name__} is a class; expected an object: {callback.__name__}(...)."
+            )
         if not isinstance(callback, keras.callbacks.Callback):
             raise ConfigurationError(f"{name}: expected keras.callbacks.Callback objects, received {callback!r}.")
     return given

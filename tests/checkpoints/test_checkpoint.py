@@ -113,6 +113,7 @@ def test_differences_are_named_with_both_values():
         "layers[0].units: 3 in the checkpoint, 4 now",
         "layers[1].units: nothing in the checkpoint, 5 now",
     ]
+    assert differences({"rate": 0.009999999776482582}, {"rate": 0.5}) == ["rate: 0.01 in the checkpoint, 0.5 now"]
     message = str(other_work("runs/a", "checkpoint-1", [*found, *found]))
     assert "checkpoint-1 in 'runs/a' was written by a fit with another model" in message
     assert "batch_size: 32 in the checkpoint, 64 now; " in message

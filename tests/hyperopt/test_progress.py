@@ -121,8 +121,8 @@ def test_the_first_line_reports_the_workers(capsys, verbose):
     Bench(verbose).progress.begin()
     Bench(verbose, workers=1).progress.begin()
     assert lines(capsys) == [
-        "Searching on 2 workers, which load Keras first.",
-        "Searching on 1 worker, which load Keras first.",
+        "Loading Keras, then searching on 2 workers.",
+        "Loading Keras, then searching on 1 worker.",
     ]
 
 
@@ -133,7 +133,7 @@ def test_a_resumed_search_does_not_report_earlier_trials_again(capsys):
     bench.progress.tick()
     bench.end(0.05)
     assert lines(capsys) == [
-        "Searching on 2 workers, which load Keras first, resuming after 3 trials.",
+        "Loading Keras, then searching on 2 workers, resuming after 3 trials.",
         "trial 3 val_loss 0.05 lr=0.004 (2.0s)",
     ]
 

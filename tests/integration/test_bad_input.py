@@ -126,6 +126,7 @@ def test_arguments_of_the_model(arguments, words):
         ({"class_weight": {"a": 1.0}}, "class_weight"),
         ({"class_weight": {0: -1.0}}, "finite weights of at least 0"),
         ({"callbacks": [print]}, "expected keras.callbacks.Callback"),
+        ({"callbacks": [keras.callbacks.History]}, "History is a class; expected an object"),
         ({"callbacks": [keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)]}, "save_freq=5"),
         ({"callbacks": [keras.callbacks.TensorBoard("logs", update_freq="batch")]}, "update_freq=1"),
     ],

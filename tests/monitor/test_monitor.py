@@ -290,6 +290,18 @@ def test_a_closed_monitor_warns(monitor):
     monitor.close()
     with pytest.warns(UserWarning, match="is closed: it serves no page"):
         monitor.on_event(RunStarted("fit", "model"))
+    assert repr(monitor).endswith("closed)")
+
+
+def test_what_is_saved_and_where_is_printed(tmp_path, capsys):
+    with Monitor(save_to=tmp_path / "run.html") as monitor:
+        assert (
+            capsys.readouterr().out == f"Monitor: {monitor.url} (saved to {str(tmp_path / 'run.html')!r} when a run ends)\n"
+        )
+    with pytest.warns(UserWarning, match=r"serves no page\. The run is added to '.*run\.html'"):
+        monitor.on_event(RunStarted("fit", "model"))
+    with pytest.raises(ConfigurationError, match=r"Monitor\(save_to='run\.html'\)"):
+        Monitor("run.html")
 
 
 def test_paths_of_users_and_uris(tmp_path, monkeypatch):

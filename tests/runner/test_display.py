@@ -37,7 +37,7 @@ def group(clock):
 
 @pytest.fixture
 def display(group, clock, terminal, heard):
-    return Display(group, Events([heard]), has_line=True, clock=lambda: clock.now)
+    return Display(group, Events([heard]), 1, clock=lambda: clock.now)
 
 
 def test_a_line_shows_what_the_ranks_do(group, display, clock, terminal):
@@ -89,7 +89,7 @@ def test_output_stays_above_the_line_and_all_is_emitted(group, display, clock, t
 
 
 def test_without_a_line_only_output_is_written(group, clock, terminal):
-    display = Display(group, Events(), clock=lambda: clock.now)
+    display = Display(group, Events(), 2, clock=lambda: clock.now)
     display.update()
     group.console.add(0, ["one"])
     display.update()
@@ -98,7 +98,7 @@ def test_without_a_line_only_output_is_written(group, clock, terminal):
 
 def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
     group = Group(2, together=False)
-    display = Display(group, Events([heard]))
+    display = Display(group, Events([heard]), 2)
     for attempt, host in ((1, "a"), (2, "b"), (3, "b")):
         group.join(0, attempt, host, 0)
         group.start(0)
@@ -108,3 +108,19 @@ def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
     group.join(0, 4, "c", 0)
     display.update()  # it has not started there
     assert heard == [RankChanged(0, "started", host) for host in ("a", "b", "b")]
+
+
+def test_a_silent_display_still_emits(group, clock, terminal, heard):
+    display = Display(group, Events([heard]), 0, clock=lambda: clock.now)
+    group.console.add(0, ["one"])
+    display.update()
+    display.clear()
+    assert (terminal.getvalue(), heard) == ("", [OutputWritten(0, "one\n")])
+
+
+def test_the_end_of_training_is_not_that_of_the_function(group, display, clock, terminal):
+    for epoch in (1, 2, 3):  # which should have been 0, 1, 2
+        clock.now += 1
+        group.console.report(RankReported(0, epoch, 3, {}))
+        display.update()
+    assert terminal.line == "0 of 2 ranks started - epoch 4 - 3.0s"

@@ -486,8 +486,20 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
         (
             lambda: local().run(lambda rate: rate, args=(1,), kwargs={"rate": 2}),
             ConfigurationError,
-            r"It received args= and kwargs=, whose values it does not unpack\. Pass them after it: run\(function, 1",
+            r"It received args= and kwargs=, whose values it does not unpack: pass them as run\(function, 1",
         ),
+        (
+            lambda: local().run(lambda rate: rate, rates=2),
+            ConfigurationError,
+            r"missing a required argument: 'rate'\. Pass .* of run itself are data, .*, monitor\. Did you mean 'rate'\?$",
+        ),
+        (lambda: local().run(lambda: 1, datta=2), ConfigurationError, r"Did you mean 'data'\?$"),
+        (
+            lambda: local().run(lambda data: data, data=np.ones(3)),
+            ConfigurationError,
+            r"data= is an argument of run itself, which is not passed on: bind it, functools\.partial\(function, data=",
+        ),
+        (lambda: SparkRunner(2, verbose=3), ConfigurationError, "verbose=3"),
         (lambda: local().run("none.py"), OSError, "there is no file 'none.py'"),
         (lambda: local().run("/"), StorageError, "'/' is a folder: expected the path of a Python file"),
         (lambda: local().run("x" * 300), StorageError, "the file 'xx.*' cannot be read: File name too long"),

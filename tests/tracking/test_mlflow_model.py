@@ -164,10 +164,12 @@ def test_examples_that_fit(model, example):
 @pytest.mark.parametrize(
     ("model", "example", "message"),
     [
-        (regression(), X[:, :2], r"of the shapes {'\w+': \(4, 2\)}, expected {'\w+': \(rows, 3\)}\. Pass rows"),
+        (regression(), X[:, :2], r"arrays {'\w+': float32 \(4, 2\)}, expected {'\w+': float32 \(rows, 3\)}\. Pass rows"),
+        (regression(), X[:0], r"float32 \(0, 3\)"),
+        (regression(), X.astype(str), r"str\w+ \(4, 3\)}, expected {'\w+': float32"),
         (regression(), X[0], r"\(3,\)"),
-        (regression(), [X, X], r"{'0': \(4, 3\), '1': \(4, 3\)}"),
-        (two_inputs(), {"a": X}, r"expected {'a': \(rows, 3\), 'b': \(rows, 1\)}"),
+        (regression(), [X, X], r"{'0': float32 \(4, 3\), '1': float32 \(4, 3\)}"),
+        (two_inputs(), {"a": X}, r"expected {'a': float32 \(rows, 3\), 'b': int32 \(rows, 1\)}"),
         (two_inputs(), {"a": X, "c": X}, r"'c'"),
         (regression(), np.float32(1), r"\(\)"),
         (keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(1)]), np.zeros((2, 7, 4)), r"\(rows, any, 3\)"),
