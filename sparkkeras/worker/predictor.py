@@ -57,16 +57,19 @@ class Predictor:
         Raises:
             DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
         """
-        pieces = pieces_of(iter(blocks), self._options)
-        for piece in reporting_rows(pieces, self._options.progress, self._context.worker):
-            size = self._options.of(piece).batch_size
-            self._prepare(piece.spec)
-            (check_batch if self._options.in_batches else check_whole_batches)(self._model, piece.rows)
-            for batch in piece.batches(size):
-                padded = device.padded(batch, size)
-                with _single_steps(self._model):
-                    predicted = self._model.predict_on_batch(device.call_argument(padded).x)
-                yield predicted if padded is batch else _mapped(lambda array, rows=batch.rows: array[:rows], predicted)
+        rows = 0
+        with reporting_rows(self._options.progress, self._context.worker) as report:
+            for piece in pieces_of(iter(blocks), self._options):
+                size = self._options.of(piece).batch_size
+                self._prepare(piece.spec)
+                (check_batch if self._options.in_batches else check_whole_batches)(self._model, piece.rows)
+                for batch in piece.batches(size):
+                    padded = device.padded(batch, size)
+                    with _single_steps(self._model):
+                        predicted = self._model.predict_on_batch(device.call_argument(padded).x)
+                    yield predicted if padded is batch else _mapped(lambda array, rows=batch.rows: array[:rows], predicted)
+                    rows += batch.rows
+                    report(rows)
 
     def predict(self, block: Block) -> Any:
         """What ``keras.Model.predict`` returns for a block that has rows."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-from sparkkeras.data.block import Block
 
 if TYPE_CHECKING:
     from sparkkeras.rpc.transport import Address, Caller
@@ -36,17 +35,14 @@ class ProgressTarget:
         return ProgressReporter(replace(self.address, timeout=CONNECT_SECONDS), worker, epoch)
 
 
-def reporting_rows(pieces: Iterator[Block], target: ProgressTarget | None, worker: int) -> Iterator[Block]:
-    """Pass on pieces of rows to evaluate or predict, and report those that have been used."""
+@contextmanager
+def reporting_rows(target: ProgressTarget | None, worker: int) -> Iterator[Callable[[int], None]]:
+    """Report rows that are evaluated or predicted; yields a function that takes how many have been so far."""
     if target is None:
-        yield from pieces
+        yield lambda rows: None
         return
     with target.reporter(worker, 0) as reporter:
-        rows = 0
-        for piece in pieces:
-            yield piece
-            rows += piece.rows
-            reporter.update(rows, {})
+        yield lambda rows: reporter.update(rows, {})
 
 
 class ProgressReporter:

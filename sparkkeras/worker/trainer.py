@@ -230,14 +230,16 @@ class LocalTrainer:
             DataError: Features or labels do not fit the model.
         """
         ranges: tuple[LabelRange, ...] = ()
+        read = 0
 
         def noted(piece: Block) -> Block:
-            nonlocal ranges
+            nonlocal ranges, read
+            read += piece.rows
             (check_batch if options.in_batches else check_whole_batches)(self._unpacked(piece.spec), piece.rows)
             ranges = union(ranges, self._check(piece))
             return device.overwritable(piece)
 
-        pieces = map(noted, reporting_rows(pieces_of(blocks, options), options.progress, self.context.worker))
+        pieces = map(noted, pieces_of(blocks, options))
         first = next(pieces, None)
         if first is None:
             return None
@@ -246,8 +248,13 @@ class LocalTrainer:
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
         size = None if options.in_batches else options.batch_size
-        with device.feed(first.spec, size, chain([first], pieces)) as batches, _streaming():
-            model.evaluate(batches, verbose=0)
+        with (
+            device.feed(first.spec, size, chain([first], pieces)) as batches,
+            _streaming(),
+            reporting_rows(options.progress, self.context.worker) as report,
+        ):
+            counted = [] if options.progress is None else [_reporting_tests(report, size, lambda: read)]
+            model.evaluate(batches, verbose=0, callbacks=counted)
         return metrics.take(model), first.spec, ranges
 
     def check(self, blocks: Sequence[Block], options: FitOptions) -> None:
@@ -413,6 +420,19 @@ def _reporting(reporter: ProgressReporter, batch_range: BatchRange, batch_size: 
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             reporter.update(min((batch_range.first + batch + 1) * batch_size, most), logs or {})
+
+    return Reporting()
+
+
+def _reporting_tests(report: Callable[[int], None], batch_size: int | None, read: Callable[[], int]) -> Any:
+    """A callback that reports the rows evaluated so far; with batches of unknown size those that have been ``read``."""
+    import keras
+
+    class Reporting(keras.callbacks.Callback):  # type: ignore[misc]
+        async_safe = True  # Keras may call it from a thread
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            report(read() if batch_size is None else min(read(), (batch + 1) * batch_size))
 
     return Reporting()
 

@@ -766,3 +766,31 @@ def test_inputs_in_order_reach_those_of_a_model_with_a_dict():
     plain = mine.anew()
     plain.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0)
     assert close(replica.state, plain)
+
+
+class Reports:
+    """A target of progress, and its reporter, which notes the rows."""
+
+    def __init__(self):
+        self.rows = []
+
+    def reporter(self, worker, epoch):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def update(self, rows, logs):
+        self.rows.append(rows)
+
+
+def test_the_rows_of_each_batch_are_reported(linear):
+    for call in (linear.evaluate, lambda blocks, options: list(linear.predictor(options).batches(blocks))):
+        reports = Reports()
+        call([ROWS[:15], ROWS[15:]], BatchOptions(8, progress=reports))
+        assert reports.rows[-1] == ROWS.rows
+        assert len(reports.rows) >= 3
+        assert reports.rows == sorted(reports.rows)
