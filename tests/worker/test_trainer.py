@@ -787,10 +787,11 @@ class Reports:
         self.rows.append(rows)
 
 
-def test_the_rows_of_each_batch_are_reported(linear):
+def test_rows_are_reported_while_a_block_is_evaluated_or_predicted(linear):
+    rows = from_arrays(np.tile(X, (100, 1)), np.tile(Y, (100, 1)), None)
     for call in (linear.evaluate, lambda blocks, options: list(linear.predictor(options).batches(blocks))):
         reports = Reports()
-        call([ROWS[:15], ROWS[15:]], BatchOptions(8, progress=reports))
-        assert reports.rows[-1] == ROWS.rows
+        call([rows], BatchOptions(BATCH, progress=reports))
+        assert reports.rows[-1] == rows.rows
         assert len(reports.rows) >= 3
         assert reports.rows == sorted(reports.rows)
