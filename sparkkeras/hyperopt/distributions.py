@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from sparkkeras.errors import ConfigurationError
 
 ROOT = "params"
 """The label of a distribution that is the whole space, and so has no key."""
+
+_ROUNDING = 1e-9
+"""The part of a step that counts as a rounding error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +83,14 @@ class Uniform(Distribution):
 
     @property
     def last_step(self) -> int:
-        """The number of steps from ``low`` to the largest value."""
-        return math.floor((self.high - self.low) / (self.step or math.inf) + 1e-9)
+        """The number of steps from ``low`` to the largest value; the last one may miss ``high`` by a rounding error."""
+        return math.floor((self.high - self.low) / (self.step or math.inf) + _ROUNDING)
+
+    @property
+    def exact_step(self) -> Fraction:
+        """The step as it was written: 1/10 for 0.1, and the part of the range that it is except for a rounding error."""
+        span, step, last = _exact(self.high) - _exact(self.low), _exact(self.step or 0.0), self.last_step
+        return span / last if span < (last + _ROUNDING) * step else step
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +139,8 @@ def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Integer
     for name, value in {"low": low, "high": high, "step": step}.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise ConfigurationError(f"integer: {name}={value!r} is not a whole number; for fractions use uniform().")
-    _check_range("integer", low, high, step)
+    _check_range("integer", low, high)
+    _check_step("integer", low, high, step, (high - low) // max(step, 1))
     if flag("log", log):
         _check_positive("integer", low)
         if step != 1:
@@ -184,9 +195,11 @@ def uniform(low: float, high: float, *, step: float | None = None) -> Uniform:
         ConfigurationError: An argument is not a finite number, or the range is empty.
     """
     low, high = _number("uniform", "low", low), _number("uniform", "high", high)
-    step = None if step is None else _number("uniform", "step", step)
-    _check_range("uniform", low, high, step)
-    return Uniform(low, high, step)
+    _check_range("uniform", low, high)
+    distribution = Uniform(low, high, None if step is None else _number("uniform", "step", step))
+    if distribution.step is not None:
+        _check_step("uniform", low, high, distribution.step, distribution.last_step)
+    return distribution
 
 
 def has_distributions(space: Any) -> bool:
@@ -274,13 +287,20 @@ def _number(function: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def _check_range(function: str, low: float, high: float, step: float | None = None) -> None:
+def _exact(value: float) -> Fraction:
+    return Fraction(repr(value))
+
+
+def _check_range(function: str, low: float, high: float) -> None:
     if low >= high:
         raise ConfigurationError(
             f"{function}({low!r}, {high!r}): low must be smaller than high; write a value that is not searched without a "
             "distribution."
         )
-    if step is not None and not 0 < step <= high - low:
+
+
+def _check_step(function: str, low: float, high: float, step: float, last_step: int) -> None:
+    if step <= 0 or last_step < 1:
         raise ConfigurationError(
             f"{function}({low!r}, {high!r}, step={step!r}): expected a positive step of at most high - low = {high - low:g}."
         )

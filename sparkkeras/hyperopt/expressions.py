@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import hyperopt
@@ -67,8 +68,10 @@ def _expression(label: str, distribution: Distribution) -> Any:
             return hp.normal(label, mean, stddev)
         case Uniform(low, high, None):
             return hp.uniform(label, low, high)
-        case Uniform(low, _, step) if step is not None:
-            return low + step * _index(label, distribution.last_step)
+        case Uniform(low):  # a quotient of whole numbers: 3 steps of 0.1 are 0.3, not 0.30000000000000004
+            first, size = Fraction(repr(low)), distribution.exact_step
+            scale = math.lcm(first.denominator, size.denominator)
+            return (int(first * scale) + int(size * scale) * scope.int(_index(label, distribution.last_step))) / scale
     raise NotImplementedError(distribution)
 
 

@@ -45,7 +45,7 @@ class OptunaAlgorithm:
         self._labeled = labeled
         self._distributions = {label: _to_optuna(label, each) for label, each in labeled.items()}
         self._study = _quiet_study(sampler)
-        self._study.stop = self._stop  # samplers that have suggested everything call it
+        self._study.stop = self._stop  # samplers that have suggested everything call it; it works within `optimize` only
         self._has_more = True
         self._asked: dict[int, optuna.Trial] = {}
         self._told: set[int] = set()
@@ -109,8 +109,8 @@ def _to_optuna(label: str, distribution: Distribution) -> BaseDistribution:
             return FloatDistribution(low, high, log=True)
         case Uniform(low, high, None):
             return FloatDistribution(low, high)
-        case Uniform(low, _, step) if step is not None:
-            return FloatDistribution(low, low + distribution.last_step * step, step=step)
+        case Uniform():  # Optuna rounds the bounds of stepped floats, and then rejects values that it did not round
+            return IntDistribution(0, distribution.last_step)
     raise ConfigurationError(
         f"{label}: Optuna's samplers have no distribution like {distribution!r}: use uniform(low, high) instead."
     )
@@ -136,8 +136,6 @@ def _to_chosen(distribution: Distribution, value: Any) -> Any:
             return _categories(distribution).index(value)
         case Integer(low, _, step) if step != 1:
             return (value - low) // step
-        case Uniform(low, _, step) if step is not None:
-            return round((value - low) / step)
     return value
 
 
@@ -147,8 +145,8 @@ def _to_value(distribution: Distribution, chosen: Any) -> Any:
             return _categories(distribution)[int(chosen)]
         case Integer(low, _, step):
             return int(chosen) if step == 1 else low + step * int(chosen)
-        case Uniform(low, _, step) if step is not None:
-            return low + step * chosen
+        case Uniform(_, _, step) if step is not None:
+            return int(chosen)
         case Uniform(low, high) | LogUniform(low, high):
             return min(max(chosen, low), high)  # hyperopt may miss a bound by a rounding error
     return chosen

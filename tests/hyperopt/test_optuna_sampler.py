@@ -1,12 +1,13 @@
 """Samplers of Optuna as search algorithms."""
 
 import math
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hyperopt import hp
 
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, SearchError
 from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, normal, uniform
 from sparkkeras.hyperopt.workers import LocalWorkers
 
@@ -59,7 +60,7 @@ def test_trials_get_plain_values_of_the_space(make):
         assert params["units"] in (32, 64, 96, 128)
         assert type(params["units"]) is type(params["layers"]) is int
         assert 1 <= params["layers"] <= 100
-        assert round(params["step"], 9) in (0, 0.2, 0.4)
+        assert params["step"] in (0, 0.2, 0.4)
         assert set(params["kind"]) == ({"name", "momentum"} if params["kind"]["name"] == "a" else {"name", "n"})
         assert params["activation"] in ("relu", "tanh", None)
         assert params["list"] in ([[64, 32], "fixed"], [(16,), "fixed"])
@@ -125,18 +126,66 @@ def test_a_resumed_search_gives_earlier_trials_to_the_sampler(tmp_path):
         def before_trial(self, study, trial):
             seen.append([(each.params, each.value) for each in study.trials if each.state.is_finished()])
 
-    with Search(SPACE, save_to=tmp_path / "search", seed=1) as search:
+    space = {**SPACE, "rate": uniform(0, 0.3, step=0.1)}
+    with Search(space, save_to=tmp_path / "search", seed=1) as search:
         run(search, 10)
-    with Search(SPACE, save_to=tmp_path / "search", algo=Sampler(seed=1)) as search:
+    assert 0.3 in {trial.params["rate"] for trial in search.trials}
+    with Search(space, save_to=tmp_path / "search", algo=Sampler(seed=1)) as search:
         search.ask()
     (trials,) = seen
     for trial, (params, value) in zip(search.trials[:10], trials, strict=True):
         assert value == trial.value
         for name in ("x", "lr", "units", "layers", "activation"):
             assert params[name] == trial.params[name]
-        assert params["step"] == pytest.approx(trial.params["step"])
+        assert params["step"] * 0.2 == pytest.approx(trial.params["step"])
+        assert params["rate"] / 10 == trial.params["rate"]
         assert params["kind"] == ["a", "b"].index(trial.params["kind"]["name"])
         assert ("kind.momentum" in params) == (trial.params["kind"]["name"] == "a")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [uniform(0, 0.3, step=0.1), uniform(0, 0.6, step=0.2), uniform(0, 0.7, step=0.1)])
+def test_a_search_with_inexact_steps_can_be_resumed(tmp_path, rate):
+    for count in (25, 3):
+        with Search({"rate": rate}, algo=optuna.samplers.TPESampler(seed=1), save_to=tmp_path / "search") as search:
+            run(search, count, lambda params: -params["rate"])
+    assert search.best_value == -rate.high
+    assert len(search.trials) == 28
+
+
+@pytest.mark.parametrize("num_pending", [1, 2, 4])
+def test_pending_trials_and_samplers_that_try_everything(num_pending, tmp_path):
+    """A `BruteForceSampler` tries each point once, also in a resumed search; a `GridSampler` repeats some, as documented."""
+    space = {"units": integer(32, 96, step=32), "rate": uniform(0, 0.3, step=0.3)}
+    grid = {"units": [32, 64, 96], "rate": [0, 1]}  # steps of a uniform
+
+    def tried(make, save_to=None, count=99):
+        with Search(space, algo=make(), save_to=save_to) as search:
+            pending = []
+            with suppress(SearchError):
+                for _ in range(count):
+                    pending.append(search.ask())
+                    if len(pending) == num_pending:
+                        search.tell(pending.pop(0), 1.0)
+            for trial in pending:
+                search.tell(trial, 1.0)
+            return sorted(tuple(params.values()) for params in params_of(search))
+
+    def brute_force():
+        return optuna.samplers.BruteForceSampler(seed=1)
+
+    def all_of_a_grid():
+        return optuna.samplers.GridSampler(grid, seed=1)
+
+    points = [(units, rate) for units in (32, 64, 96) for rate in (0.0, 0.3)]
+    assert tried(brute_force) == points
+    tried(brute_force, tmp_path / "points", 2)
+    assert tried(brute_force, tmp_path / "points") == points
+    repeated = tried(all_of_a_grid)
+    assert sorted(set(repeated)) == points
+    assert (len(repeated) > len(points)) == (num_pending > 1)
+    tried(all_of_a_grid, tmp_path / "grid", 2)
+    assert len(tried(all_of_a_grid, tmp_path / "grid")) >= 2 + len(points)
 
 
 def test_optuna_logs_nothing(caplog):
