@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
@@ -39,7 +42,7 @@ class Search:
         seed: The random seed: with the same seed and values, told in the same order, a search has the same trials. ``None``
             draws one.
         save_to: A folder in which each trial is saved when it is told. Another search with the same arguments continues from
-            there; trials that were pending are asked for again.
+            there; it uses the numbers of pending trials again, with new suggestions.
 
     Attributes:
         seed: The seed of the suggestions.
@@ -80,6 +83,7 @@ class Search:
         earlier = self._open.enter_context(self._journal.opened(definition.settings, search_space.params))
         self._ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier, save=self._save)
         self._results = SearchResults(self._ledger, self._journal, search_space, metric, sign)
+        self._lock = threading.RLock()  # of what follows, and for an error to be raised by the call that caused it
         self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
         self._pruned: set[int] = set()
         self._diverged: dict[int, float] = {}  # reports that are not finite
@@ -95,24 +99,26 @@ class Search:
 
     def close(self) -> None:
         """Release the folder of ``save_to`` for another search; no further trial can be asked for or told."""
-        self._ledger.stop("it was closed")
-        self._leases.clear()
-        self._open.close()
+        with self._lock:
+            self._ledger.stop("it was closed")
+            self._leases.clear()
+            self._open.close()
 
     def ask(self) -> Trial:
         """The next trial: its ``number`` and ``params``.
 
         Raises:
-            ConfigurationError: The search algorithm raised an exception.
+            ConfigurationError: The search algorithm raised an exception; the next call asks it again.
             SearchError: The search algorithm has no more suggestions, or the search was closed.
         """
-        assignment = self._ledger.ask(Worker("ask"))
-        if assignment is None:
-            raise self._ledger.failure or SearchError(
-                f"there is no further trial: {self._ledger.reason or 'the search algorithm has no more suggestions'}."
-            )
-        self._leases[assignment.number] = assignment.lease
-        return self._pending(assignment.number)
+        with self._lock:
+            assignment = self._ledger.ask(Worker("ask"))
+            if assignment is None:
+                raise self._ledger.take_failure() or SearchError(
+                    f"there is no further trial: {self._ledger.reason or 'the search algorithm has no more suggestions'}."
+                )
+            self._leases[assignment.number] = assignment.lease
+            return self._running(assignment.number)
 
     @known_arguments
     def report(self, trial: Trial | int, value: float) -> bool:
@@ -126,20 +132,23 @@ class Search:
             Whether to end the trial, and `tell` it without a value: the pruner decided so, or the value is not finite.
 
         Raises:
-            ConfigurationError: The trial is not pending, the value is not a number, or the pruner raised an exception.
+            ConfigurationError: The trial is not pending, the value is not a number, or the pruner raised an exception; the
+                value is recorded then, and the trial pending.
         """
-        number = self._number_of(trial)
         value = _as_number(value)
-        if not is_finite(value):
-            self._diverged[number] = value
-            return True
-        epoch = len(self._pending(number).intermediate_values) + 1
-        reply = self._ledger.report(self._leases[number], epoch, value)
-        if self._ledger.failure is not None:
-            raise self._ledger.failure
-        if reply != CONTINUE:
-            self._pruned.add(number)
-        return reply != CONTINUE
+        with self._lock:
+            pending = self._pending(trial)
+            if not is_finite(value):
+                self._diverged[pending.number] = value
+                return True
+            epoch = len(pending.intermediate_values) + 1
+            reply = self._ledger.report(self._leases[pending.number], epoch, value)
+            failure = self._ledger.take_failure()
+            if failure is not None:
+                raise failure
+            if reply != CONTINUE:
+                self._pruned.add(pending.number)
+            return reply != CONTINUE
 
     @known_arguments
     def tell(self, trial: Trial | int, value: float | None = None, *, error: str | BaseException | None = None) -> Trial:
@@ -155,13 +164,14 @@ class Search:
 
         Raises:
             ConfigurationError: The trial is not pending, its value is not a number, or it has neither a value nor an error.
-            StorageError: ``save_to`` cannot be written.
+            StorageError: ``save_to`` cannot be written; the trial is still pending, so that `tell` may be repeated.
         """
-        number = self._number_of(trial)
-        pending = self._pending(number)
-        ended = self._ended(pending, None if value is None else _as_number(value), error)
-        self._ledger.finish(self._leases.pop(number), ended)
-        return next(each for each in self._ledger.finished if each.number == number)
+        value = None if value is None else _as_number(value)
+        with self._lock:
+            ended = self._ended(self._pending(trial), value, error)
+            self._ledger.finish(self._leases[ended.number], ended)
+            del self._leases[ended.number]
+            return next(each for each in self._ledger.finished if each.number == ended.number)
 
     @property
     def trials(self) -> list[Trial]:
@@ -222,30 +232,31 @@ class Search:
         return replace(trial, status=status, value=value, best_epoch=epoch)
 
     def _save(self, trial: Trial, _: Any) -> None:
-        try:
-            self._journal.write(trial)
-        finally:
-            self._ledger.saved(trial.number)
+        self._journal.write(trial)
+        self._ledger.saved(trial.number)
 
-    def _number_of(self, trial: Trial | int) -> int:
-        """The number of a pending trial."""
-        number = trial.number if isinstance(trial, Trial) else trial
-        if not isinstance(number, int) or number not in self._leases:
+    def _pending(self, given: Trial | int) -> Trial:
+        """A pending trial, as the user gave it: with its reports."""
+        number = given.number if isinstance(given, Trial) else given
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number not in self._leases:
             raise ConfigurationError(
                 f"trial={number!r} is not pending: expected a trial that ask() returned, or its number, and that was not "
                 f"told before. Pending: {sorted(self._leases)}."
             )
-        return number
+        trial = self._running(number)
+        if isinstance(given, Trial) and given.chosen != trial.chosen:
+            raise ConfigurationError(f"trial {number} is of another search: its params are not those of the pending trial.")
+        return trial
 
-    def _pending(self, number: int) -> Trial:
+    def _running(self, number: int) -> Trial:
         return next(each for each in self._ledger.running if each.number == number)
 
 
 def _as_number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"value={value!r}: expected a number.") from error
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, (bool, np.bool_)):
+            return float(value)
+    raise ConfigurationError(f"value={value!r}: expected a number.")
 
 
 def _best(values: Sequence[float], sign: float) -> float | None:

@@ -129,7 +129,8 @@ class TrialLedger:
         clock: A monotonic clock, in seconds.
         finished: The trials of earlier calls.
         save: Called under the lock with each trial that ended and the model that `finish` got for it; must return at once,
-            and have `saved` called later. Trials that were stopped are saved only with a model.
+            and have `saved` called later. If it raises an error, the trial is still running. Trials that were stopped are
+            saved only with a model.
 
     Attributes:
         reason: Why the search ended early, as a message; empty if it did not.
@@ -152,7 +153,6 @@ class TrialLedger:
         self._saving: dict[int, _Saving] = {}
         self._leases: Leases[int, _Run] = Leases(limits.lease_seconds, clock)  # of trials
         self._earlier = frozenset(self._finished)
-        self._numbers = (number for number in itertools.count() if number not in self._finished)
         self._before = max((trial.ended for trial in self._finished.values()), default=0.0)
         self._began = clock()
         self._first_ask: float | None = None
@@ -310,8 +310,9 @@ class TrialLedger:
             if trial.status == STOPPED and not self.reason:
                 self.release(lease, "its process received a request to stop")
                 return False
+            is_saved = self._end(trial, held, model)
             self._leases.finish(lease)
-            return self._end(trial, held, model)
+            return is_saved
 
     def saved(self, number: int) -> None:
         """Count a trial as finished, since it is on storage, or cannot be saved and `fail` was called."""
@@ -366,6 +367,13 @@ class TrialLedger:
             self.failure = self.failure or error
             self.stop(f"{type(error).__name__}: {error}".partition("\n")[0])
 
+    def take_failure(self) -> Exception | None:
+        """The error that ended the search, for a caller that handles it: the search continues."""
+        with self._lock:
+            failure, self.failure = self.failure, None
+            self.reason = self.reason if failure is None else ""
+            return failure
+
     def check_limits(self) -> None:
         """End the search if a limit, such as the timeout, is reached."""
         with self._lock:
@@ -391,7 +399,8 @@ class TrialLedger:
         return not self.reason and not self._exhausted and (max_evals is None or count < max_evals)
 
     def _suggest_trial(self) -> Trial | None:
-        number = next(self._numbers)
+        taken = self._finished.keys() | self._running.keys()
+        number = next(number for number in itertools.count() if number not in taken)
         try:
             with self._leases.paused():
                 suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
@@ -438,17 +447,22 @@ class TrialLedger:
 
     def _end(self, trial: Trial, held: Lease[int, _Run], model: Any = None) -> bool:
         """End a trial; returns whether it will be saved. A stopped one has the value of its best reported epoch."""
-        self._leases.revoke(held.number)
         if trial.status == STOPPED and trial.value is None and trial.intermediate_values:
             best = min(trial.intermediate_values, key=lambda value: self._limits.sign * value)
             trial = replace(trial, value=best, best_epoch=trial.intermediate_values.index(best) + 1)
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - held.holder.started)
-        if self.failure is not None or (trial.status == STOPPED and model is None):
+        is_saved = self.failure is None and (trial.status != STOPPED or model is not None)
+        if is_saved:
+            self._saving[trial.number] = _Saving(ended, held.holder.worker)
+            try:
+                self._save(ended, model)
+            except BaseException:
+                self._saving.pop(trial.number, None)
+                raise
+        else:
             self._record(ended)
-            return False
-        self._saving[trial.number] = _Saving(ended, held.holder.worker)
-        self._save(ended, model)
-        return True
+        self._leases.revoke(held.number)
+        return is_saved
 
     def _record(self, trial: Trial) -> None:
         """Count a trial as finished."""

@@ -2,8 +2,10 @@
 
 import json
 import math
+import pickle
 import threading
 
+import numpy as np
 import pytest
 from hyperopt import tpe
 
@@ -23,6 +25,11 @@ def run(search, count):
         trial = search.ask()
         search.tell(trial, loss(trial.params))
     return search
+
+
+def saved_values(folder):
+    trials = [json.loads(path.read_text()) for path in (folder / "trials").glob("*.json")]
+    return {trial["number"]: trial["value"] for trial in trials}
 
 
 def params_of(search):
@@ -150,6 +157,17 @@ class TestFolder:
             assert len(search.trials) == 22
             assert params_of(run(search, 3)) == params_of(whole)
 
+    def test_the_numbers_of_pending_trials_are_used_again(self, tmp_path):
+        with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
+            run(search, 22)
+            pending = search.ask()
+            run(search, 8)
+        with Search(SPACE, save_to=tmp_path / "search") as search:
+            again = search.ask()
+            assert again.number == pending.number == 22
+            assert again.params != pending.params  # it depends on the trials that were told meanwhile
+            assert search.ask().number == 31
+
     def test_a_search_on_workers_continues_it(self, tmp_path):
         with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
             run(search, 5)
@@ -184,7 +202,44 @@ class TestFolder:
         monkeypatch.setattr("sparkkeras.spark.filesystem.write_bytes", fail)
         with pytest.raises(StorageError, match="the disk is full"):
             search.tell(trial, 0.5)
-        assert search.best_value == 0.5
+        assert [each.status for each in search.trials] == ["running"]
+        monkeypatch.undo()
+        assert search.tell(trial, 0.25).value == search.best_value == 0.25
+        assert saved_values(tmp_path / "search") == {0: 0.25}
+        with pytest.raises(ConfigurationError, match="is not pending"):
+            search.tell(trial, 0.25)
+        assert search.ask().number == 1
+
+    @pytest.mark.parametrize("failing", ["suggest", "pruner"])
+    def test_trials_are_saved_after_an_error_of_algorithm_or_pruner(self, tmp_path, failing):
+        broken = []
+
+        def check(kind):
+            if kind in broken:
+                broken.clear()
+                raise RuntimeError("no idea")
+
+        def suggest(new_ids, domain, trials, seed):
+            check("suggest")
+            return tpe.suggest(new_ids, domain, trials, seed)
+
+        class Pruner:
+            def should_prune(self, losses, others):
+                check("pruner")
+                return False
+
+        with Search(SPACE, algo=suggest, pruner=Pruner(), seed=1, save_to=tmp_path / "search") as search:
+            first, second = search.ask(), search.ask()
+            broken.append(failing)
+            with pytest.raises(ConfigurationError, match="failed: RuntimeError: no idea"):
+                search.ask() if failing == "suggest" else search.report(first, 0.5)
+            assert search.report(second, 0.75) is False
+            search.tell(second)
+            search.tell(first, 0.5)
+            third = search.ask()
+            assert third.number == 2
+            search.tell(third, 0.25)
+        assert saved_values(tmp_path / "search") == {0: 0.5, 1: 0.75, 2: 0.25}
 
     def test_saved_trials_have_values_of_the_space(self, tmp_path):
         with Search(SPACE, save_to=tmp_path / "search") as search:
@@ -208,10 +263,24 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"trial 0 has no value: tell\(trial, value\), or tell\(trial, error="):
             search.tell(trial)
         for call in (search.tell, search.report):
-            with pytest.raises(ConfigurationError, match="value='good': expected a number"):
-                call(trial, "good")
+            for value in ("good", True, np.False_):
+                with pytest.raises(ConfigurationError, match=f"value={value!r}: expected a number"):
+                    call(trial, value)
         search.tell(trial, 1.0)  # is still pending
         assert search.best_value == 1.0
+
+    def test_a_trial_is_of_its_search(self):
+        search, other = Search(SPACE, seed=1), Search(SPACE, seed=2)
+        trials, others = [search.ask() for _ in range(3)], [other.ask() for _ in range(3)]
+        for call in (search.tell, search.report):
+            with pytest.raises(ConfigurationError, match="trial 1 is of another search: its params are not those"):
+                call(others[1], 0.5)
+            with pytest.raises(ConfigurationError, match=r"trial=True is not pending: .*Pending: \[0, 1, 2\]"):
+                call(True, 0.5)
+        search.report(trials[0], 0.5)
+        search.tell(pickle.loads(pickle.dumps(trials[0])), 0.5)
+        search.tell(np.int64(1), 0.25)
+        assert search.tell(search.trials[2], 0.125).number == 2
 
     def test_a_failing_algorithm_or_pruner_is_reported(self):
         def suggest(new_ids, domain, trials, seed):

@@ -888,6 +888,37 @@ def test_a_trial_counts_as_finished_when_it_is_saved():
     assert bench.ledger.is_over  # the threshold is reached
 
 
+def test_a_trial_that_cannot_be_saved_is_still_running():
+    def save(trial, model):
+        raise OSError("the disk is full")
+
+    bench = Bench(save=save)
+    _, lease = bench.ask("a")
+    with pytest.raises(OSError, match="the disk is full"):
+        bench.finish(lease, 0.5)
+    assert (bench.ledger.is_saving, bench.numbers, bench.running().status) == (False, [], RUNNING)
+    assert not bench.ledger.is_done(lease)
+    assert bench.ledger.renew(lease) == CONTINUE
+
+
+def test_a_search_continues_after_a_failure_that_was_taken():
+    def suggest(number, trials):
+        if len(bench.suggest_calls) == 2:
+            raise RuntimeError("no idea")
+        return Suggestion({}, {})
+
+    bench = Bench(suggest=suggest)
+    _, lease = bench.ask("a")
+    assert bench.ledger.ask(Worker("b")) is None
+    assert "RuntimeError: no idea" in str(bench.ledger.take_failure())
+    assert (bench.ledger.take_failure(), bench.ledger.reason) == (None, "")
+    assert bench.ask("b")[0] == 1  # the number of the suggestion that failed
+    bench.finish(lease, 0.5)
+    assert [trial.number for trial in bench.ended] == [0]
+    bench.ledger.stop("it was closed")
+    assert (bench.ledger.take_failure(), bench.ledger.reason) == (None, "it was closed")
+
+
 def test_a_worker_waits_for_a_new_trial_until_its_last_one_is_saved():
     bench = Bench(save=lambda trial, model: None, max_evals=3)
     one, other = Worker("a", 0), Worker("b", 1)
