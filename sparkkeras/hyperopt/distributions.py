@@ -95,10 +95,17 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True, eq=False)
 class Labeled:
-    """A distribution in a space, with its unique label."""
+    """A distribution in a space, with its unique label, which is also its name for display.
+
+    Attributes:
+        label: The label.
+        distribution: The distribution.
+        strings: The first string of each option of a choice, by which the option is named; ``None`` without one.
+    """
 
     label: str
     distribution: Distribution
+    strings: tuple[str | None, ...] = ()
 
 
 def choice(*options: Any) -> Choice:
@@ -111,14 +118,14 @@ def choice(*options: Any) -> Choice:
         {"units": choice(32, 64, 128), "dropout": choice(0.0, uniform(0.1, 0.5))}
 
     Raises:
-        ConfigurationError: There is no option, or the only one is a list.
+        ConfigurationError: There is no option, or the only one is a list or an array.
     """
     if not options:
         raise ConfigurationError("choice() has no options: give each as an argument, such as choice(32, 64).")
-    if len(options) == 1 and isinstance(options[0], (list, tuple, range, set, frozenset)):
+    if len(options) == 1 and isinstance(options[0], (list, tuple, range, set, frozenset, np.ndarray)):
         raise ConfigurationError(
-            f"choice({options[0]!r}) has a single option, which is a {type(options[0]).__name__}: give each option as an "
-            "argument, choice(32, 64), or choice(*options)."
+            f"choice({options[0]!r}) has a single option, which is of type {type(options[0]).__name__}: give each option as "
+            "an argument, choice(32, 64), or choice(*options)."
         )
     return Choice(options)
 
@@ -215,7 +222,7 @@ def labeled(space: Any) -> Any:
     option, by its first string or its index: ``optimizer.lr (sgd)``.
 
     Raises:
-        ConfigurationError: Two distributions have the same label.
+        ConfigurationError: Two distributions have the same label, or one is in a named tuple.
     """
     shared = Counter(_paths(space))
     labels: set[str] = set()
@@ -223,6 +230,11 @@ def labeled(space: Any) -> Any:
     def visit(node: Any, path: tuple[str, ...], options: tuple[str, ...]) -> Any:
         if not has_distributions(node):
             return node
+        if isinstance(node, tuple) and type(node) is not tuple:
+            raise ConfigurationError(
+                f"space: {type(node).__name__}(...) has distributions, and trials would get a plain tuple instead: write a "
+                "dict or a tuple, and make the object of it in the function that builds the model."
+            )
         if not isinstance(node, Distribution):
             return map_items(node, lambda key, item: visit(item, (*path, key), options))
         name = ".".join(path) or ROOT
@@ -230,11 +242,12 @@ def labeled(space: Any) -> Any:
         if label in labels:
             raise ConfigurationError(f"space: two hyper-parameters have the name {label!r}: rename one of their keys.")
         labels.add(label)
-        if isinstance(node, Choice):
-            names = _option_names(node.options)
-            inner = [visit(option, path, (*options, name)) for option, name in zip(node.options, names, strict=True)]
-            node = replace(node, options=tuple(inner))
-        return Labeled(label, node)
+        if not isinstance(node, Choice):
+            return Labeled(label, node)
+        strings = tuple(map(first_string, node.options))
+        names = _option_names(strings)
+        inner = [visit(option, path, (*options, name)) for option, name in zip(node.options, names, strict=True)]
+        return Labeled(label, replace(node, options=tuple(inner)), strings)
 
     return visit(space, (), ())
 
@@ -268,14 +281,15 @@ def _paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
             yield from _paths(item, (*path, str(key)))
 
 
-def _option_names(options: Sequence[Any]) -> list[str]:
-    """A unique name for each option: the first string in a dict, or its index."""
-    texts = [_first_string(option) for option in options]
-    is_unique = Counter(texts)
-    return [text if text and is_unique[text] == 1 else f"#{index}" for index, text in enumerate(texts)]
+def _option_names(strings: Sequence[str | None]) -> list[str]:
+    """A unique name for each option: its first string, or its index."""
+    indices = [f"#{index}" for index in range(len(strings))]
+    count = Counter([*strings, *indices])
+    return [text if text and count[text] == 1 else index for text, index in zip(strings, indices, strict=True)]
 
 
-def _first_string(option: Any) -> str | None:
+def first_string(option: Any) -> str | None:
+    """The first string in a dict, which names it among the options of a choice; ``None`` without one."""
     values = option.values() if isinstance(option, Mapping) else ()
     return next((value for value in values if isinstance(value, str)), None)
 

@@ -7,13 +7,15 @@ An algorithm chooses a number for each label of a space; a trial gets the struct
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
 from hyperopt import pyll
+
+from sparkkeras.hyperopt.distributions import Labeled, first_string
 
 VALUE_LENGTH = 24
 """The number of characters above which values are abbreviated in progress lines and tables."""
@@ -59,22 +61,30 @@ def describe_params(parameters: Sequence[Parameter], chosen: Mapping[str, Any]) 
     return " ".join(f"{parameter.name}={shorten(parameter.text(chosen), VALUE_LENGTH)}" for parameter in used)
 
 
-def parameters_of(space: Any) -> tuple[Parameter, ...]:
+def parameters_of(space: Any, labeled: Iterable[Labeled] = ()) -> tuple[Parameter, ...]:
     """The hyper-parameters of a space, each choice before the ones of its options.
 
     Args:
         space: A ``hyperopt.hp`` expression, or a structure of such expressions.
+        labeled: The distributions from which expressions were made: their labels are their names.
     """
+    own = {each.label: each for each in labeled}
     first: dict[str, _Occurrence] = {}
     for occurrence in _occurrences(pyll.as_apply(space), ()):
         first.setdefault(occurrence.label, occurrence)
     shared = Counter(each.name for each in first.values() if not each.is_option)
+
+    def name_of(found: _Occurrence) -> str:
+        if found.label in own:
+            return found.label
+        return f"{found.name} ({found.label})" if found.is_option or shared[found.name] > 1 else found.name
+
     return tuple(
         Parameter(
             each.label,
-            each.unique_name if each.is_option or shared[each.name] > 1 else each.name,
+            name_of(each),
             each.kind,
-            _option_names(each.options),
+            _option_names(each.options, own[each.label].strings if each.label in own else ()),
             each.expression,
         )
         for each in first.values()
@@ -152,11 +162,6 @@ class _Occurrence:
     def name(self) -> str:
         return ".".join(self.path) or self.label
 
-    @property
-    def unique_name(self) -> str:
-        """The name with the label; a label of a space in plain Python has the name in it already: ``lr (sgd)``."""
-        return self.label if self.label.startswith(f"{self.name} (") else f"{self.name} ({self.label})"
-
 
 def _occurrences(node: Any, path: tuple[str, ...], is_option: bool = False) -> Iterator[_Occurrence]:
     labels = _labels(node)
@@ -203,9 +208,18 @@ def _kind(hyper_parameter: Any) -> str:
     return str(hyper_parameter.arg["obj"].name)
 
 
-def _option_names(options: Sequence[Any]) -> tuple[str, ...]:
-    """A name for each option of a choice. A dict is named by its first string, or all its constants if that is ambiguous."""
-    short = [_option_name(option, texts_only=True) for option in options]
+def _option_names(options: Sequence[Any], strings: Sequence[str | None]) -> tuple[str, ...]:
+    """A name for each option of a choice. A dict is named by its first string, or all its constants if that is ambiguous.
+
+    Args:
+        options: The options.
+        strings: The first string of each, where they are known: hyperopt sorts the keys of a dict.
+    """
+    known = strings or [None] * len(options)
+    short = [
+        _option_name(option, texts_only=True) if text is None else as_text(text)
+        for option, text in zip(options, known, strict=True)
+    ]
     if len(set(short)) == len(short):
         return tuple(short)
     return make_distinct([_option_name(option) for option in options])
@@ -216,9 +230,9 @@ def _option_name(option: Any, texts_only: bool = False) -> str:
     if option.name == "dict":
         items = _items(option)
         constants = {key: _evaluate(item, {}) for key, item in items if not _labels(item)}
-        texts = [value for value in constants.values() if isinstance(value, str)]
-        if texts and texts_only:
-            return as_text(texts[0])
+        text = first_string(constants)
+        if text is not None and texts_only:
+            return as_text(text)
         return as_text(constants) if constants else f"{{{', '.join(key for key, _ in items)}}}"
     if not labels:
         return as_text(_evaluate(option, {}))

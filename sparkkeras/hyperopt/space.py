@@ -17,7 +17,7 @@ import numpy as np
 from hyperopt import base, exceptions, pyll, rand
 
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt.distributions import Distribution, has_distributions, labeled
+from sparkkeras.hyperopt.distributions import Distribution, all_labeled, has_distributions, labeled
 from sparkkeras.hyperopt.encoding import JSON_TYPES, encode
 from sparkkeras.hyperopt.expressions import params_of, to_expression
 from sparkkeras.hyperopt.parameters import Parameter, parameters_of
@@ -84,7 +84,7 @@ class Space:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The hyper-parameters with their display names."""
-        return parameters_of(self._space)
+        return parameters_of(self._space, all_labeled(self.labeled))
 
     @property
     def digest(self) -> str:

@@ -1,6 +1,7 @@
 """Spaces in plain Python: their labels, the values that trials get, and what is rejected."""
 
 import math
+from collections import namedtuple
 
 import keras
 import numpy as np
@@ -15,6 +16,8 @@ from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import OK, Trial
 from sparkkeras.hyperopt.workers import LocalWorkers
+
+Pair = namedtuple("Pair", "first second")
 
 LAYER, ARRAY = keras.layers.Identity(), np.arange(3)
 
@@ -140,6 +143,17 @@ def test_choices_of_choices():
     assert {params["a"]["v"] for params in suggestions(space, 60)} == {0, 1, 2, 3, 4, 5}
 
 
+def test_a_string_that_looks_like_the_index_of_an_option_does_not_name_it():
+    space = {"a": choice({"kind": "#1", "v": uniform(0, 1)}, {"v": uniform(2, 3)}, {"kind": "b", "v": uniform(4, 5)})}
+    assert set(Space(space).labels) == {"a", "a.v (#0)", "a.v (#1)", "a.v (b)"}
+
+
+def test_named_tuples_without_distributions_are_kept():
+    for params in suggestions({"a": choice(Pair(1, 2), 3), "b": uniform(0, 1)}, 5):
+        assert params["a"] in (Pair(1, 2), 3)
+        assert type(params["a"]) in (Pair, int)
+
+
 def test_expressions_of_hyperopt_may_stand_beside_distributions():
     met = suggestions({"a": uniform(0, 1), "b": {"c": hp.randint("c", 3)}, "d": hp.choice("d", [(1, 2), "x"])})
     assert {params["b"]["c"] for params in met} == {0, 1, 2}
@@ -189,7 +203,14 @@ def test_fmin_may_return_the_values_of_such_a_space():
     ("make", "message"),
     [
         (lambda: choice(), r"choice\(\) has no options: give each as an argument, such as choice\(32, 64\)"),
-        (lambda: choice([32, 64]), r"single option, which is a list: give each option as an argument.*choice\(\*options\)"),
+        (
+            lambda: choice([32, 64]),
+            r"single option, which is of type list: give each .*choice\(\*options\)",
+        ),
+        (
+            lambda: choice(np.array([32, 64])),
+            "has a single option, which is of type ndarray: give each",
+        ),
         (lambda: integer(1, 2.5), "integer: high=2.5 is not a whole number; for fractions use uniform"),
         (lambda: integer(True, 2), "integer: low=True is not a whole number"),
         (lambda: integer(4, 4), r"integer\(4, 4\): low must be smaller than high; write a value that is not searched"),
@@ -204,6 +225,12 @@ def test_fmin_may_return_the_values_of_such_a_space():
         (lambda: normal("a", 1), "normal: mean='a' is not a finite number"),
         (lambda: uniform(0, float("inf")), "uniform: high=inf is not a finite number"),
         (lambda: uniform(0, 1, step=-0.1), "expected a positive step"),
+        (lambda: uniform(0, 1, step=0), "expected a positive step"),
+        (lambda: uniform(0, 0.3, step=0.301), r"step=0.301\): expected a positive step of at most high - low = 0.3"),
+        (
+            lambda: Space({"a": Pair(1, uniform(0, 1))}),
+            r"Pair\(\.\.\.\) has distributions, and trials would get a plain",
+        ),
         (lambda: Space({"a": hp.choice("a", [uniform(0, 1), 2])}), r"replace hp.choice\(label, options\) by choice"),
         (lambda: Space({"a.b": uniform(0, 1), "a": {"b": uniform(0, 1)}}), "have the name 'a.b': rename one of their keys"),
         (lambda: Space({1: uniform(0, 1), "1": uniform(0, 1)}), "have the name '1'"),

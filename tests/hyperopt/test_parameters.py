@@ -8,6 +8,7 @@ import pytest
 from hyperopt import hp, rand
 from hyperopt.pyll import scope
 
+from sparkkeras.hyperopt import choice, uniform
 from sparkkeras.hyperopt.parameters import as_text, describe_params, format_number, make_distinct, parameters_of, shorten
 from sparkkeras.hyperopt.space import Space
 
@@ -79,6 +80,30 @@ def test_names_in_spaces_of_every_structure(space, names):
 def test_a_parameter_that_occurs_twice_has_one_name():
     shared = hp.uniform("x", 0, 1)
     assert [each.name for each in parameters_of({"a": shared, "b": {"c": shared}})] == ["a"]
+
+
+def test_names_of_distributions_are_their_labels():
+    """Options are named by their first string as it was written, although hyperopt sorts the keys of a dict."""
+    space = Space(
+        {
+            "optimizer": choice(
+                {"kind": "sgd", "decay": "cosine", "lr": uniform(0, 1)},
+                {"kind": "adam", "decay": "none", "lr": uniform(0, 1)},
+            ),
+            "rate": choice(0.5, hp.uniform("rate (x)", 0, 1)),
+        }
+    )
+    assert {each.label: each.name for each in space.parameters} == {
+        "optimizer": "optimizer",
+        "optimizer.lr (sgd)": "optimizer.lr (sgd)",
+        "optimizer.lr (adam)": "optimizer.lr (adam)",
+        "rate": "rate",
+        "rate (x)": "rate (rate (x))",
+    }
+    assert {each.label: each.options for each in space.parameters if each.options} == {
+        "optimizer": ("sgd", "adam"),
+        "rate": ("0.5", "rate (x)"),
+    }
 
 
 # Values
