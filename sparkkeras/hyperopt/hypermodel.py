@@ -77,8 +77,10 @@ class HyperParameters:
         default: int | None = None,
         **scope: Any,
     ) -> int:
-        """A whole number from ``min_value`` to ``max_value``."""
-        log = _is_log(name, sampling)
+        """A whole number from ``min_value`` to ``max_value``; if they are equal, it is not searched."""
+        if min_value == max_value:
+            return int(self.Fixed(name, min_value))
+        log = _is_log("Int", name, sampling, step)
         value = self._value(
             name,
             lambda: integer(min_value, max_value, step=1 if step is None else step, log=log),
@@ -96,12 +98,13 @@ class HyperParameters:
         default: float | None = None,
         **scope: Any,
     ) -> float:
-        """A number from ``min_value`` to ``max_value``."""
-        if _is_log(name, sampling) and step is not None:
-            raise ConfigurationError(f"hp.Float({name!r}): step={step!r} cannot be combined with sampling='log'.")
+        """A number from ``min_value`` to ``max_value``; if they are equal, it is not searched."""
+        if min_value == max_value:
+            return float(self.Fixed(name, min_value))
+        log = _is_log("Float", name, sampling, step)
         value = self._value(
             name,
-            lambda: loguniform(min_value, max_value) if sampling == "log" else uniform(min_value, max_value, step=step),
+            lambda: loguniform(min_value, max_value) if log else uniform(min_value, max_value, step=step),
             min_value if default is None else default,
         )
         return float(value)
@@ -110,6 +113,8 @@ class HyperParameters:
         self, name: str, values: Sequence[Any], ordered: bool | None = None, default: Any = None, **scope: Any
     ) -> Any:
         """One of some values."""
+        if not len(values):
+            raise ConfigurationError(f"hp.Choice({name!r}): values={values!r} has no value to choose.")
         return self._value(name, lambda: choice(*values), values[0] if default is None else default)
 
     def Boolean(self, name: str, default: bool = False, **scope: Any) -> bool:  # noqa: N802
@@ -131,6 +136,12 @@ class HyperParameters:
         """Has no effect: trials have a value for each hyper-parameter, in any branch."""
         yield
 
+    def __getattr__(self, name: str) -> Any:
+        """Reject the other methods of ``keras_tuner.HyperParameters``."""
+        if name.startswith("__"):  # protocols of Python, such as copying
+            raise AttributeError(name)
+        raise ConfigurationError(f"hp.{name} is not supported. {known_names(name, _METHODS)}")
+
     def _value(self, name: str, distribution: Callable[[], Distribution], default: Any) -> Any:
         if self._found is not None:
             self._found.setdefault(name, distribution())
@@ -141,6 +152,9 @@ class HyperParameters:
                 f"before the branch that uses it. {known_names(name, self.values)}"
             )
         return self.values[name]
+
+
+_METHODS = [name for name in vars(HyperParameters) if not name.startswith("_")]
 
 
 def _record(build: Callable[[HyperParameters], Any]) -> dict[str, Distribution]:
@@ -168,7 +182,9 @@ def _alternatives(distribution: Distribution) -> Sequence[Any]:
     return []
 
 
-def _is_log(name: str, sampling: str | None) -> bool:
+def _is_log(method: str, name: str, sampling: str | None, step: float | None) -> bool:
     if sampling not in (None, "linear", "log"):
         raise ConfigurationError(f"hp: sampling={sampling!r} of {name!r} is not supported: expected 'linear' or 'log'.")
+    if sampling == "log" and step is not None:
+        raise ConfigurationError(f"hp.{method}({name!r}): step={step!r} cannot be combined with sampling='log'.")
     return sampling == "log"

@@ -1,5 +1,6 @@
 """Functions build(hp) of KerasTuner: the space that is recorded, and the models of trials."""
 
+import copy
 from dataclasses import astuple
 
 import keras
@@ -69,6 +70,19 @@ def test_trials_build_the_model_of_their_values(digits):
     assert float(best.optimizer.learning_rate) == pytest.approx(params["lr"])
 
 
+def test_equal_bounds_are_not_searched():
+    def fixed(hp):
+        return hp.Int("n", 1, 1), hp.Float("x", 0.5, 0.5), hp.Int("units", 1, 2), hp.get("n")
+
+    model = HyperModel(fixed)
+    assert list(model.space) == ["units"]
+    assert model({"units": 2}) == (1, 0.5, 2, 1)
+
+
+def test_the_hyper_parameters_can_be_copied():
+    assert HyperModel(lambda hp: copy.deepcopy(hp).Int("n", 1, 2))({"n": 2}) == 2
+
+
 def test_an_object_with_a_method_build_is_accepted():
     class Tuned:
         def build(self, hp):
@@ -84,7 +98,9 @@ def test_an_object_with_a_method_build_is_accepted():
     [
         (lambda hp: hp.get("units"), r"hp.get\('units'\): there is no such hyper-parameter. Known: none"),
         (lambda hp: hp.Int("n", 1, 9, sampling="reverse_log"), "sampling='reverse_log' of 'n' is not supported: expected"),
-        (lambda hp: hp.Int("n", 1, 9, 2, "log"), "step=2 cannot be combined with log=True"),
+        (lambda hp: hp.Int("n", 1, 9, 2, "log"), r"hp.Int\('n'\): step=2 cannot be combined with sampling='log'"),
+        (lambda hp: hp.Choice("c", []), r"hp.Choice\('c'\): values=\[\] has no value to choose"),
+        (lambda hp: hp.name_scope("a"), "hp.name_scope is not supported. Known: 'Boolean', 'Choice', .*'conditional_scope'"),
         (lambda hp: hp.Float("x", 0.1, 1, 0.1, "log"), r"hp.Float\('x'\): step=0.1 cannot be combined with sampling='log'"),
         (lambda hp: hp.Int("n", 9, 1), r"integer\(9, 1\): low must be smaller than high"),
     ],
