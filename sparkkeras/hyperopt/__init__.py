@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkkeras.hyperopt.ask_tell import Search
     from sparkkeras.hyperopt.distributions import choice, integer, loguniform, normal, uniform
     from sparkkeras.hyperopt.hypermodel import HyperModel
-    from sparkkeras.hyperopt.pruners import ASHAPruner, HyperbandPruner, MedianPruner, Pruner
+    from sparkkeras.hyperopt.pruners import ASHAPruner, BracketPruner, HyperbandPruner, MedianPruner, Pruner
     from sparkkeras.hyperopt.reporting import ReportCallback, report
     from sparkkeras.hyperopt.search import HyperParamModel
     from sparkkeras.hyperopt.spark_trials import SparkTrials
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASHAPruner",
+    "BracketPruner",
     "HyperModel",
     "HyperParamModel",
     "HyperbandPruner",
@@ -47,6 +48,7 @@ __all__ = [
 
 _MODULES = {
     "ASHAPruner": "pruners",
+    "BracketPruner": "pruners",
     "HyperModel": "hypermodel",
     "HyperParamModel": "search",
     "HyperbandPruner": "pruners",

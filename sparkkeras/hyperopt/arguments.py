@@ -173,7 +173,7 @@ def make_limits(
 ) -> Limits:
     """Make the limits of a search from the arguments of `HyperParamModel.minimize`.
 
-    ``epochs`` is ``None`` if only the user's objective knows the number.
+    ``epochs`` is ``None`` if only the trials know the number: they have an objective, or it is a hyper-parameter.
 
     Raises:
         ConfigurationError: An argument is out of range, or the search would never end.

@@ -152,7 +152,7 @@ class HyperbandPruner:
 
     Args:
         max_epochs: The number of epochs of a trial that is not pruned; at least ``reduction_factor``. ``None`` is ``epochs``
-            of `HyperParamModel.minimize`; an objective and `Search` require the number.
+            of `HyperParamModel.minimize`; an objective, a space with ``epochs`` and `Search` require the number.
         reduction_factor: One in this number of trials survives a rung; at least 2.
 
     Raises:
@@ -167,16 +167,20 @@ class HyperbandPruner:
         optional_integer("max_epochs", self.max_epochs, low=factor)
 
     def for_epochs(self, epochs: int | None) -> HyperbandPruner:
-        """This pruner for trials of ``epochs`` epochs, if it was given no other number.
+        """This pruner for trials of ``epochs`` epochs, ``None`` if only they know.
 
         Raises:
-            ConfigurationError: The number is not known, or too small for two brackets.
+            ConfigurationError: The number is not known, is not that of this pruner, or is too small for two brackets.
         """
+        if self.max_epochs is not None and epochs not in (None, self.max_epochs):
+            raise ConfigurationError(
+                f"pruner=HyperbandPruner(max_epochs={self.max_epochs}), but epochs={epochs}: omit max_epochs."
+            )
         if self.max_epochs is not None:
             return self
         if epochs is None:
             raise ConfigurationError(
-                'pruner="hyperband" needs the number of epochs of a trial, which only its own loop knows: give '
+                'pruner="hyperband" needs the number of epochs of a trial, which only the trials know: give '
                 "HyperbandPruner(max_epochs=...)."
             )
         if epochs < self.reduction_factor:

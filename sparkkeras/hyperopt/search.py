@@ -215,7 +215,9 @@ class HyperParamModel:
         trial_objective = make_objective(
             model, objective, fit_arguments, has_rows=read_data is None, has_data=data is not None
         )
-        search_space = Space(model.space if space is None and isinstance(model, HyperModel) else space)
+        space = model.space if space is None and isinstance(model, HyperModel) else space
+        search_space = Space(space)
+        trials_know_epochs = objective is not None or (isinstance(space, Mapping) and "epochs" in space)
         algorithm = make_algorithm(algo, search_space)
         metric = metric if objective is None else "loss"
         sign = sign_of(metric, mode)
@@ -224,7 +226,7 @@ class HyperParamModel:
             sign,
             max_evals=max_evals,
             pruner=pruner,
-            epochs=epochs if objective is None else None,
+            epochs=None if trials_know_epochs else epochs,
             timeout=timeout,
             loss_threshold=loss_threshold,
             early_stop_fn=early_stop_fn,

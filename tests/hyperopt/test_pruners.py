@@ -2,12 +2,14 @@
 
 import pickle
 
+import keras
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
-from sparkkeras.hyperopt import HyperParamModel, Search, SparkTrials, report, uniform
+from sparkkeras.hyperopt import HyperParamModel, Search, SparkTrials, choice, report, uniform
 from sparkkeras.hyperopt.pruners import (
     PRUNERS,
     ASHAPruner,
@@ -19,6 +21,13 @@ from sparkkeras.hyperopt.pruners import (
     should_prune,
 )
 from sparkkeras.hyperopt.workers import LocalWorkers
+
+
+def linear(params):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
 
 LOSSES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
 
@@ -161,7 +170,18 @@ def test_hyperband_finds_what_starts_slowly_with_fewer_epochs():
 def test_a_search_knows_its_epochs():
     assert make_pruner("hyperband", 27) == HyperbandPruner(27)
     assert make_pruner(HyperbandPruner(reduction_factor=2), 8) == HyperbandPruner(8, 2)
-    assert make_pruner(HyperbandPruner(9), 27) == HyperbandPruner(9)
+    assert make_pruner(HyperbandPruner(9), 9) == make_pruner(HyperbandPruner(9)) == HyperbandPruner(9)
+    with pytest.raises(ConfigurationError, match=r"HyperbandPruner\(max_epochs=100\), but epochs=9: omit max_epochs"):
+        make_pruner(HyperbandPruner(100), 9)
+
+
+def test_the_epochs_of_a_search_may_be_a_hyper_parameter():
+    arguments = {"data": (np.zeros((8, 1)), np.zeros(8)), "space": {"epochs": choice(3)}, "max_evals": 1, "verbose": 0}
+    search = HyperParamModel(LocalWorkers())
+    search.minimize(model=linear, validation_split=0.5, pruner=HyperbandPruner(3), **arguments)
+    assert search.best_trial.epochs == 3
+    with pytest.raises(ConfigurationError, match="which only the trials know"):
+        search.minimize(model=linear, pruner="hyperband", **arguments)
 
 
 @pytest.mark.parametrize(
