@@ -26,8 +26,9 @@ from sparkkeras.hyperopt.space import is_finite
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.weights import Array
 
-MIN_TRIALS = 10
-"""The number of trials with a value below which importances would be chance."""
+MIN_TRIALS = 20
+"""The number of trials with a value below which importances would be chance. Of 20 trials, noise has a mean importance of
+0.04, and in one case of ten more than 0.15."""
 
 _TRIALS_PER_RANGE, _MIN_RANGES, _MAX_RANGES = 8, 3, 6
 

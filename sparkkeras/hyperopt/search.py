@@ -352,7 +352,7 @@ class HyperParamModel:
         plot. See `sparkkeras.hyperopt.importance`.
 
         Raises:
-            SearchError: Fewer than 10 trials have a value.
+            SearchError: Fewer than 20 trials have a value.
         """
         return self._require_results().importances()
 

@@ -5,7 +5,7 @@ import pytest
 
 from sparkkeras.errors import SearchError
 from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, uniform
-from sparkkeras.hyperopt.importance import importances
+from sparkkeras.hyperopt.importance import MIN_TRIALS, importances
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, Trial
 from sparkkeras.hyperopt.workers import LocalWorkers
@@ -72,16 +72,32 @@ def test_hyper_parameters_of_an_option_are_compared_where_they_are_used():
 
 
 def test_by_hand():
-    """Ranks 0 to 9: the option explains whether a trial is in the lower half."""
+    """Ranks 0 to 19: the option explains whether a trial is in the lower half."""
     space = Space({"a": choice("one", "two")})
-    values = [1, 2, 3, 4, 5, 7, 8, 9, 10, 50]
-    trials = [Trial(number, {}, OK, value, chosen={"a": number // 5}) for number, value in enumerate(values)]
-    assert importances(trials, space.parameters) == {"a": pytest.approx(1 - (20 / 8) / (82.5 / 9))}
-    failed = Trial(10, {}, FAILED, chosen={"a": 0})
+    values = [*range(1, 11), *range(20, 29), 500]
+    trials = [Trial(number, {}, OK, value, chosen={"a": number // 10}) for number, value in enumerate(values)]
+    assert importances(trials, space.parameters) == {"a": pytest.approx(1 - (165 / 18) / (665 / 19))}
+    failed = Trial(20, {}, FAILED, chosen={"a": 0})
     assert importances([*trials, failed], space.parameters) == importances(trials, space.parameters)
-    assert importances(trials[:9], space.parameters) == {}
-    equal = [Trial(number, {}, OK, 1.0, chosen={"a": number % 2}) for number in range(10)]
+    assert importances(trials[:19], space.parameters) == {}
+    equal = [Trial(number, {}, OK, 1.0, chosen={"a": number % 2}) for number in range(20)]
     assert importances(equal, space.parameters) == {"a": 0.0}
+
+
+def test_noise_has_little_importance():
+    """With the smallest number of trials, as documented: a mean of 0.04, and one of ten above 0.15."""
+    space = Space({"x": uniform(0, 1), "a": choice("one", "two", "three")})
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        trials = [
+            Trial(number, {}, OK, rng.random(), chosen={"x": rng.random(), "a": int(rng.integers(3))})
+            for number in range(MIN_TRIALS)
+        ]
+        shares = importances(trials, space.parameters)
+        found.append([shares["x"], shares["a"]])
+    assert np.mean(found, 0) == pytest.approx(0.04, abs=0.015)
+    assert np.quantile(found, 0.9, 0) == pytest.approx(0.15, abs=0.03)
 
 
 def test_the_direction_does_not_matter():
@@ -96,8 +112,8 @@ def test_a_search_on_workers_has_importances():
     with pytest.raises(SearchError, match="there are no trials yet"):
         search.importances()
     arguments = {"objective": lambda params: params["x"], "space": {"x": uniform(0, 1)}, "seed": 1, "verbose": 0}
-    search.minimize(max_evals=9, **arguments)
-    with pytest.raises(SearchError, match="importances need at least 10 trials with a value; there are 9"):
+    search.minimize(max_evals=19, **arguments)
+    with pytest.raises(SearchError, match="importances need at least 20 trials with a value; there are 19"):
         search.importances()
     search.minimize(max_evals=25, **arguments)
     assert search.importances()["x"] > 0.8
