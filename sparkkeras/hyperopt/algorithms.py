@@ -79,6 +79,8 @@ def make_algorithm(given: object, space: Space) -> Algorithm:
     if callable(given) and not isinstance(given, type):
         function: Callable[..., Any] = given
         return HyperoptAlgorithm(function, space)
+    if samplers is not None and isinstance(given, type) and issubclass(given, samplers.BaseSampler):
+        raise ConfigurationError(f"algo={given.__name__} is a class; expected an object: {given.__name__}().")
     raise ConfigurationError(
         f"algo={given!r} is not known. Give a name; a function suggest(new_ids, domain, trials, seed) such as "
         "hyperopt.tpe.suggest; or a sampler of Optuna, such as optuna.samplers.TPESampler(seed=1), which needs "

@@ -76,7 +76,8 @@ class Search:
         algorithm = make_algorithm(algo, search_space)
         limits = Limits(sign=sign, pruner=make_pruner(pruner), lease_seconds=float("inf"))
         arguments.optional_integer("seed", seed, low=0)
-        self._journal = Journal(None if save_to is None else arguments.path("save_to", save_to), 0, sign)
+        folder = None if save_to is None else arguments.path("save_to", save_to)
+        self._journal = Journal(folder, None, sign)  # keeps the models that `minimize` has left there
         definition = SearchDefinition(search_space, algorithm, metric, sign, choose_seed(seed, self._journal))
         self.seed = definition.seed
         self._open = ExitStack()
@@ -87,6 +88,7 @@ class Search:
         self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
         self._pruned: set[int] = set()
         self._diverged: dict[int, float] = {}  # reports that are not finite
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"Search(metric={self._results.metric!r}, trials={len(self.trials)}, pending={len(self._leases)})"
@@ -103,6 +105,7 @@ class Search:
             self._ledger.stop("it was closed")
             self._leases.clear()
             self._open.close()
+            self._is_closed = True
 
     def ask(self) -> Trial:
         """The next trial: its ``number`` and ``params``.
@@ -160,13 +163,16 @@ class Search:
             error: Why the trial failed, as text or as an exception.
 
         Returns:
-            The trial with its result.
+            The trial with its result; the object that `ask` returned does not change.
 
         Raises:
-            ConfigurationError: The trial is not pending, its value is not a number, or it has neither a value nor an error.
+            ConfigurationError: The trial is not pending, its value is not a number, or it has neither a value nor an error,
+                or both.
             StorageError: ``save_to`` cannot be written; the trial is still pending, so that `tell` may be repeated.
         """
         value = None if value is None else _as_number(value)
+        if value is not None and error is not None:
+            raise ConfigurationError(f"tell received value={value} and error={error!r}: a trial has a value, or it failed.")
         with self._lock:
             ended = self._ended(self._pending(trial), value, error)
             self._ledger.finish(self._leases[ended.number], ended)
@@ -238,10 +244,14 @@ class Search:
     def _pending(self, given: Trial | int) -> Trial:
         """A pending trial, as the user gave it: with its reports."""
         number = given.number if isinstance(given, Trial) else given
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number not in self._leases:
+        is_number = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+        if not is_number or number not in self._leases:
+            told = [each for each in self._ledger.finished if is_number and each.number == number]
+            problem = f"was told before (status {told[0].status!r}, value {told[0].value})" if told else "is not pending"
+            problem += ", and the search was closed" if self._is_closed else ""
             raise ConfigurationError(
-                f"trial={number!r} is not pending: expected a trial that ask() returned, or its number, and that was not "
-                f"told before. Pending: {sorted(self._leases)}."
+                f"trial={number!r} {problem}: expected a trial that ask() returned, or its number. Pending: "
+                f"{sorted(self._leases)}."
             )
         trial = self._running(number)
         if isinstance(given, Trial) and given.chosen != trial.chosen:
@@ -254,7 +264,7 @@ class Search:
 
 def _as_number(value: Any) -> float:
     with suppress(TypeError, ValueError):
-        if not isinstance(value, (bool, np.bool_)):
+        if not isinstance(value, (bool, np.bool_, str)):
             return float(value)
     raise ConfigurationError(f"value={value!r}: expected a number.")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -118,11 +118,11 @@ def choice(*options: Any) -> Choice:
         {"units": choice(32, 64, 128), "dropout": choice(0.0, uniform(0.1, 0.5))}
 
     Raises:
-        ConfigurationError: There is no option, or the only one is a list or an array.
+        ConfigurationError: There is no option, or the only one is a list, an array or an iterator.
     """
     if not options:
         raise ConfigurationError("choice() has no options: give each as an argument, such as choice(32, 64).")
-    if len(options) == 1 and isinstance(options[0], (list, tuple, range, set, frozenset, np.ndarray)):
+    if len(options) == 1 and isinstance(options[0], (list, tuple, range, np.ndarray, Set, MappingView, Iterator)):
         raise ConfigurationError(
             f"choice({options[0]!r}) has a single option, which is of type {type(options[0]).__name__}: give each option as "
             "an argument, choice(32, 64), or choice(*options)."

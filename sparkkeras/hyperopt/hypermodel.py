@@ -49,6 +49,10 @@ class HyperModel:
             raise ConfigurationError(f"build={build!r}: expected a function of hp, or an object with a method build(hp).")
         self._build: Callable[[HyperParameters], Any] = function
         self.space = _record(function)
+        if not self.space:
+            raise ConfigurationError(
+                f"build={build!r} uses no hyper-parameter: define some with hp.Int, hp.Float, hp.Choice or hp.Boolean."
+            )
 
     def __call__(self, params: Mapping[str, Any]) -> Any:
         """Build the model for the hyper-parameters of a trial."""
@@ -144,7 +148,11 @@ class HyperParameters:
 
     def _value(self, name: str, distribution: Callable[[], Distribution], default: Any) -> Any:
         if self._found is not None:
-            self._found.setdefault(name, distribution())
+            made = distribution()
+            if _described(self._found.setdefault(name, made)) != _described(made):
+                raise ConfigurationError(
+                    f"hp defines {name!r} twice, as {_described(self._found[name])} and as {_described(made)}: rename one."
+                )
             return self.values.setdefault(name, default)
         if name not in self.values:
             raise ConfigurationError(
@@ -170,6 +178,12 @@ def _record(build: Callable[[HyperParameters], Any]) -> dict[str, Distribution]:
                 space[name] = distribution
                 pending += [{**values, name: value} for value in _alternatives(distribution)]
     return space
+
+
+def _described(distribution: Distribution) -> str:
+    """A distribution as it is written in a space."""
+    values = ", ".join(f"{value!r}" for value in vars(distribution).values())
+    return f"{type(distribution).__name__.lower()}({values})"
 
 
 def _alternatives(distribution: Distribution) -> Sequence[Any]:

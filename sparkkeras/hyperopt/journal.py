@@ -251,7 +251,8 @@ def _lock(file: BinaryIO, folder: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigurationError(
-            f"save_to={folder!r}: another search is running in this folder. Wait until it ends, or give another folder."
+            f"save_to={folder!r}: another search is running in this folder. Wait until it ends (a Search: until it is "
+            "closed), or give another folder."
         ) from error
     except OSError as error:  # for example a network file system without locks
         raise StorageError(

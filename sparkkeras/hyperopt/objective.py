@@ -207,8 +207,17 @@ def _check_data(model: keras.Model, data: Mapping[str, Any]) -> None:
 def fit_arguments_of(params: Any) -> dict[str, Any]:
     """The hyper-parameters that are passed to ``fit``: ``epochs``, ``batch_size`` and ``callbacks``."""
     given = params if isinstance(params, Mapping) else {}
-    numbers = {name: int(given[name]) for name in ("epochs", "batch_size") if name in given}
+    numbers = {name: _whole(name, given[name]) for name in ("epochs", "batch_size") if name in given}
     return {**numbers, **({"callbacks": given["callbacks"]} if "callbacks" in given else {})}
+
+
+def _whole(name: str, value: Any) -> int:
+    """A hyper-parameter that is a whole number; hyperopt's quantized distributions have floats."""
+    if isinstance(value, str) or value != int(value):
+        raise SearchDefinitionError(
+            f"the hyper-parameter {name!r} is {value!r}, and fit takes whole numbers: use integer(low, high) in the space."
+        )
+    return int(value)
 
 
 def pack_weights(weights: list[np.ndarray[Any, Any]]) -> bytes:

@@ -120,6 +120,8 @@ def report(value: float, **metrics: float) -> None:
     """
     if current is None:
         return
+    if isinstance(value, (str, bool)) or np.size(value) != 1:
+        raise SearchDefinitionError(f"report received {value!r}: expected a number.")
     current.log({"loss": value, **metrics})
     current.record(value)
     if current.should_end:

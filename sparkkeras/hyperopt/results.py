@@ -107,7 +107,8 @@ class SearchResults:
         kept = [trial for trial in best if self.journal.has_model(trial.number)]
         if len(kept) < len(best) or not best:
             raise ConfigurationError(
-                f"nb_models={count}, but only {len(kept)} of these models were kept: search with keep_models={count} or "
+                f"nb_models={count}, but only {len(kept)} of the models of the {count} best trials are there: search with "
+                f"keep_models={count} or "
                 'keep_models="all". An objective must return its model to have it kept, and a trial that was stopped early '
                 "may have none."
             )

@@ -215,7 +215,17 @@ class HyperParamModel:
         trial_objective = make_objective(
             model, objective, fit_arguments, has_rows=read_data is None, has_data=data is not None
         )
-        space = model.space if space is None and isinstance(model, HyperModel) else space
+        if isinstance(model, HyperModel):
+            if space is not None:
+                raise ConfigurationError(
+                    "space= is given, and a HyperModel has its own, HyperModel(build).space: omit space=."
+                )
+            space = model.space
+        elif space is None:
+            raise ConfigurationError(
+                "space= is missing: a dict from names to distributions, such as {'units': choice(32, 64)}. For a function "
+                "build(hp) of KerasTuner, which defines its own, pass model=HyperModel(build)."
+            )
         search_space = Space(space)
         trials_know_epochs = objective is not None or (isinstance(space, Mapping) and "epochs" in space)
         algorithm = make_algorithm(algo, search_space)

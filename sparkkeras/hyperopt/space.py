@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -53,8 +54,8 @@ class Space:
                 )
             if not any(node.name == "hyperopt_param" for node in nodes):
                 raise ConfigurationError(
-                    f"space={space!r} has no hyper-parameter to choose: write options as choice(32, 64), a range as "
-                    "uniform(low, high), both from sparkkeras.hyperopt."
+                    f"space={reprlib.repr(space)} has no hyper-parameter to choose: write options as choice(32, 64), a "
+                    "range as uniform(low, high), both from sparkkeras.hyperopt."
                 )
             self._domain = base.Domain(None, self._space, pass_expr_memo_ctrl=False)
         except ConfigurationError:

@@ -206,7 +206,7 @@ class TestFolder:
         monkeypatch.undo()
         assert search.tell(trial, 0.25).value == search.best_value == 0.25
         assert saved_values(tmp_path / "search") == {0: 0.25}
-        with pytest.raises(ConfigurationError, match="is not pending"):
+        with pytest.raises(ConfigurationError, match="was told before"):
             search.tell(trial, 0.25)
         assert search.ask().number == 1
 
@@ -254,7 +254,10 @@ class TestErrors:
         trial = search.ask()
         search.tell(trial, 1.0)
         for call in (lambda: search.tell(trial, 1.0), lambda: search.report(trial, 1.0), lambda: search.tell([], 1.0)):
-            with pytest.raises(ConfigurationError, match=r"is not pending: expected a trial that ask\(\) returned.*\[\]"):
+            with pytest.raises(
+                ConfigurationError,
+                match=r"(pending|told before .*): expected a trial that ask\(\) returned.*\[\]",
+            ):
                 call()
 
     def test_a_result_needs_a_value_or_an_error(self):
@@ -310,3 +313,29 @@ class TestErrors:
             Search(SPACE, seed=-1)
         with pytest.raises(ConfigurationError, match="has no hyper-parameter to choose"):
             Search({"units": 32})
+
+
+def test_models_in_a_folder_of_minimize_stay(tmp_path):
+    with Search(SPACE, seed=1, save_to=tmp_path / "s") as search:
+        search.tell(search.ask(), 1.0)
+    model = tmp_path / "s" / "models" / "00000.npz"
+    model.write_bytes(b"weights")
+    with Search(SPACE, seed=1, save_to=tmp_path / "s") as search:
+        search.tell(search.ask(), 0.5)
+    assert model.exists()
+
+
+def test_what_tell_refuses_says_why():
+    search = Search(SPACE, seed=1)
+    trial, other = search.ask(), search.ask()
+    search.tell(trial, 0.25)
+    for call, message in (
+        (lambda: search.tell(trial, 1.0), r"was told before \(status 'ok', value 0\.25\)"),
+        (lambda: search.tell(other, "0.3"), r"value='0\.3': expected a number"),
+        (lambda: search.tell(other, 3.0, error="no"), r"value=3\.0 and error='no': a trial has a value, or it failed"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            call()
+    search.close()
+    with pytest.raises(ConfigurationError, match="not pending, and the search was closed"):
+        search.tell(other, 1.0)

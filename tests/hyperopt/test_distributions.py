@@ -207,6 +207,8 @@ def test_fmin_may_return_the_values_of_such_a_space():
             lambda: choice([32, 64]),
             r"single option, which is of type list: give each .*choice\(\*options\)",
         ),
+        (lambda: choice({"a": 1}.keys()), "single option, which is of type dict_keys"),
+        (lambda: choice(iter([1, 2])), "single option, which is of type list_iterator"),
         (
             lambda: choice(np.array([32, 64])),
             "has a single option, which is of type ndarray: give each",

@@ -80,7 +80,10 @@ def test_equal_bounds_are_not_searched():
 
 
 def test_the_hyper_parameters_can_be_copied():
-    assert HyperModel(lambda hp: copy.deepcopy(hp).Int("n", 1, 2))({"n": 2}) == 2
+    def build(hp):
+        return hp.Int("n", 1, 2), copy.deepcopy(hp).Int("n", 1, 2)
+
+    assert HyperModel(build)({"n": 2}) == (2, 2)
 
 
 def test_an_object_with_a_method_build_is_accepted():
@@ -126,5 +129,20 @@ def test_arguments_are_checked():
             HyperModel(given)
     with pytest.raises(UnknownArgumentError, match="HyperModel takes no argument 'space'"):
         HyperModel(build, space={})
-    with pytest.raises(ConfigurationError, match="has no hyper-parameter to choose"):
+    with pytest.raises(ConfigurationError, match=r"space= is missing.*model=HyperModel\(build\)"):
         HyperParamModel(LocalWorkers()).minimize(model=build, data=([[1.0]], [0]), max_evals=1)
+
+
+def test_a_name_with_two_meanings_is_an_error():
+    def build(hp):
+        return hp.Int("a", 1, 5), hp.Float("a", 0.1, 0.2)
+
+    with pytest.raises(
+        ConfigurationError, match=r"'a' twice, as integer\(1, 5, 1, False\) and as uniform\(0\.1, 0\.2, None\)"
+    ):
+        HyperModel(build)
+
+
+def test_a_model_without_hyper_parameters_is_an_error():
+    with pytest.raises(ConfigurationError, match=r"uses no hyper-parameter: define some with hp\.Int"):
+        HyperModel(lambda hp: None)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.ledger import CONTINUE, PRUNE, STOP
 from sparkkeras.hyperopt.objective import (
@@ -14,6 +15,7 @@ from sparkkeras.hyperopt.objective import (
     TRACEBACK_LENGTH,
     CallObjective,
     Fit,
+    fit_arguments_of,
     pack_weights,
     run_trial,
     unpack_weights,
@@ -458,3 +460,10 @@ def test_an_objective_may_raise_trial_end_itself():
         raise TrialEnd
 
     assert run_objective(objective).value == 0.5
+
+
+@pytest.mark.parametrize("epochs", [2.5, "3"])
+def test_epochs_are_whole_numbers(epochs):
+    assert fit_arguments_of({"epochs": 3.0, "batch_size": np.int64(8)}) == {"epochs": 3, "batch_size": 8}
+    with pytest.raises(ConfigurationError, match=rf"'epochs' is {epochs!r}, and fit takes whole numbers: use integer"):
+        fit_arguments_of({"epochs": epochs})

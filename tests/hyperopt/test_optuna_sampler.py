@@ -204,5 +204,5 @@ def test_spaces_that_optuna_cannot_search_are_rejected():
             Search(space, algo=sampler)
     with pytest.raises(ConfigurationError, match=r"x: Optuna's samplers have no distribution like Normal.*use uniform"):
         Search({"x": normal(0, 1)}, algo=sampler)
-    with pytest.raises(ConfigurationError, match="is not known"):
+    with pytest.raises(ConfigurationError, match="algo=RandomSampler is a class; expected an object"):
         Search(SPACE, algo=optuna.samplers.RandomSampler)

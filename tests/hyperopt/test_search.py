@@ -24,11 +24,15 @@ from sparkkeras.errors import (
     SearchError,
     UnknownArgumentError,
 )
-from sparkkeras.hyperopt import ASHAPruner, HyperParamModel, ReportCallback, SparkTrials, report
+from sparkkeras.hyperopt import ASHAPruner, HyperModel, HyperParamModel, ReportCallback, SparkTrials, report
 from sparkkeras.hyperopt.workers import LocalWorkers, Workers
 
 LINE = {"x": hp.uniform("x", -10, 10)}
 SPACE = {"units": hp.choice("units", [8, 16, 32]), "lr": hp.loguniform("lr", -3, 0)}
+
+
+def tunable(hp):
+    return build({"units": hp.Choice("units", [8, 16]), "lr": 0.01})
 
 
 def build(params):
@@ -133,7 +137,7 @@ class TestResults:
         values = sorted(trial.value for trial in search.trials)
         assert losses_of(search.best_models(3)) == pytest.approx(values[:3])
         assert losses_of([search.best_model]) == pytest.approx([search.best_value])
-        with pytest.raises(ConfigurationError, match="3 of these models were kept"):
+        with pytest.raises(ConfigurationError, match="only 3 of the models of the"):
             search.best_models(4)
 
     def test_the_same_seed_gives_the_same_trials(self, rows):
@@ -552,6 +556,9 @@ class TestBadInput:
             ({"objective": parabola, "seed": -3}, "seed=-3"),
             ({"objective": parabola, "loss_threshold": "low"}, "loss_threshold='low'"),
             ({"objective": parabola, "epochs": 3}, "epochs= works only with model="),
+            ({"model": build, "data": ([[1.0]], [1.0]), "space": None}, r"space= is missing.*model=HyperModel\(build\)"),
+            ({"model": HyperModel(tunable), "data": ([[1.0]], [1.0])}, "a HyperModel has its own"),
+            ({"objective": parabola, "space": (np.zeros(999),)}, r"space=\(array\(.{0,99}\) has no hyper-parameter"),
             ({"objective": parabola, "early_stop_fn": 3}, "early_stop_fn=3: expected a function"),
             ({"objective": lambda: 1}, r"expected a function of \(params, data\)"),
             ({"objective": parabola, "save_to": 3}, "save_to=3: expected a path"),
@@ -690,7 +697,7 @@ def test_progress_lines_table_and_plot_show_the_same_names(capsys, tmp_path, mon
     space = {"fit": {"optimizer": hp.choice("o", ["adam", "sgd"])}, "x": hp.choice("place", [-1.5, 2.5])}
     search = search_of(objective=lambda params, data: abs(params["x"]), space=space, verbose=2)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Searching on 1 worker")
+    assert lines[0] == "Loading Keras, then searching on 1 worker."
     assert lines[7].startswith("6/6 trials - best loss 1.5")
     shown = {
         trial.number: f"fit.optimizer={trial.params['fit']['optimizer']} x={trial.params['x']}" for trial in search.trials
