@@ -62,7 +62,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         host: The address to listen on. The default serves this machine only; ``"0.0.0.0"`` serves all that can reach it,
             over unencrypted HTTP.
         save_to: A file ending in ``.html`` to write whenever a run ends, also after a failure: the same page with all runs
-            so far, which needs no server and no network. ``None``: none.
+            so far, which needs no server and no network; several trainings are compared when it is opened. ``None``: none.
         verbose: Whether to print the address, and the path of ``save_to``.
         name: The name of the runs on the page and in saved files; ``None``: that of the model or the function.
 
@@ -107,6 +107,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._server = PageServer(self._messages, host, arguments.port("port", port))
         self.url = self._server.url
         self._next_batch = 0.0
+        self._kinds: list[str] = []  # of all runs
         atexit.register(self.close)  # a training of Keras that failed is saved then
         if verbose:
             saved = "" if self._save_to is None else f" (saved to {str(self._save_to)!r} when a run ends)"
@@ -239,6 +240,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             raise ConfigurationError(
                 "this Monitor shows another run, which has not ended: create a Monitor for each run of the same time."
             )
+        self._kinds.append(started.kind)
         self._reporter.begin(started if self._name is None else replace(started, name=self._name))
 
     def _end(self, event: RunEnded) -> None:
@@ -247,7 +249,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _write(self) -> None:
         if self._save_to is not None:
-            _write_page(self._messages, self._save_to)
+            are_trainings = set(self._kinds) <= {"fit", "keras"}  # which have the same curves
+            _write_page(self._messages, self._save_to, selects_all=are_trainings and len(self._kinds) > 1)
 
 
 def _rate(model: keras.Model | None) -> dict[str, float]:

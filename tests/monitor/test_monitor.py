@@ -321,3 +321,12 @@ def test_listeners_on_workers_are_rejected(monitor):
         SparkModel(regression()).fit(X, Y, monitor=monitor)
     with pytest.raises(ConfigurationError, match="pass a Monitor as monitor="):
         SparkEnsemble([regression()], voting="average").fit(X, Y, callbacks=[monitor])
+
+
+def test_a_saved_file_compares_several_trainings(tmp_path):
+    path = tmp_path / "runs.html"
+    with Monitor(save_to=path, verbose=False) as monitor:
+        for kind, compares in (("fit", False), ("keras", True), ("search", False)):
+            monitor.on_event(RunStarted(kind, "model"))
+            monitor.on_event(RunEnded())
+            assert ('"select":"all"' in path.read_text()) == compares
