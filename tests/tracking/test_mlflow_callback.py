@@ -292,13 +292,15 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"pip install sparkkeras\[mlflow\]"):
             MLflowCallback()
 
+    def test_a_run_that_does_not_exist(self, store):
+        with pytest.raises(ConfigurationError, match=r"run='gone': the tracking store 'sqlite:.*' has no such run"):
+            MLflowCallback(run="gone").set_model(regression())
+
     def test_arguments(self):
         with pytest.raises(UnknownArgumentError, match="log_model"):
             MLflowCallback(log_models=True)
         with pytest.raises(ConfigurationError, match=r"run=3: expected a run of MLflow"):
             MLflowCallback(run=3)
-        with pytest.raises(ConfigurationError, match=r"run='gone': the tracking store '.*' has no such run"):
-            MLflowCallback(run="gone").set_model(regression())
         with pytest.raises(ConfigurationError, match="log_model=2"):
             MLflowCallback(log_model=2)
         with pytest.raises(ConfigurationError, match="registered_model_name"):
