@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Runs on each node of the cluster before Spark starts. The wheel comes without its dependencies: one of them is PySpark, which would
+# replace that of Databricks.
+set -euo pipefail
+volume=/Volumes/CATALOG/SCHEMA/VOLUME # of the wheel
+
+/databricks/python/bin/pip install 'keras>=3.15.1,<4' jax cryptography google-crc32c h5py
+/databricks/python/bin/pip install --no-deps "$volume"/sparkkeras-*.whl
