@@ -30,11 +30,14 @@ class Standalone:
         master: The address of the master, and of drivers.
         hosts: The addresses of the workers.
         prefixes: For the address of a worker, the words before its command.
+        cores: Of each worker.
+        rest_port: Of the master's REST API, which is off by default.
     """
 
-    def __init__(self, folder, master="127.0.0.1", hosts=HOSTS, prefixes=None):
+    def __init__(self, folder, master="127.0.0.1", hosts=HOSTS, prefixes=None, cores=1, rest_port=None):
         self.folder = Path(folder)
         self.master, self.hosts, self.prefixes = master, hosts, prefixes or {}
+        self.cores, self.rest_port = cores, rest_port
         self.url = ""
         self._processes = []
 
@@ -44,7 +47,10 @@ class Standalone:
             self.url = self._await(log, r"Starting Spark master at (spark://\S+)")
             work = str(self.folder / "work")
             logs = [
-                self._start(host, host, "worker.Worker", "--host", host, "-c", "1", "-m", "1g", "-d", work, self.url)
+                self._start(
+                    *(host, host, "worker.Worker", "--host", host),
+                    *("-c", str(self.cores), "-m", "1g", "-d", work, self.url),
+                )
                 for host in self.hosts
             ]
             for log in logs:
@@ -100,6 +106,9 @@ class Standalone:
             *arguments,
         ]
         environment = _environment(address) | {"SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "512m"}
+        if self.rest_port:
+            rest = f"-Dspark.master.rest.enabled=true -Dspark.master.rest.port={self.rest_port}"
+            environment["SPARK_MASTER_OPTS"] = rest
         with log.open("wb") as file:
             self._processes.append(
                 subprocess.Popen(
