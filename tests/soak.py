@@ -33,12 +33,14 @@ SHARDS = {
         "--ignore=tests/integration",
         "--ignore=tests/hyperopt",
         "--ignore=tests/faults",
+        "--ignore=tests/recipes",
     ],
     "search": ["tests/hyperopt", "tests/integration/test_search.py", "tests/integration/test_ensembles.py"],
     "training": ["tests/integration", *(f"--ignore=tests/integration/test_{name}.py" for name in NOT_IN_TRAINING)],
     "faults": ["tests/integration/test_asynchronous_faults.py", "tests/integration/test_recovery.py"],
     "matrix": ["tests/faults"],
     "connect": ["tests/integration/test_connect.py"],
+    "recipes": ["tests/recipes"],
 }
 """The pytest arguments of each shard; only tests marked ``soak`` run."""
 
@@ -50,10 +52,13 @@ NOT_SOAK = {"lowest", "mutants"}
 
 
 def sources(root: Path = ROOT) -> str:
-    """A digest of everything that test results depend on: the package, the tests, their settings and the backend."""
+    """A digest of everything that test results depend on: package, recipes, tests, their settings and the backend."""
     digest = hashlib.sha256(os.environ.get("KERAS_BACKEND", "").encode())
     settings = [root / "pyproject.toml", root / "tests" / "mutants" / "mutants.toml"]
-    for path in [*settings, *(path for folder in ("sparkkeras", "tests") for path in sorted((root / folder).rglob("*.py")))]:
+    files = [path for folder in ("sparkkeras", "tests") for path in sorted((root / folder).rglob("*.py"))]
+    recipes = sorted((root / "recipes").rglob("*"))
+    files += [path for path in recipes if path.is_file() and path.suffix not in {".pyc", ".md"}]
+    for path in [*settings, *files]:
         digest.update(b"\0" + path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 

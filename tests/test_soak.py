@@ -31,7 +31,13 @@ def test_only_tests_with_a_passed_teardown_are_recorded_as_finished(tmp_path):
     assert (tmp_path / "finished").read_text().splitlines() == ["passes", "is expected to fail"]
 
 
-FILES = ["pyproject.toml", "tests/mutants/mutants.toml", "sparkkeras/modeling/archive.py", "tests/conftest.py"]
+FILES = [
+    "pyproject.toml",
+    "tests/mutants/mutants.toml",
+    "sparkkeras/modeling/archive.py",
+    "tests/conftest.py",
+    "recipes/standalone/submit.sh",
+]
 
 
 @pytest.mark.parametrize("name", FILES)
