@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ALWAYS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")]
 
-LANGUAGES = {".py": "python", ".sh": "bash", "": "bash", ".toml": "toml", ".yml": "yaml"}
+LANGUAGES = {".py": "python", ".sh": "bash", "": "bash", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
+LANGUAGES |= {".conf": "properties", ".properties": "properties"}
 """The files that are shown in a page, by suffix; those without one are scripts."""
 
 LINK = re.compile(r"(?P<open>\]\()(?P<target>[^)#\s]+)(?P<rest>[^)]*\))")
