@@ -40,16 +40,15 @@ class SearchProgress:
     ) -> None:
         self._verbose, self._ledger, self._metric, self._sign = verbose, ledger, metric, sign
         self._max_evals, self._num_workers, self._parameters = max_evals, num_workers, parameters
-        self._reported = {trial.number for trial in ledger.finished}
-        self._earlier_count = len(self._reported)
-        self._began = ledger.seconds
+        self._earlier = frozenset(trial.number for trial in ledger.finished)
+        self._reported = set(self._earlier)
         self._status = StatusLine(verbose)
 
     def begin(self) -> None:
         """Report the start: workers take a few seconds to load Keras."""
         if self._verbose:
             workers = f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
-            resumed = f", resuming after {self._earlier_count} trials" if self._earlier_count else ""
+            resumed = f", resuming after {len(self._earlier)} trials" if self._earlier else ""
             self._status.write(f"Loading Keras, then searching on {workers}{resumed}.")
 
     def tick(self) -> None:
@@ -92,14 +91,16 @@ class SearchProgress:
         best = ranked(finished, self._sign)[:1]
         parts += [f"best {self._metric} {best[0].value:.4g} (trial {best[0].number})"] if best else []
         parts.append(format_duration(self._ledger.seconds))
-        seconds_left = self._seconds_left(len(finished))
+        seconds_left = self._seconds_left(finished)
         return " - ".join(parts) + (f", about {format_duration(seconds_left)} left" if seconds_left else "")
 
-    def _seconds_left(self, finished: int) -> float:
-        done = finished - self._earlier_count
-        if self._max_evals is None or not done or self._ledger.is_over:
+    def _seconds_left(self, finished: Sequence[Trial]) -> float:
+        """The time for the other trials, if they take as long as those of this call; without the loading of Keras."""
+        durations = [trial.seconds for trial in finished if trial.number not in self._earlier]
+        if self._max_evals is None or not durations or self._ledger.is_over:
             return 0.0
-        return (self._ledger.seconds - self._began) / done * (self._max_evals - finished)
+        left = self._max_evals - len(finished)
+        return sum(durations) / len(durations) * left / max(1, min(self._num_workers, left))
 
     def _line(self, trial: Trial) -> str:
         value = "" if trial.value is None else f" {self._metric} {trial.value:.4g}"

@@ -148,14 +148,14 @@ def test_on_a_terminal_one_line_is_updated(capsys, terminal):
     out = capsys.readouterr().out
     assert out.count(CLEAR) == 1
     assert "\n" not in out
-    assert out.endswith(f"{CLEAR}2/10 trials - best val_loss 0.4 (trial 1) - 4.0s, about 16.0s left")
+    assert out.endswith(f"{CLEAR}2/10 trials - best val_loss 0.4 (trial 1) - 4.0s, about 8.0s left")
 
 
 def test_on_a_terminal_a_failure_has_a_line_above_the_progress_line(capsys, terminal):
     bench = Bench(1)
     bench.end(None, FAILED, error="it raised")
     assert capsys.readouterr().out == (
-        "trial 0 failed lr=0.001 (2.0s): it raised\n1/10 trials - 1 failed - 2.0s, about 18.0s left"
+        "trial 0 failed lr=0.001 (2.0s): it raised\n1/10 trials - 1 failed - 2.0s, about 9.0s left"
     )
 
 
@@ -194,7 +194,7 @@ def test_the_time_left_is_estimated_from_the_trials_of_this_call():
     assert "left" not in bench.progress.summary()
     bench.end(0.5)
     bench.end(0.5)
-    assert bench.progress.summary() == "6/10 trials - best val_loss 0.5 (trial 0) - 1h 06m, about 8.0s left"
+    assert bench.progress.summary() == "6/10 trials - best val_loss 0.5 (trial 0) - 1h 06m, about 4.0s left"
 
 
 def test_a_finished_search_reports_no_time_left():
@@ -237,7 +237,7 @@ def test_without_a_value_there_is_no_table(capsys):
     bench.end(None, FAILED, error="it raised")
     capsys.readouterr()
     bench.progress.end()
-    assert lines(capsys) == ["1/10 trials - 1 failed - 2.0s, about 18.0s left."]
+    assert lines(capsys) == ["1/10 trials - 1 failed - 2.0s, about 9.0s left."]
 
 
 def test_the_table_has_columns():
