@@ -1,4 +1,4 @@
-"""The snippets in README and docs run unmodified, each page as one script."""
+"""The snippets in README and docs run unmodified, each page as one script; tests/test_tutorials.py runs the tutorials."""
 
 import importlib
 import re
@@ -10,6 +10,7 @@ from tests.processes import clean_environment
 from tests.scripts import ROOT, SECONDS, Script, run_scripts
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIALS = ROOT / "docs" / "tutorials"
 OTHER_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"]
 
 
@@ -42,7 +43,9 @@ def failures(request, tmp_path_factory):
 
 @pytest.mark.programs
 @pytest.mark.timeout(2 * SECONDS + 60)
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if snippets(page) and page.parent != TUTORIALS], ids=lambda page: page.name
+)
 def test_snippets_run(page, failures):
     assert failures[page] == ""
 
