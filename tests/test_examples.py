@@ -23,26 +23,6 @@ CASES = {
         r"updates +\d+ applied",
         ["asynchronous.png"],
     ),
-    "tabular_pipeline.py": (
-        ["--epochs", "3", "--rates", "0.01"],
-        r"Test +\d+ of \d+ unseen tumours classified correctly, area under the curve 0\.9",
-        ["tumours.png", "tumours/metadata"],
-    ),
-    "image_pipeline.py": (
-        ["--epochs", "2", "--labelled", "40"],
-        r"Accuracy +[4-9]\d\.\d% of \d+ images of 5 to 9, learned from 40",
-        ["images.png"],
-    ),
-    "sql_scoring.py": (
-        [
-            "--epochs",
-            "2",
-            "--query",
-            "SELECT size(classify(alcohol, flavanoids, proline, color_intensity)) AS n FROM wines LIMIT 1",
-        ],
-        r"Your query\n\+---\+\n\|n  \|\n\+---\+\n\|3  \|",
-        [],
-    ),
     "text_classification.py": (
         ["--epochs", "4", "--reviews", "600"],
         r"Accuracy +(\d\d|100)\.\d% of \d+ unseen reviews.*% +a clever plot, never dull .*% +Tedious",
@@ -53,18 +33,8 @@ CASES = {
         r"batch 2 +898 digits[^\n]*\n\nThe last batch once more",
         ["streaming.png"],
     ),
-    "search.py": (
-        ["--trials", "4", "--epochs", "3", "--members", "2"],
-        r"4/4 trials .*Model +\d+\.\d% of 397 unseen digits\nEnsemble +\d+\.\d%",
-        ["search.png", "ensemble.zip", "search/search.json"],
-    ),
     "search_regression.py": (["--trials", "3"], r"3/3 trials .*Test +mean squared error 0\.", ["search_regression.png"]),
     "gan.py": (["--epochs", "2"], r"Steps +discriminator 64, generator 64\n", ["gan.png", "gan.keras"]),
-    "transformer_lora.py": (
-        ["--epochs", "1", "--reviews", "200", "--width", "32", "--blocks", "1"],
-        r"Parameters +7\d\d,\d{3}, of which [\d,]+ are trained.*Accuracy +\d+\.\d% of \d+ unseen reviews",
-        ["transformer.keras"],
-    ),
     "torch_distributed.py": (
         ["--epochs", "4"],
         r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
