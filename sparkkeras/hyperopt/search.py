@@ -39,6 +39,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
 from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.spark.activity import watching_spark
+from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.connectivity import check_connectivity, serving
 
 Verbose = Literal["auto", 0, 1, 2]
@@ -448,15 +449,18 @@ def _workers_factory(sc: Any) -> Callable[[], Workers]:
 
 
 def _spark_context(sc: Any) -> Any:
-    if sc is None or hasattr(sc, "parallelize"):
+    if hasattr(sc, "parallelize"):
         return sc
-    if type(sc).__module__.startswith("pyspark.sql.connect"):
+    given = active_remote_session() if sc is None else sc
+    if given is None:
+        return None
+    if type(given).__module__.startswith("pyspark.sql.connect"):
         raise ClusterError(
             "a search needs a SparkContext: its workers ask the driver for trials, and with Spark Connect they cannot reach "
-            "this client process. Run the search in the driver."
+            "this client process. Run the search in the driver, or a loop of your own here with Search, ask() and tell()."
         )
-    if hasattr(sc, "sparkContext"):
-        return sc.sparkContext
+    if hasattr(given, "sparkContext"):
+        return given.sparkContext
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 

@@ -254,3 +254,14 @@ def test_settings_that_make_spark_faster_are_listed_once_if_the_context_lacks_th
     monkeypatch.setitem(cluster_module._equipped, context, [{"package": "digest"}, {"package": package}])
     assert missing_settings() == expected
     assert missing_settings() == {}
+
+
+def test_the_context_of_a_connect_server_in_this_process_is_not_used(monkeypatch):
+    server = object()
+    monkeypatch.setattr(cluster_module, "_equipped", {server: []})
+    monkeypatch.setattr(SparkContext, "_active_spark_context", server)
+    assert active_context() is server
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(ClusterError, match="needs a SparkContext, which Spark Connect does not have"):
+        active_context()
+    assert missing_settings() == {}
