@@ -194,7 +194,15 @@ def test_fmin_may_return_the_values_of_such_a_space():
     trials = SparkTrials()
     trials.search = HyperParamModel(LocalWorkers())
     space = {"n": integer(2, 9, step=7), "o": choice("one", "two")}
-    found = trials.fmin(lambda params: -params["n"], space, "random", 8, verbose=False, return_argmin=False)
+    found = trials.fmin(
+        lambda params: -params["n"],
+        space,
+        "random",
+        8,
+        rstate=np.random.default_rng(0),
+        verbose=False,
+        return_argmin=False,
+    )
     assert found["n"] == 9
     assert found["o"] in ("one", "two")
 
