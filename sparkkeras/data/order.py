@@ -58,9 +58,8 @@ class RowOrder:
             return
         window = piece_rows(self.row_bytes, self.shuffle_bytes, self.batch_size)
         if self.rows <= window:
-            order = np.random.default_rng(self.seed).permutation(self.rows)
             for row in range(start, stop, step):
-                yield order[row : min(row + step, stop)]
+                yield self._all()[row : min(row + step, stop)]
             return
         for row in range(start, stop, step):
             end = min(row + step, stop)
@@ -71,6 +70,12 @@ class RowOrder:
                 parts.append(self._window(row // window, window)[row - base : cut - base])
                 row = cut
             yield np.concatenate(parts)
+
+    def _all(self) -> Array:
+        """All row indices, shuffled as a whole."""
+        if self._last is None:
+            self._last = (0, np.random.default_rng(self.seed).permutation(self.rows))
+        return self._last[1]
 
     def _window(self, number: int, window: int) -> Array:
         """The shuffled row indices of one window. The last window is cached, because consecutive pieces use the same one."""

@@ -1,27 +1,33 @@
 """The data of a search: every worker receives all of it once, and every trial trains on it.
 
-Only this module distinguishes kinds of data: arrays, data on Spark, and functions that read it on the workers.
+Only this module distinguishes kinds of data: arrays, data on Spark, and functions that read it on the workers. The driver
+sends arrays, and small data on Spark. Larger data on Spark goes from executor to executor; see `sparkkeras.sources.copies`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import concatenate, describe
+from sparkkeras.data.block import describe
+from sparkkeras.data.label_range import LabelRange
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
-from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
+from sparkkeras.data.sizes import HELD_BYTES
+from sparkkeras.errors import ConfigurationError, DataError, known_names
+from sparkkeras.hyperopt.rows_on_disk import TRAINING, VALIDATION, arrays_of
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.sources.copies import KeptRows
 from sparkkeras.sources.frame import ColumnMapping, is_frame
-from sparkkeras.sources.source import NamedColumns, as_source, is_distributed
-from sparkkeras.sources.tasks import Collect
+from sparkkeras.sources.source import NamedColumns, Source, as_source, is_distributed
 from sparkkeras.worker.device import Environment
 
-FIT_KEYS = ("x", "y", "sample_weight", "validation_data")
+FIT_KEYS = ("x", "y", "sample_weight", VALIDATION)
 """The keys that a dict of data may have, named as the arguments of ``keras.Model.fit``."""
 
 EXPECTED = (
@@ -29,36 +35,95 @@ EXPECTED = (
     "that returns one of the first two"
 )
 
+SENT_BYTES = HELD_BYTES
+"""Data on Spark of up to this size is collected and sent to the workers, where each trial has it in memory."""
 
-def collected(data: Any, environment: Environment, named: ColumnMapping) -> tuple[Any, ...]:
-    """Collect an RDD or a DataFrame as arrays ``(x, y)`` or ``(x, y, sample_weight)``.
+
+@dataclass(frozen=True)
+class SearchData:
+    """The data of a search.
+
+    Attributes:
+        sent: What the driver sends to the workers: arguments of ``fit``, or the data of an objective.
+        kept: Rows that Spark keeps, since they are too large to be sent, by `TRAINING` and `VALIDATION`.
+    """
+
+    sent: Any = None
+    kept: Mapping[str, KeptRows] = field(default_factory=dict)
+
+    @property
+    def sample(self) -> Any:
+        """The features of at least one row, as an argument of a model; ``None`` if the driver has none."""
+        if TRAINING in self.kept:
+            return arrays_of(self.kept[TRAINING].first)[0]
+        return self.sent["x"] if isinstance(self.sent, Mapping) else None
+
+    @property
+    def has_validation_data(self) -> bool:
+        """Whether there are rows to validate on."""
+        return VALIDATION in self.kept or (isinstance(self.sent, Mapping) and VALIDATION in self.sent)
+
+    @property
+    def labels(self) -> tuple[LabelRange, ...]:
+        """The ranges of the labels to train on, if Spark keeps these."""
+        return self.kept[TRAINING].labels if TRAINING in self.kept else ()
+
+
+KeepRows = Callable[[Any, int], AbstractContextManager[KeptRows]]
+"""Has Spark read the rows of an RDD or a DataFrame and keep them; see `sparkkeras.sources.copies.kept`."""
+
+
+@contextmanager
+def prepared(data: Any, keep: KeepRows, to_fit: bool, validation_data: Any = None) -> Iterator[SearchData]:
+    """Check the data of a search, and read that on Spark; Spark keeps large rows until the context ends.
+
+    Args:
+        data: The data.
+        keep: Reads data on Spark.
+        to_fit: Whether models are fitted on it; an objective gets the data as it is.
+        validation_data: The data to validate models on.
+
+    Raises:
+        DataError: The data has another type or no rows, or rows are malformed.
+        ConfigurationError: The data of an objective holds an RDD or a DataFrame.
+    """
+    given = {TRAINING: data, VALIDATION: validation_data}
+    if not to_fit:
+        check_is_sendable(data)
+    elif isinstance(data, Mapping):
+        _check_given_once(data, validation_data)
+    kept: dict[str, KeptRows] = {}
+    with ExitStack() as stack:
+        for name, rows in given.items():
+            if is_distributed(rows):
+                each = stack.enter_context(keep(rows, len(kept)))
+                if each.is_at_most(SENT_BYTES):
+                    given[name] = arrays_of(each.collect())
+                else:
+                    kept[name] = each
+        yield SearchData(_sent(given, kept, to_fit), kept)
+
+
+def _sent(given: Mapping[str, Any], kept: Mapping[str, KeptRows], to_fit: bool) -> Any:
+    """What the driver sends to the workers besides the rows that Spark keeps."""
+    if not to_fit:
+        return {} if TRAINING in kept else given[TRAINING]
+    validation_data = None if VALIDATION in kept else given[VALIDATION]
+    if TRAINING not in kept:
+        return fit_data(given[TRAINING], validation_data)
+    return {} if validation_data is None else {VALIDATION: _read_arrays(VALIDATION, validation_data)}
+
+
+def source_of(data: Any, environment: Environment, named: ColumnMapping) -> Source:
+    """The rows of an RDD or a DataFrame.
 
     Args:
         data: The RDD or DataFrame.
         environment: Gives the environment variables of the workers that read the rows.
         named: The columns of a DataFrame that hold features, labels and weights.
-
-    Raises:
-        DataError: There are no rows, or rows are malformed.
-        ConfigurationError: The rows are too large to be collected on the driver.
     """
     columns, weight = (NamedColumns(named.features, named.label), named.sample_weight) if is_frame(data) else (None, None)
-    source = as_source(data, Reader(Schema(), has_on_invalid=False), None, weight, columns, environment)
-    with source.dataset() as dataset:
-        try:
-            blocks = dataset.run(Collect()).collect()
-        except ClusterError as error:
-            if "maxResultSize" not in str(error):
-                raise
-            raise ConfigurationError(
-                "the driver collects the data of a search and sends all of it to every worker. It is more than "
-                f"spark.driver.maxResultSize allows ({dataset.max_result_bytes / 1e9:.1f} GB): search on a sample, raise "
-                "the limit, or give a function that reads the data on the workers."
-            ) from error
-    if not blocks:
-        raise DataError("the data has no rows.")
-    block = concatenate(blocks)
-    return (block.x, block.y) if block.sample_weight is None else (block.x, block.y, block.sample_weight)
+    return as_source(data, Reader(Schema(), has_on_invalid=False), None, weight, columns, environment)
 
 
 def fit_data(given: Any, validation_data: Any = None) -> dict[str, Any]:
@@ -77,14 +142,18 @@ def fit_data(given: Any, validation_data: Any = None) -> dict[str, Any]:
                 raise DataError(f"data has the key {name!r}. {known_names(name, FIT_KEYS)}")
         if "x" not in given or "y" not in given:
             raise DataError(f"data is a dict with the keys {list(given)}; expected 'x' and 'y' among them.")
-        if validation_data is not None and given.get("validation_data") is not None:
-            raise DataError("validation_data is given both in the dict of data and as an argument: give only one of them.")
+        _check_given_once(given, validation_data)
         validation_data = validation_data if validation_data is not None else given.get("validation_data")
         given = (given["x"], given["y"], given.get("sample_weight"))
     arrays = _read_arrays("data", given)
     if validation_data is None:
         return dict(zip(FIT_KEYS, arrays, strict=False))
     return {**dict(zip(FIT_KEYS, arrays, strict=False)), "validation_data": _read_arrays("validation_data", validation_data)}
+
+
+def _check_given_once(data: Mapping[str, Any], validation_data: Any) -> None:
+    if validation_data is not None and data.get(VALIDATION) is not None:
+        raise DataError("validation_data is given both in the dict of data and as an argument: give only one of them.")
 
 
 def _read_arrays(name: str, given: Any) -> tuple[Any, ...]:
@@ -96,8 +165,7 @@ def _read_arrays(name: str, given: Any) -> tuple[Any, ...]:
     block = Reader(Schema(), has_on_invalid=False).read_arrays(*(_normalize(array) for array in (x, y, weight)))
     if not block.rows:
         raise DataError(f"{name} has no rows.")
-    arrays = (block.x, block.y) if block.sample_weight is None else (block.x, block.y, block.sample_weight)
-    return tuple(list(array) if isinstance(array, tuple) else array for array in arrays)  # fit takes lists of inputs
+    return arrays_of(block)
 
 
 def _normalize(array: Any) -> Any:
@@ -143,11 +211,6 @@ def _check_signature(function: Callable[..., Any]) -> None:
             f"DataFrame, an RDD, or a function without arguments that returns all data: {EXPECTED}. Each trial trains on "
             "all of it, so a function make(worker, num_workers), as for SparkModel.fit, cannot be used."
         ) from error
-
-
-def local(data: Any, collect: Callable[[Any], Any]) -> Any:
-    """Data in this process: an RDD or a DataFrame is collected, other data is returned as it is."""
-    return collect(data) if is_distributed(data) else data
 
 
 def check_is_sendable(data: Any) -> None:

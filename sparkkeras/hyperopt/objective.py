@@ -18,6 +18,7 @@ from sparkkeras.data.label_range import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchDefinitionError, TrialEnd
+from sparkkeras.hyperopt.rows_on_disk import TRAINING, VALIDATION, RowsOnDisk
 from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
@@ -71,10 +72,13 @@ class Fit:
         """Train; the outcome has the weights of the best epoch."""
         device.initialize_backend()
         model, returned = build_model(self.build.fresh(), params)
-        arguments = {**data, **self.arguments.fresh(), **fit_arguments_of(params), **_check_fit_arguments(returned)}
+        on_disk = data if isinstance(data, RowsOnDisk) else None
+        sent: Mapping[str, Any] = data if on_disk is None else on_disk.sent
+        arguments = {**sent, **self.arguments.fresh(), **fit_arguments_of(params), **_check_fit_arguments(returned)}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
         report = ReportCallback(self.metric, arguments.get("validation_freq", 1))
-        if arguments.get("validation_data") is not None and arguments.get("validation_split"):
+        has_validation_data = arguments.get(VALIDATION) is not None or (on_disk is not None and VALIDATION in on_disk.blocks)
+        if has_validation_data and arguments.get("validation_split"):
             raise SearchDefinitionError("give only one of validation_split and validation_data.")
         if not model.built and not self.has_rows:
             raise SearchDefinitionError(
@@ -83,6 +87,8 @@ class Fit:
             )
         if model.built:
             _check_data(model, data)
+        if on_disk is not None:
+            arguments = on_disk.fit_arguments(arguments)
         steps = int(model.steps_per_execution)
         model.steps_per_execution = device.steps_per_execution(model, steps, any(map(batch_hooks, callbacks)))
         try:
@@ -110,6 +116,7 @@ class CallObjective:
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Call the function, and convert its result to an outcome."""
+        data = data.arrays() if isinstance(data, RowsOnDisk) else data
         returned = self.function.fresh()(*((params, data) if self.has_data else (params,)))
         result = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
         status, loss, model = result.pop("status", _STATUS_OK), result.pop("loss", None), result.pop("model", None)
@@ -195,11 +202,16 @@ def _check_trainable(model: keras.Model) -> None:
         ) from error
 
 
-def _check_data(model: keras.Model, data: Mapping[str, Any]) -> None:
-    block = from_arrays(data["x"], data["y"], None, *(schema_of(model).expected_x, schema_of(model).expected_y))
+def _check_data(model: keras.Model, data: Mapping[str, Any] | RowsOnDisk) -> None:
+    if isinstance(data, RowsOnDisk) and TRAINING in data.blocks:
+        spec, labels = data.blocks[TRAINING].spec, data.labels
+    else:
+        arrays = data.sent if isinstance(data, RowsOnDisk) else data
+        block = from_arrays(arrays["x"], arrays["y"], None, *(schema_of(model).expected_x, schema_of(model).expected_y))
+        spec, labels = block.spec, label_ranges(block)
     try:
-        schema_of(model).check_features(block.spec, has_transform=False)
-        check_labels(model, block.spec, label_ranges(block))
+        schema_of(model).check_features(spec, has_transform=False)
+        check_labels(model, spec, labels)
     except DataError as error:
         raise SearchDefinitionError(str(error)) from error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, warn
-from sparkkeras.events import EventListener, Events
+from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
-from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
+from sparkkeras.hyperopt.data import SearchData, check_columns, prepared, reader_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.hypermodel import HyperModel
 from sparkkeras.hyperopt.journal import Journal
@@ -36,8 +36,11 @@ from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
+from sparkkeras.progress.status_line import StatusLine
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
+from sparkkeras.sources.copies import KeptRows
 from sparkkeras.sources.frame import ColumnMapping, Columns
+from sparkkeras.sources.source import is_distributed
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.connectivity import check_connectivity, serving
@@ -157,8 +160,9 @@ class HyperParamModel:
                 ``build(hp)`` of KerasTuner.
             data: Arrays ``(x, y)`` or ``(x, y, sample_weight)``, or a dict with ``x``, ``y``, ``sample_weight`` and
                 ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these;
-                each worker calls it once. Or an RDD or a DataFrame that is small enough to be collected. With
-                ``objective``, any object that can be pickled.
+                each worker calls it once. Or an RDD or a DataFrame: more than 64 MiB of rows do not pass through the driver,
+                but are copied to the disk of each machine, where trials read them batch by batch. With ``objective``, any
+                object that can be pickled.
             space: The search space: a dict from names to distributions (`choice`, `integer`, `loguniform`, `normal`,
                 `uniform`), or ``hyperopt.hp`` expressions. A `HyperModel` has its own.
             max_evals: The total number of trials, including failed and pruned ones; ``None`` continues until ``timeout``.
@@ -251,14 +255,9 @@ class HyperParamModel:
         check_columns(data, columns)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         workers = self._workers()
-        shared = None
-        if read_data is None:
-            collect = functools.partial(workers.collected, named=columns)
-            shared = _shared_data(data, fit_arguments if objective is None else None, collect)
         journal = Journal(folder, num_models, sign)
         definition = SearchDefinition(search_space, algorithm, metric, sign, choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
-        settings = TrialSettings(trial_objective, objects, sign, definition.seed, read_data, workers.in_child_processes)
         started = definition.started(
             getattr(objective or model, "__name__", "search"),
             limits.max_evals,
@@ -271,14 +270,29 @@ class HyperParamModel:
         )
         verbose = 1 if verbose == "auto" else verbose
         with events.running(started):
-            with journal.opened(definition.settings, search_space.params) as earlier_trials:
+            with watching_spark(events, hides_bars=verbose == 1), ExitStack() as stack:
+                search_data = SearchData()
+                if read_data is None:
+                    reading = _reading(data, fit_arguments if objective is None else None, workers, columns, events, verbose)
+                    search_data = stack.enter_context(reading)
+                earlier_trials = stack.enter_context(journal.opened(definition.settings, search_space.params))
                 saver = TrialSaver(journal)
                 ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
-                sample = None if shared is None or model is None else shared["x"]
+                sample = None if model is None else search_data.sample
                 results = SearchResults(ledger, journal, search_space, metric, sign, model, sample, objects)
                 self._results, self.seed = results, definition.seed
-                with watching_spark(events, hides_bars=verbose == 1), saver.running(ledger):
-                    self._search(workers, settings, shared, results, limits.max_evals, verbose, events)
+                settings = TrialSettings(
+                    trial_objective,
+                    objects,
+                    sign,
+                    definition.seed,
+                    read_data,
+                    workers.in_child_processes,
+                    tuple(search_data.kept),
+                    search_data.labels,
+                )
+                stack.enter_context(saver.running(ledger))
+                self._search(workers, settings, search_data, results, limits.max_evals, verbose, events)
             results.check(limits.max_failures)
         return self.best_model
 
@@ -393,7 +407,7 @@ class HyperParamModel:
         self,
         workers: Workers,
         settings: TrialSettings,
-        data: Any,
+        data: SearchData,
         results: SearchResults,
         max_evals: int | None,
         verbose: int,
@@ -426,14 +440,16 @@ class HyperParamModel:
                 if self._server_options.host is not None or not workers.driver.is_local:
                     check_connectivity(dataset, address)
                 try:
-                    shared = stack.enter_context(dataset.share(data))
+                    shared = stack.enter_context(dataset.share(data.sent))
                 except pickle.PicklingError as error:
                     raise CustomObjectError(
                         f"data cannot be sent to the workers ({error}): give arrays, or a function that reads them on the "
                         "workers."
                     ) from error
                 task = SearchTask(stack.enter_context(dataset.share(settings)), shared, address)
-                supervise(dataset, task, ledger, workers.background, tick)
+                rows = tuple(data.kept.values())
+                supervised = stack.enter_context(workers.copied(rows, count)) if rows else dataset
+                supervise(supervised, task, ledger, workers.background, tick)
         finally:
             self.seconds = ledger.seconds
             progress.clear()
@@ -464,18 +480,36 @@ def _spark_context(sc: Any) -> Any:
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
-def _shared_data(data: Any, fit_arguments: TrialFitArguments | None, collect: Callable[[Any], Any]) -> Any:
-    """The data that the driver sends to the workers.
+@contextmanager
+def _reading(
+    data: Any,
+    fit_arguments: TrialFitArguments | None,
+    workers: Workers,
+    columns: ColumnMapping,
+    events: Events,
+    verbose: int,
+) -> Iterator[SearchData]:
+    """The data of a search for as long as the context is open.
 
     Args:
         data: The data, as the user gave it.
         fit_arguments: The arguments for fitting models; ``None`` for an objective, which gets the data as it is.
-        collect: Collects an RDD or a DataFrame as arrays.
+        workers: The workers, which read an RDD or a DataFrame.
+        columns: The columns of a DataFrame.
+        events: Where to report that rows are read.
+        verbose: As in `HyperParamModel.minimize`.
     """
-    if fit_arguments is None:
-        check_is_sendable(data)
-        return local(data, collect)
-    arrays = fit_data(local(data, collect), local(fit_arguments.validation_data, collect))
-    if "validation_data" in arrays and fit_arguments.validation_split:
-        raise ConfigurationError("give only one of validation_split and validation_data.")
-    return arrays
+    validation_data = None if fit_arguments is None else fit_arguments.validation_data
+    status = StatusLine(verbose)
+    if is_distributed(data) or is_distributed(validation_data):
+        status.update("Storing rows on the workers")
+        events.emit(PhaseStarted("Storing rows on the workers"))
+
+    def keep(rows: Any, number: int) -> AbstractContextManager[KeptRows]:
+        return workers.keep(rows, columns, number)
+
+    with prepared(data, keep, fit_arguments is not None, validation_data) as search_data:
+        status.clear()
+        if fit_arguments is not None and fit_arguments.validation_split and search_data.has_validation_data:
+            raise ConfigurationError("give only one of validation_split and validation_data.")
+        yield search_data

@@ -18,15 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
+from sparkkeras.data.dataset import Running, Shared, TaskContext
+from sparkkeras.data.label_range import LabelRange
 from sparkkeras.errors import ClusterError, DriverConnectionError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.data import fit_data
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.ledger import CONTINUE, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
+from sparkkeras.hyperopt.rows_on_disk import RowsOnDisk
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_in_child, run_inline
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
+from sparkkeras.hyperopt.workers import RunsTasks
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
 from sparkkeras.spark.job_errors import interrupts_here
@@ -56,6 +59,8 @@ class TrialSettings:
         seed: The seed of the search, from which the seeds of the trials are derived.
         read: Reads the data on the workers; ``None`` if the driver sends it.
         in_child_processes: Whether each trial runs in a separate child process.
+        kept: The names of the rows that the task of a worker has, in their order; see `RowsOnDisk`.
+        labels: The ranges of the labels of these rows.
     """
 
     objective: Objective
@@ -64,6 +69,8 @@ class TrialSettings:
     seed: int
     read: ByValue[Callable[[], Any]] | None = None
     in_child_processes: bool = True
+    kept: tuple[str, ...] = ()
+    labels: tuple[LabelRange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,6 @@ class SearchTask:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[None]:
         """Run trials until there are no more."""
-        for _ in blocks:
-            pass
         settings = self.settings.value
         if settings.in_child_processes and not hasattr(os, "fork"):
             raise ClusterError(
@@ -86,7 +91,7 @@ class SearchTask:
             )
         if settings.in_child_processes:
             device.prepare_to_fork(context.cores)
-        loaded = _Loaded.of(settings, self.data)
+        loaded = _Loaded.of(settings, self.data, blocks)
         worker = Worker(f"{socket.gethostname()}/{context.worker}", context.worker, context.attempt)
         with SearchClient(self.address, worker) as client:
             while (assignment := client.ask()) is not None:
@@ -106,7 +111,12 @@ class _Loaded:
     error: Outcome | None = None
 
     @classmethod
-    def of(cls, settings: TrialSettings, shared: Shared[Data]) -> _Loaded:
+    def of(cls, settings: TrialSettings, shared: Shared[Data], blocks: Iterator[Block]) -> _Loaded:
+        on_disk = dict(zip(settings.kept, blocks, strict=False))
+        for _ in blocks:  # Spark ends a Python worker that leaves rows unread
+            pass
+        if on_disk:
+            return cls(RowsOnDisk(shared.value, on_disk, settings.labels))
         if settings.read is None:
             return cls(shared.value)
         read = _ReadData(settings.read, isinstance(settings.objective, Fit))
@@ -168,7 +178,7 @@ def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: A
 
 @interrupts_here()
 def supervise(
-    dataset: Dataset,
+    dataset: RunsTasks,
     task: SearchTask,
     ledger: TrialLedger,
     start: Callable[[Callable[[], Any]], Running[Any]],
@@ -218,7 +228,7 @@ def _wait_for(running: Running[Any], ledger: TrialLedger, tick: Callable[[], Non
     error = None
     _watch(running, ledger, tick)
     try:
-        if not ledger.reason:
+        if not ledger.reason and not ledger.is_over:
             running.result()
     except SparkKerasError as raised:
         error = raised

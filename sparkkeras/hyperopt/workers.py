@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from sparkkeras.data.dataset import Dataset, DriverAddress, Running
+from sparkkeras.data.dataset import Dataset, DriverAddress, Results, Running, Task
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt import data
+from sparkkeras.hyperopt.data import source_of
+from sparkkeras.sources.copies import KeptRows, copied, kept
 from sparkkeras.sources.frame import ColumnMapping
-from sparkkeras.sources.spark_dataset import without_rows
+from sparkkeras.sources.spark_dataset import SparkDataset, without_rows
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 
 R = TypeVar("R")
+
+
+class RunsTasks(Protocol):
+    """A dataset, as far as the workers of a search are concerned."""
+
+    def run(self, task: Task[R]) -> Results[R]:
+        """See `Dataset.run`."""
+        ...
 
 
 @runtime_checkable
@@ -45,8 +55,12 @@ class Workers(Protocol):
         """Call a function that runs tasks in a new thread."""
         ...
 
-    def collected(self, rows: Any, named: ColumnMapping) -> tuple[Any, ...]:
-        """The rows of an RDD or a DataFrame as arrays; see `sparkkeras.hyperopt.data.collected`."""
+    def keep(self, data: Any, named: ColumnMapping, number: int) -> AbstractContextManager[KeptRows]:
+        """Read the rows of an RDD or a DataFrame and keep them; see `sparkkeras.sources.copies.kept`."""
+        ...
+
+    def copied(self, rows: Sequence[KeptRows], count: int) -> AbstractContextManager[RunsTasks]:
+        """A dataset with a partition for each of ``count`` workers, each of which has all rows."""
         ...
 
 
@@ -82,9 +96,17 @@ class SparkWorkers:
         """Call a function in a new thread, whose Spark jobs can be cancelled."""
         return self._cluster.background(call)
 
-    def collected(self, rows: Any, named: ColumnMapping) -> tuple[Any, ...]:
-        """Collect an RDD or a DataFrame as arrays."""
-        return data.collected(rows, device.forking_environment, named)
+    @contextmanager
+    def keep(self, data: Any, named: ColumnMapping, number: int) -> Iterator[KeptRows]:
+        """Have Spark keep the rows of an RDD or a DataFrame."""
+        with source_of(data, device.forking_environment, named).dataset() as dataset:
+            assert isinstance(dataset, SparkDataset)
+            with kept(dataset, number) as rows:
+                yield rows
+
+    def copied(self, rows: Sequence[KeptRows], count: int) -> AbstractContextManager[RunsTasks]:
+        """A Spark dataset of ``count`` partitions, each with all rows."""
+        return copied(self._cluster, rows, count)
 
 
 @dataclass(frozen=True)
@@ -117,10 +139,14 @@ class LocalWorkers:
         """Call a function in a new thread."""
         return LocalRunning(call)
 
-    def collected(self, rows: Any, named: ColumnMapping) -> tuple[Any, ...]:
+    def keep(self, data: Any, named: ColumnMapping, number: int) -> AbstractContextManager[KeptRows]:
         """Reject Spark data, which this implementation cannot read.
 
         Raises:
             ConfigurationError: Always.
         """
-        raise ConfigurationError(f"data={rows!r} is on Spark, but this search runs without Spark: give arrays.")
+        raise ConfigurationError(f"data={data!r} is on Spark, but this search runs without Spark: give arrays.")
+
+    def copied(self, rows: Sequence[KeptRows], count: int) -> AbstractContextManager[RunsTasks]:
+        """Not called: there are no `KeptRows` without Spark."""
+        raise NotImplementedError

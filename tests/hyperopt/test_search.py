@@ -534,7 +534,7 @@ class Nowhere:
     def dataset(self, count):
         raise AssertionError("the search began")
 
-    background = collected = dataset
+    background = keep = copied = dataset
 
 
 class TestBadInput:

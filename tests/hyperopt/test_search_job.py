@@ -14,7 +14,7 @@ from hyperopt import hp, rand
 
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning, LocalShared
-from sparkkeras.errors import ConfigurationError, DriverConnectionError, WorkerError
+from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError
 from sparkkeras.hyperopt import report, search_job, service
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, STOP, Limits, Suggestion, TrialLedger, Worker
@@ -163,6 +163,28 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     assert cancelled
     assert ledger.running == []
     assert "interrupted" in ledger.reason
+
+
+def test_a_worker_that_still_starts_when_all_trials_have_ended_is_cancelled(monkeypatch):
+    """As one that replaces a lost worker, and reads the data of the search."""
+    monkeypatch.setattr(search_job, "SHUTDOWN_SECONDS", 0.2)
+    cancelled = threading.Event()
+
+    class Slow(LocalRunning):
+        def __init__(self, call):
+            def slow():
+                call()
+                assert cancelled.wait(20)
+                raise ClusterError("the Spark job was cancelled")
+
+            super().__init__(slow)
+
+        def cancel(self):
+            cancelled.set()
+
+    ledger = run_search(lambda params, data: 1.0, start=Slow)
+    assert cancelled.is_set()
+    assert len(ledger.finished) == 6
 
 
 def test_the_search_replaces_pysparks_interrupt_handler():

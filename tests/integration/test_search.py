@@ -21,7 +21,7 @@ import pytest
 from hyperopt import hp
 
 from sparkkeras import ServerOptions, to_data_frame, to_simple_rdd
-from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.hyperopt import HyperParamModel, SparkTrials, report
 from tests.conftest import long, settle
 
@@ -72,9 +72,7 @@ def test_http_transport(sc):
     assert len(search_of(sc, objective=parabola, transport="http").trials) == 6
 
 
-def test_data_in_an_rdd_or_a_data_frame(sc, spark, digits, monkeypatch):
-    from sparkkeras.spark.cluster import Cluster
-
+def test_data_in_an_rdd_or_a_data_frame(sc, spark, digits):
     x, y = digits[0][:200], digits[1][:200]
     kinds = {"RDD": to_simple_rdd(sc, x, y, num_slices=1), "DataFrame": to_data_frame(spark, x, y).coalesce(1)}
 
@@ -86,12 +84,55 @@ def test_data_in_an_rdd_or_a_data_frame(sc, spark, digits, monkeypatch):
     for name, data in kinds.items():
         assert search_of(sc, data=data, **arguments).best_trial.extra == {"same": True}, name
 
-    def full(self, rdd, partitions=None):
-        raise ClusterError("... spark.driver.maxResultSize ...")
 
-    monkeypatch.setattr(Cluster, "collect", full)
-    with pytest.raises(ConfigurationError, match="more than spark.driver.maxResultSize allows.*a function that reads"):
-        search_of(sc, data=kinds["RDD"], **arguments)
+@pytest.fixture
+def large(monkeypatch):
+    """All data on Spark counts as too large to be sent by the driver."""
+    monkeypatch.setattr("sparkkeras.hyperopt.data.SENT_BYTES", 0)
+    monkeypatch.delattr("sparkkeras.sources.copies.KeptRows.collect")
+
+
+class TestLargeData:
+    """Rows that do not pass through the driver."""
+
+    @pytest.mark.parametrize("kind", ["DataFrame", "RDD"])
+    def test_an_objective_gets_all_rows_in_their_order_from_one_file_of_its_machine(self, sc, spark, digits, large, kind):
+        x, y, _, _ = digits
+        data = to_data_frame(spark, x, y) if kind == "DataFrame" else to_simple_rdd(sc, x, y, num_slices=5)
+
+        def compared(params, data):
+            features, labels = data
+            same = np.array_equal(features, x) and np.array_equal(labels, y)
+            return {"loss": 0.0, "same": same, "file": features.filename}
+
+        trials = search_of(sc, objective=compared, data=data, max_evals=4).trials
+        assert [trial.extra["same"] for trial in trials] == [True] * 4
+        (file,) = {trial.extra["file"] for trial in trials}
+        assert not Path(file).parent.parent.exists()
+        assert not sc._jsc.getPersistentRDDs()
+
+    def test_models_train_on_them_batch_by_batch(self, sc, spark, digits, large):
+        x, y, _, _ = digits
+        frame = to_data_frame(spark, x[:1000], y[:1000])
+        arguments = {"space": SPACE, "max_evals": 2, "epochs": 3}
+        held_out = x[750:1000], y[750:1000]
+        split = search_of(sc, model=build, data=frame, validation_split=0.25, **arguments)
+        separate = search_of(
+            sc, model=build, data=(x[:750], y[:750]), validation_data=to_data_frame(spark, *held_out), **arguments
+        )
+        for search in (split, separate):
+            assert search.best_value == min(search.best_trial.history["val_loss"]) < 2
+            assert search.best_model.evaluate(*held_out, verbose=0)[0] == pytest.approx(search.best_value, rel=1e-4)
+        with pytest.raises(ConfigurationError, match="only one of validation_split and validation_data"):
+            search_of(sc, model=build, data=frame, validation_data=frame, validation_split=0.1, **arguments)
+
+    def test_bad_rows_are_found_before_the_search_starts(self, sc, spark, large):
+        frame = spark.createDataFrame([(1.0, 0.0), (float("nan"), 1.0)], "features double, label double")
+        with pytest.raises(DataError, match="nan|NaN|finite"):
+            search_of(sc, model=build, data=frame)
+        with pytest.raises(DataError, match="the data has no rows"):
+            search_of(sc, model=build, data=frame.limit(0))
+        assert not sc._jsc.getPersistentRDDs()
 
 
 class TestProcesses:
@@ -374,10 +415,12 @@ class TestLostWorkers:
 
     @pytest.mark.cluster
     @pytest.mark.parametrize("lost", ["worker", long("executor")])
-    def test_spark_replaces_a_worker_on_an_executor(self, sc, tmp_path, lost):
+    def test_spark_replaces_a_worker_on_an_executor(self, sc, spark, tmp_path, large, lost):
         mark = tmp_path / "killed"
+        x = np.random.default_rng(0).normal(size=(500, 3)).astype("float32")
 
         def objective(params, data):
+            assert np.array_equal(data[0], x)
             if params["x"] < 0:
                 with contextlib.suppress(FileExistsError):
                     mark.touch(exist_ok=False)
@@ -388,7 +431,7 @@ class TestLostWorkers:
             time.sleep(0.2)
             return params["x"]
 
-        search = search_of(sc, objective=objective, max_evals=10)
+        search = search_of(sc, objective=objective, max_evals=10, data=to_data_frame(spark, x, np.zeros(500)))
         assert mark.exists()
         assert sorted(trial.number for trial in search.trials) == list(range(10))
         assert all(trial.status == "ok" for trial in search.trials)
