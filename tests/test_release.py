@@ -1,0 +1,176 @@
+"""The checks of scripts/release say what keeps a working tree from being released, and which links are dead on PyPI."""
+
+import datetime
+import re
+import runpy
+import subprocess
+import tomllib
+
+import pytest
+
+from tests.scripts import ROOT
+
+CHECKS = runpy.run_path(str(ROOT / "scripts" / "release_checks.py"))
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+REPOSITORY = "https://github.com/example/sparkkeras"
+PROJECT = f'[project]\n[project.urls]\nRepository = "{REPOSITORY}"\n'
+CHANGELOG = """# Changes
+
+## [Unreleased]
+
+## [0.2.0] - 2026-01-31
+
+### Added
+
+- A name.
+
+## [0.1.0] - 2025-12-31
+
+- All.
+"""
+CITATION = f"cff-version: 1.2.0\nversion: 0.2.0\ndate-released: 2026-01-31\nrepository-code: {REPOSITORY}\n"
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=Test", "-c", "user.email=test@example.org")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A working tree that can be released as 0.2.0."""
+    (tmp_path / "sparkkeras").mkdir()
+    (tmp_path / "sparkkeras" / "__init__.py").write_text('__version__ = "0.2.0"\n')
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "README.md").write_text("pip install sparkkeras\n")
+    (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
+    (tmp_path / "CITATION.cff").write_text(CITATION)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "Release 0.1.0")
+    git(tmp_path, "tag", "v0.1.0")
+    commit(tmp_path)
+    return tmp_path
+
+
+def commit(tree):
+    git(tree, "add", "--all")
+    git(tree, "commit", "--quiet", "--allow-empty", "--message", "Change")
+
+
+def change(tree, name, old, new):
+    text = (tree / name).read_text()
+    assert old in text
+    (tree / name).write_text(text.replace(old, new, 1))
+    commit(tree)
+
+
+def test_a_tree_in_which_all_fits_together_can_be_released(tree):
+    assert CHECKS["state"](tree) == []
+    git(tree, "tag", "v0.2.0")
+    assert CHECKS["state"](tree) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "expected"),
+    [
+        (
+            "CHANGELOG.md",
+            "[Unreleased]\n",
+            "[Unreleased]\n\n- More.\n",
+            r"under \[Unreleased\]: move them to .*\[0\.2\.0\] - ",
+        ),
+        (
+            "CHANGELOG.md",
+            "## [0.2.0] - 2026-01-31",
+            "## [0.3.0] - 2026-01-31",
+            r"no section for 0\.2\.0: add `## \[0\.2\.0\]",
+        ),
+        ("CHANGELOG.md", " - 2026-01-31", "", r"0\.2\.0 in CHANGELOG\.md has no date: its heading must be"),
+        ("CHANGELOG.md", "2026-01-31", "2026-31-01", "has no date"),
+        ("CHANGELOG.md", "### Added\n\n- A name.\n", "", "is empty: list what changes"),
+        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", r"version: 0\.1\.0; write `version: 0\.2\.0`"),
+        ("CITATION.cff", "2026-01-31", "2026-01-30", "write `date-released: 2026-01-31`, as in CHANGELOG.md"),
+        ("CITATION.cff", "repository-code", "url", f"write `repository-code: {REPOSITORY}`"),
+        ("pyproject.toml", "[project.urls]\nRepository", "X", r"names no repository.*add `\[project\.urls\]`"),
+        ("README.md", "install sparkkeras", "install .", "write `pip install sparkkeras`"),
+    ],
+)
+def test_a_problem_says_what_to_do(tree, name, old, new, expected):
+    change(tree, name, old, new)
+    (problem,) = CHECKS["state"](tree)
+    assert re.search(expected, problem)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.1.0", r"must be later than 0\.1\.0, for which there is a tag"),
+        ("0.0.9", r"must be later than 0\.1\.0"),
+        ("0.2", "write three numbers"),
+        ("0.2.0.dev1", "no version for a release"),
+        ("next", "is no version"),
+    ],
+)
+def test_the_version_must_be_that_of_a_later_release(tree, version, expected):
+    change(tree, "sparkkeras/__init__.py", "0.2.0", version)
+    assert re.search(expected, CHECKS["state"](tree)[0])
+
+
+def test_a_release_is_not_dated_in_the_future(tree):
+    day = str(datetime.date.today() + datetime.timedelta(days=9))
+    change(tree, "CHANGELOG.md", "2026-01-31", day)
+    change(tree, "CITATION.cff", "2026-01-31", day)
+    (problem,) = CHECKS["state"](tree)
+    assert f"dates 0.2.0 {day}, in the future" in problem
+
+
+def test_changes_that_are_not_committed_are_named(tree):
+    (tree / "notes.txt").write_text("")
+    (tree / "README.md").write_text("pip install sparkkeras now\n")
+    (problem,) = CHECKS["state"](tree)
+    assert "(README.md, notes.txt): commit them" in problem
+
+
+def described(replacement):
+    """README.md as pyproject.toml changes it for PyPI, with this replacement of links."""
+    (substitution,) = SETTINGS["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    text = re.sub(substitution["pattern"], replacement or substitution["replacement"], (ROOT / "README.md").read_text())
+    return text.replace("$HFPR_VERSION", "0.2.0")
+
+
+def check(description, repository=REPOSITORY):
+    return CHECKS["_of_description"](description, repository, "0.2.0", ROOT)
+
+
+def test_pypi_shows_the_readme_as_it_is_built_now():
+    assert check(described(None), SETTINGS["project"].get("urls", {}).get("Repository")) == []
+
+
+def test_pypi_shows_the_readme_with_links_to_a_repository():
+    assert check(described(rf"[\1]({REPOSITORY}/blob/v$HFPR_VERSION/\2)")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a](docs/guide.md)", "PyPI cannot resolve 'docs/guide.md'"),
+        ('<img src="docs/images/overview.svg">', "PyPI cannot resolve 'docs/images/overview.svg'"),
+        ("[a](#nowhere)", "PyPI cannot resolve '#"),
+        (f"[a]({REPOSITORY}/blob/v0.2.0/docs/gone.md)", "links to docs/gone.md, which does not exist"),
+        (f"[a]({REPOSITORY}/blob/v0.2.0/docs/guide.md#gone)", "links to docs/guide.md#gone, a heading that does not exist"),
+        (f"![a]({REPOSITORY}/raw/v0.2.0/docs/images/gone.svg)", "links to docs/images/gone.svg, which does not exist"),
+        (
+            f"![a]({REPOSITORY}/blob/v0.2.0/docs/images/overview.svg)",
+            "write its complete URL in README.md, with /raw/ instead of /blob/",
+        ),
+        (
+            f"[a]({REPOSITORY}/blob/main/docs/guide.md)",
+            r"write `replacement = '[\1](https://github.com/example/sparkkeras/blob",
+        ),
+    ],
+)
+def test_links_that_lead_nowhere_on_pypi_are_found(text, expected):
+    good = "" if "/blob/main/" in text else f"[good]({REPOSITORY}/blob/v0.2.0/docs/guide.md#custom-code) [top](#top)"
+    problems = check(f"# Top\n\n{good}\n\n{text}\n")
+    assert len(problems) == 1
+    assert expected in problems[0]
