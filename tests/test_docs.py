@@ -3,6 +3,7 @@
 import importlib
 import re
 import runpy
+import tomllib
 
 import pytest
 
@@ -85,6 +86,37 @@ def test_every_public_name_is_in_the_api_reference():
     assert public - twice <= shown, public - twice - shown
     listed = (ROOT / "docs" / "reference" / "index.md").read_text()
     assert [name for name in shown if f"[{name}]" not in listed] == []
+
+
+def test_the_policy_names_the_lowest_versions_of_the_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    bounds = [f"python{project['requires-python']}", *project["dependencies"], *extras["jax"], *extras["torch"]]
+    lowest = dict(re.match(r"([\w-]+)>=([\d.]+)", bound).groups() for bound in bounds)
+    rows = _policy("Supported versions")
+    packages = {"Spark": "pyspark", "PyTorch": "torch"}
+    for name in ("Python", "Spark", "Keras", "TensorFlow", "JAX", "PyTorch"):
+        assert rows[name][0].split(" ")[0] == lowest[packages.get(name, name.lower())], name
+
+
+def test_the_policy_names_the_formats_of_files():
+    formats = {name: columns[-1] for name, columns in _policy("Files").items()}
+    modules = {
+        "models": "sparkkeras.training.persistence",
+        "ensembles": "sparkkeras.training.persistence",
+        "checkpoints": "sparkkeras.checkpoints.store",
+        "searches": "sparkkeras.hyperopt.journal",
+    }
+    for name, module in modules.items():
+        (found,) = [value for row, value in formats.items() if re.match(rf"{name} \((?!.*MLflow)", row)]
+        assert found == str(importlib.import_module(module)._FORMAT), name
+
+
+def _policy(section):
+    """The columns of a table of docs/policy.md by the first one."""
+    text = (ROOT / "docs" / "policy.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")]
+    return {name: columns for name, *columns in rows}
 
 
 def test_the_check_of_the_site_finds_dead_links_and_resources_of_other_hosts(tmp_path):
