@@ -1,5 +1,11 @@
-"""The docstrings of sparkkeras as Markdown: names in single backticks become links, literal blocks become code blocks."""
+"""What the API reference shows of sparkkeras.
 
+In docstrings, names in single backticks become links and literal blocks become code blocks. In signatures, aliases of types
+(``Columns``) are replaced by what they stand for, and internal base classes and private fields are left out: the reference
+describes none of these.
+"""
+
+import dataclasses
 import re
 from typing import Any
 
@@ -12,12 +18,13 @@ MODULE = re.compile(rf"^sparkkeras\.(?:(?:{'|'.join(PUBLIC_MODULES)})\.)?")
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites all docstrings once the package is loaded."""
+    """Rewrites all docstrings and signatures once the package is loaded."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Rewrite the docstrings of a package."""
+        """Rewrite the docstrings and the signatures of a package."""
         if pkg.name == "sparkkeras":
             self._public = _public_names(pkg)
+            self._shown_paths = {item.path for _, item in self._public.values()}
             self._rewrite(pkg, set())
 
     def _rewrite(self, parent: griffe.Object | griffe.Alias, seen: set[str]) -> None:
@@ -27,8 +34,18 @@ class Docstrings(griffe.Extension):
             seen.add(item.path)
             if item.docstring is not None:
                 item.docstring.value = self._as_markdown(item.docstring.value, item)
+            if item.is_function:
+                _expand_signature(item)
+            elif item.is_attribute:
+                item.annotation = _expanded(item.annotation, item.package)
+            if item.is_class:
+                item.bases = [base for base in item.bases if self._is_shown_base(base)]
             if item.is_module or item.is_class:
                 self._rewrite(item, seen)
+
+    def _is_shown_base(self, base: str | griffe.Expr) -> bool:
+        path = base if isinstance(base, str) else base.canonical_path
+        return not path.startswith("sparkkeras.") or path in self._shown_paths
 
     def _as_markdown(self, text: str, item: griffe.Object | griffe.Alias) -> str:
         text = LITERAL_BLOCK.sub(_code_block, text + "\n")
@@ -64,6 +81,36 @@ def _public_names(package: griffe.Module) -> dict[str, tuple[str, Any]]:
 def _is_shown(item: Any, name: str) -> bool:
     member = item.members.get(name)
     return member is not None and not name.startswith("_") and not member.is_alias and member.has_docstring
+
+
+def _expand_signature(function: griffe.Function) -> None:
+    shown = [parameter for parameter in function.parameters if not parameter.name.startswith("_")]
+    function.parameters = griffe.Parameters(*shown)  # without the private fields of a dataclass
+    for parameter in shown:
+        parameter.annotation = _expanded(parameter.annotation, function.package)
+    function.returns = _expanded(function.returns, function.package)
+
+
+def _expanded(node: Any, package: griffe.Module) -> Any:
+    """An annotation, or a part of one, with what the aliases of types in it stand for."""
+    if isinstance(node, list):
+        return [_expanded(part, package) for part in node]
+    if isinstance(node, griffe.ExprName):
+        meaning = _meaning(node, package)
+        return node if meaning is None else _expanded(meaning, package)
+    if not isinstance(node, griffe.Expr) or isinstance(node, griffe.ExprAttribute):
+        return node
+    parts = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    return dataclasses.replace(node, **{name: _expanded(part, package) for name, part in parts.items()})
+
+
+def _meaning(name: griffe.ExprName, package: griffe.Module) -> griffe.Expr | None:
+    """The type that an alias stands for; ``None`` for other names, and for an alias of ``Any``, which says less than it."""
+    path = name.canonical_path.removeprefix(f"{package.name}.")
+    item = package[path] if path != name.canonical_path else None
+    if item is None or item.is_alias or not item.is_attribute or not isinstance(item.value, griffe.Expr):
+        return None
+    return None if str(item.value) == "Any" else item.value
 
 
 def _code_block(found: re.Match[str]) -> str:
