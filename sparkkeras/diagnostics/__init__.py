@@ -1,4 +1,4 @@
-"""Diagnosis of a set-up: can this machine and this cluster train, and what slows them down or breaks them?
+"""Diagnosis of a setup: can this machine and this cluster train, and what slows them down or breaks them?
 
 - `inspection.py` describes a Python process and its machine; it runs on the driver and, pickled by value, on executors.
 - `spark_facts.py` starts Spark, runs the inspection on its executors, and describes its settings and slots.
