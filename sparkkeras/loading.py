@@ -23,14 +23,14 @@ def load_spark_model(
         path: A local path, or a URI that Spark can read.
         custom_objects: Custom classes and functions of the model, and the class of a custom update rule, by name. Not needed
             for classes and functions of the model that are defined in ``__main__`` or an imported module (except for HDF5).
-        safe_mode: Whether to refuse Python code inside the file (lambdas). Set it to False only for files that you trust.
+        safe_mode: Whether to reject Python code inside the file (lambdas). Set it to False only for files that you trust.
 
     Returns:
         A SparkMLlibModel if one was saved, else a SparkModel, with the same mode, frequency, rule, seed and optimizer state.
 
     Raises:
         StorageError: The path cannot be read.
-        ModelError: The file has no model, or code that ``safe_mode`` refuses.
+        ModelError: The file has no model, or code that ``safe_mode`` rejects.
         ConfigurationError: ``path`` is not a path, or a value in ``custom_objects`` is not an object such as a class.
     """
     spark_model, kind = load_saved(path, custom_objects, safe_mode)

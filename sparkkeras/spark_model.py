@@ -339,13 +339,13 @@ class SparkModel:
         ``self.model.predict`` and ``self.model.evaluate`` in a callback need no slot.
 
         Args:
-            data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
-                on the first axis, or sparse matrices of SciPy, which workers make dense piece by piece. For several inputs,
-                ``x`` is a tuple or a dict of arrays. Or a function ``make(worker, num_workers)``, which each worker calls at
-                the beginning of each epoch; it may have a third parameter ``epoch``, the number of the epoch from 0. It
-                returns the batches of this worker: a ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of
-                ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size are not changed: ``shuffle`` and
-                ``batch_size`` do not apply.
+            data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the
+                samples on the first axis, or sparse matrices of SciPy, which workers convert to dense arrays piece by
+                piece. For several inputs, ``x`` is a tuple or a dict of arrays. Or a function ``make(worker,
+                num_workers)``, which each worker calls at the beginning of each epoch; it may have a third parameter
+                ``epoch``, the number of the epoch from 0. It returns the batches of this worker: a ``tf.data.Dataset``, a
+                ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size
+                are not changed: ``shuffle`` and ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
             epochs: The number of epochs, including those before ``initial_epoch``, as in ``keras.Model.fit``.
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
@@ -692,11 +692,11 @@ class SparkModel:
         Args:
             path: The folder of the checkpoints, the ``path`` of their `Checkpoint`.
             custom_objects: Custom classes and functions of the model, and the class of a custom update rule, by name.
-            safe_mode: Whether to refuse Python code inside the model's file (lambdas).
+            safe_mode: Whether to reject Python code inside the model's file (lambdas).
 
         Raises:
             StorageError: There is no checkpoint, or it cannot be read.
-            ModelError: The model needs custom code that is missing, or code that ``safe_mode`` refuses.
+            ModelError: The model needs custom code that is missing, or code that ``safe_mode`` rejects.
             ConfigurationError: ``path`` is not a path, or a value in ``custom_objects`` is not an object such as a class.
         """
         objects = arguments.custom_objects("custom_objects", custom_objects)
@@ -755,7 +755,7 @@ def load_saved(
 
     Raises:
         StorageError: The path cannot be read.
-        ModelError: The file has no model, or code that ``safe_mode`` refuses.
+        ModelError: The file has no model, or code that ``safe_mode`` rejects.
         ConfigurationError: ``path`` is not a path, or a value in ``custom_objects`` is not an object such as a class.
     """
     objects = arguments.custom_objects("custom_objects", custom_objects)

@@ -84,10 +84,10 @@ class TFRecordDataSource(DataSource, metaclass=_PickledByValue):
     become a column. Each file is a partition, which is streamed and may have any size. The compression is detected from the
     content. Without a schema, the columns are inferred from the first records of several files, which the driver reads when
     ``load`` is called. With a schema, the driver reads first records when the query is planned, and writes a warning to its
-    standard error (behind Spark Connect to the server's) if they all lack a column of the schema.
+    standard error (with Spark Connect, to the server's) if they all lack a column of the schema.
 
     **Writing.** Spark supports the modes ``"append"`` and ``"overwrite"`` for such formats; for its other modes it raises
-    an error (`sparkkeras.save_as_tfrecords` refuses existing paths). Each partition becomes a file. If a task fails, all
+    an error (`sparkkeras.save_as_tfrecords` rejects existing paths). Each partition becomes a file. If a task fails, all
     files of the job are deleted. Overwriting replaces the folder when the new one is complete. Appending moves complete
     files into the folder one by one. ``_SUCCESS`` is written last. There is no ``partitionBy``, and no streaming.
 

@@ -30,19 +30,19 @@ from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial
 class Search:
     """Suggests hyper-parameters to a loop of your own: `ask` for a trial, train, `tell` its value.
 
-    Several trials may be asked for before any is told, from any threads: the algorithm takes the pending ones into account,
-    as with workers on Spark. `HyperParamModel` searches on Spark, and keeps the models.
+    Several trials may be pending at the same time, in any threads: the algorithm takes them into account, as with workers on
+    Spark. `HyperParamModel` searches on Spark, and keeps the models.
 
     Args:
         space: The search space, as in `HyperParamModel.minimize`.
         algo: The search algorithm, as in `HyperParamModel.minimize`.
-        metric: The name of the value that is told, for the plot, and for ``mode="auto"``.
+        metric: The name of the value that ``tell`` records, for the plot, and for ``mode="auto"``.
         mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from the name of the metric.
         pruner: Decides on the values given to `report`, as in `HyperParamModel.minimize`.
-        seed: The random seed: with the same seed and values, told in the same order, a search has the same trials. ``None``
-            draws one.
-        save_to: A folder in which each trial is saved when it is told. Another search with the same arguments continues from
-            there; it uses the numbers of pending trials again, with new suggestions.
+        seed: The random seed: with the same seed and the same values in the same order, a search has the same trials.
+            ``None`` draws one.
+        save_to: A folder in which `tell` saves each trial. Another search with the same arguments continues from there; it
+            reuses the numbers of pending trials, with new suggestions.
 
     Attributes:
         seed: The seed of the suggestions.
@@ -100,7 +100,7 @@ class Search:
         self.close()
 
     def close(self) -> None:
-        """Release the folder of ``save_to`` for another search; no further trial can be asked for or told."""
+        """Release the folder of ``save_to`` for another search; `ask`, `report` and `tell` raise an error after that."""
         with self._lock:
             self._ledger.stop("it was closed")
             self._leases.clear()

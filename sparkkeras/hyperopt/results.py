@@ -29,7 +29,7 @@ class Loading:
 
     Attributes:
         custom_objects: Custom classes and functions by name.
-        safe_mode: Whether to refuse Python code (lambdas) in the models.
+        safe_mode: Whether to reject Python code (lambdas) in the models.
     """
 
     custom_objects: Mapping[str, Any]

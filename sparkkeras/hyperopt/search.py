@@ -65,7 +65,7 @@ class HyperParamModel:
         server_options: Further settings of the driver's server: ``host``, ``bind``, ``encrypt``, ``timeout`` and
             ``lease_seconds``, the time without a heartbeat after which a worker counts as lost.
         custom_objects: Custom classes and functions by name, for loading models that an objective returns.
-        safe_mode: Whether to refuse Python code (lambdas) in models that an objective returns. Like ``custom_objects``, it
+        safe_mode: Whether to reject Python code (lambdas) in models that an objective returns. Like ``custom_objects``, it
             is also an attribute, which is read whenever a model is loaded, so a finished search need not be repeated to
             change it.
 
@@ -373,8 +373,9 @@ class HyperParamModel:
     def importances(self) -> dict[str, float]:
         """The share of the variance of the trials' ranks that each hyper-parameter explains alone, the largest first.
 
-        The sum may be less than 1, since interactions of hyper-parameters do not count. Names are those of the table and the
-        plot. See `sparkkeras.hyperopt.importance`.
+        It estimates the first-order Sobol index: the ``epsilon^2`` of the options of a choice, or of up to six ranges of a
+        number. The sum may be less than 1, since interactions of hyper-parameters do not count, and more than 1 if their
+        values are correlated. Names are those of the table and the plot.
 
         Raises:
             SearchError: Fewer than 20 trials have a value.

@@ -272,7 +272,7 @@ class Downpour(_AdditiveRule):
     """Adds up the workers' progress: a worker sends ``d = W - B``, ``C += d``, and the worker continues from ``C + d``.
 
     Dean et al., Large scale distributed deep networks, 2012. The sum makes the step grow with the number of workers: for
-    many workers, take a smaller learning rate or another rule.
+    many workers, use a smaller learning rate or another rule.
     """
 
     modes: ClassVar[frozenset[str]] = _ANY_ASYNCHRONOUS
