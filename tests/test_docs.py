@@ -119,6 +119,19 @@ def _policy(section):
     return {name: columns for name, *columns in rows}
 
 
+def test_signatures_in_the_api_reference_name_no_internal_types():
+    griffe = pytest.importorskip("griffe", reason="needs the extra [docs]")
+    extension = runpy.run_path(str(ROOT / "docs" / "theme" / "docstrings.py"))["Docstrings"]
+    extensions = griffe.load_extensions("dataclasses", extension)
+    package = griffe.load("sparkkeras", search_paths=[ROOT], allow_inspection=False, extensions=extensions)
+    features = package["spark_model.SparkModel"].members["fit"].parameters["features"]
+    assert str(features.annotation) == "str | Sequence[str] | Mapping[str, str | Sequence[str]] | None"
+    assert str(package["parameter.rules.Average"].members["init"].returns) == "dict[str, NDArray[Any]]"
+    assert [str(base) for base in package["ml.transformer.KerasTransformer"].bases] == ["Model"]
+    assert "addresses" in (context := package["runner.rank_context.RankContext"].parameters)
+    assert not [each.name for each in context if each.name.startswith("_")]
+
+
 def test_the_check_of_the_site_finds_dead_links_and_resources_of_other_hosts(tmp_path):
     check = runpy.run_path(str(ROOT / "docs" / "theme" / "check_site.py"))["problems"]
     (tmp_path / "good.html").write_text('<h1 id="top"></h1><a href="#top"></a><a href="https://example.org/"></a>')
