@@ -15,7 +15,7 @@ import keras
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
-from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, warn
+from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, counted, warn
 from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
@@ -58,8 +58,12 @@ class HyperParamModel:
     Args:
         sc: A SparkContext or a SparkSession; ``None`` uses the active one, or starts one on this machine.
         num_workers: The number of trials that run at the same time, at most one per free task slot. ``None`` uses all
-            free slots. A trial has as many cores and GPUs as a Spark task (``spark.task.cpus``,
-            ``spark.task.resource.gpu.amount``).
+            free slots.
+        cores_per_trial: The CPU cores of each trial; ``None``: those of a Spark task (``spark.task.cpus``). On a cluster,
+            Spark assigns these and GPUs by a resource profile for the search. With a local master, fewer trials run at the
+            same time.
+        gpus_per_trial: The GPUs of each trial; ``None``: those of a Spark task (``spark.task.resource.gpu.amount``). Not
+            with a local master.
         transport: How workers connect to the driver: ``"socket"``, which notices a lost worker immediately, or ``"http"``.
         port: The port that the driver listens on; 0 chooses a free one.
         server_options: Further settings of the driver's server: ``host``, ``bind``, ``encrypt``, ``timeout`` and
@@ -95,6 +99,8 @@ class HyperParamModel:
         sc: Any = None,
         num_workers: int | None = None,
         *,
+        cores_per_trial: int | None = None,
+        gpus_per_trial: int | None = None,
         transport: str = "socket",
         port: int = 0,
         server_options: ServerOptions | None = None,
@@ -111,7 +117,9 @@ class HyperParamModel:
         self._transport, self._port = transport, arguments.port("port", port)
         self._server_options = arguments.instance("server_options", server_options, ServerOptions) or ServerOptions()
         self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
-        self._workers = _workers_factory(sc)
+        cores = arguments.optional_integer("cores_per_trial", cores_per_trial)
+        gpus = arguments.optional_integer("gpus_per_trial", gpus_per_trial)
+        self._workers = _workers_factory(sc, cores, gpus)
         self.safe_mode = safe_mode
         self.seed: int | None = None
         self.seconds = 0.0
@@ -417,10 +425,9 @@ class HyperParamModel:
         ledger, slots = results.ledger, workers.free_slots
         count = min(self.num_workers or slots, slots)
         if self.num_workers is not None and self.num_workers > slots:
-            free = "1 free slot" if slots == 1 else f"{slots} free slots"
             warn(
-                f"num_workers={self.num_workers}, but Spark has {free}, and each trial takes one: no more than {slots} will "
-                "run at the same time. Omit num_workers, or give Spark more cores."
+                f"num_workers={self.num_workers}, but Spark has room for {counted(slots, 'trial')}: no more than {slots} "
+                "will run at the same time. Omit num_workers, or give Spark more cores."
             )
         progress = SearchProgress(verbose, ledger, results.metric, results.sign, max_evals, count, results.space.parameters)
         progress.begin()
@@ -458,11 +465,11 @@ class HyperParamModel:
         progress.end()
 
 
-def _workers_factory(sc: Any) -> Callable[[], Workers]:
+def _workers_factory(sc: Any, cores: int | None, gpus: int | None) -> Callable[[], Workers]:
     """A factory of the workers; `minimize` calls it, since it may start Spark."""
     if isinstance(sc, Workers):
         return lambda: sc
-    return functools.partial(SparkWorkers, _spark_context(sc))
+    return functools.partial(SparkWorkers, _spark_context(sc), cores, gpus)
 
 
 def _spark_context(sc: Any) -> Any:

@@ -9,12 +9,13 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sparkkeras.data.dataset import Dataset, DriverAddress, Results, Running, Task
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.hyperopt.data import source_of
 from sparkkeras.sources.copies import KeptRows, copied, kept
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkDataset, without_rows
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.resources import TaskResources
 from sparkkeras.worker import device
 
 R = TypeVar("R")
@@ -69,19 +70,51 @@ class SparkWorkers:
 
     Args:
         context: The SparkContext; ``None`` uses the active one, or starts one on this machine.
+        cores: The CPU cores of each worker; ``None``: those of a task.
+        gpus: The GPUs of each worker; ``None``: those of a task.
 
     Raises:
         ClusterError: The context was stopped, or its workers lack Keras.
+        ConfigurationError: Spark cannot give a worker as many cores or GPUs.
     """
 
-    def __init__(self, context: Any) -> None:
-        self._cluster = Cluster(context, device.forking_environment)
+    def __init__(self, context: Any, cores: int | None = None, gpus: int | None = None) -> None:
         self.in_child_processes = True
+        self._cluster = Cluster(context, device.forking_environment)
+        self._of_task = self._cluster.task_cores
+        self._resources: TaskResources | None = None
+        if cores is not None or gpus is not None:
+            self._resources = TaskResources(cores or self._of_task, gpus)
+            self._check(self._resources)
+            self._cluster = Cluster(self._cluster.context, device.forking_environment, self._resources)
+
+    def _check(self, resources: TaskResources) -> None:
+        cores, cluster = resources.cores, self._cluster
+        if cores < self._of_task:
+            raise ConfigurationError(
+                f"cores_per_trial={cores}, and each task of this Spark has {self._of_task} (spark.task.cpus): a trial has at"
+                " least these."
+            )
+        if not cluster.is_local:
+            return
+        if resources.gpus is not None:
+            raise ConfigurationError(
+                f"gpus_per_trial={resources.gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not "
+                f"with the master {cluster.context.master!r}, where all trials see all GPUs: omit it, and use num_workers=1."
+            )
+        if cores > (all_cores := cluster.slots * self._of_task):
+            raise ConfigurationError(
+                f"cores_per_trial={cores}, but the master {cluster.context.master!r} has {counted(all_cores, 'core')}."
+            )
 
     @property
     def free_slots(self) -> int:
-        """The number of free task slots."""
-        return self._cluster.free_slots
+        """The number of workers for which there are free task slots."""
+        free = self._cluster.free_slots
+        if self._resources is None:
+            return free
+        fitting = max(1, free * self._of_task // self._resources.cores)
+        return fitting if self._cluster.is_local else min(fitting, self._resources.slots(self._cluster.context))
 
     @property
     def driver(self) -> DriverAddress:

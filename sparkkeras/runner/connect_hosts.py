@@ -15,11 +15,12 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.spark_hosts import gpu_profile, placement_of
+from sparkkeras.runner.spark_hosts import placement_of
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
 from sparkkeras.spark.connectivity import PREFLIGHT_SECONDS, Preflight
+from sparkkeras.spark.resources import TaskResources
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +62,7 @@ class ConnectTasks:
             PicklesResults(task, CELL_BYTES),
             RESULT,
             barrier=host.together,
-            profile=None if gpus is None else gpu_profile(cluster.task_cores, gpus),
+            profile=None if gpus is None else TaskResources(cluster.task_cores, gpus).profile(),
         )
         return cluster.background(lambda: cluster.collect(query))
 

@@ -14,6 +14,7 @@ from sparkkeras.runner.processes import fork, spawn
 from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.resources import TaskResources
 from sparkkeras.worker import device
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class SparkTasks:
         with cluster.training_workers():
             mapped = (ranks.barrier() if host.together else ranks).mapPartitionsWithIndex(task)
             if self.gpus_per_worker is not None:
-                mapped = mapped.withResources(gpu_profile(cluster.task_cores, self.gpus_per_worker))
+                mapped = mapped.withResources(TaskResources(cluster.task_cores, self.gpus_per_worker).profile())
             _ = mapped._jrdd
         return cluster.background(lambda: cluster.collect(mapped))
 
@@ -108,11 +109,3 @@ def _machine(rank: int, together: bool) -> str:
     import socket
 
     return socket.gethostname()
-
-
-def gpu_profile(cores: int, gpus: int) -> Any:
-    """A resource profile of tasks with this number of CPU cores and GPUs."""
-    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
-
-    requests = TaskResourceRequests().cpus(cores).resource("gpu", gpus)
-    return ResourceProfileBuilder().require(requests).build

@@ -99,7 +99,7 @@ class RddBlocks:
         if not training:
             return self.rdd.mapPartitionsWithIndex(call)
         with cluster.training_workers():
-            mapped: RDD[Any] = self.rdd.mapPartitionsWithIndex(call)
+            mapped: RDD[Any] = cluster.with_resources(self.rdd.mapPartitionsWithIndex(call))
             _ = mapped._jrdd
         return mapped
 

@@ -33,6 +33,7 @@ from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
 from sparkkeras.spark.master import is_local
+from sparkkeras.spark.resources import TaskResources
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.spark.worker_checks import PACKAGE, check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
@@ -60,19 +61,26 @@ class Cluster:
     Args:
         context: The context of the data; ``None``: the active one, or a new one on this machine.
         environment: Returns the environment variables of training workers.
+        resources: The resources of training tasks; ``None``: as Spark is configured.
 
     Attributes:
         context: The SparkContext.
-        task_cores: CPU cores per task (``spark.task.cpus``).
+        task_cores: CPU cores per task, by default ``spark.task.cpus``.
 
     Raises:
         ClusterError: The context was stopped, or workers lack Keras or its backend, or run another Python version.
     """
 
-    def __init__(self, context: SparkContext | None, environment: Environment = worker_environment) -> None:
+    def __init__(
+        self,
+        context: SparkContext | None,
+        environment: Environment = worker_environment,
+        resources: TaskResources | None = None,
+    ) -> None:
         self.context = context or active_context()
         check_running(self.context)
-        self.task_cores = _settings_of(self.context).task_cores
+        self._resources = resources
+        self.task_cores = _settings_of(self.context).task_cores if resources is None else resources.cores
         self._environment = {**environment(self.task_cores), **TRAINING_WORKERS}
         _equip(self)
 
@@ -98,6 +106,12 @@ class Cluster:
     def slots(self) -> int:
         """The number of tasks that can currently run at the same time."""
         return slots_of(self.context)
+
+    def with_resources(self, rdd: RDD[R]) -> RDD[R]:
+        """The RDD, whose tasks get the resources of training tasks. Spark assigns none in local mode."""
+        if self._resources is None or self.is_local:
+            return rdd
+        return rdd.withResources(self._resources.profile())
 
     @property
     def free_slots(self) -> int:

@@ -631,7 +631,7 @@ class TestBadInput:
         with pytest.raises(ConfigurationError, match="sc='local'"):
             HyperParamModel("local")
 
-    @pytest.mark.parametrize(("slots", "message"), [(1, "1 free slot,"), (2, "2 free slots,")])
+    @pytest.mark.parametrize(("slots", "message"), [(1, "room for 1 trial:"), (2, "room for 2 trials:")])
     def test_more_workers_than_slots(self, slots, message):
         search = HyperParamModel(LocalWorkers(slots), num_workers=9)
         with pytest.warns(UserWarning, match=f"num_workers=9, but Spark has {message}") as caught:

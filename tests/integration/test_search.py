@@ -152,6 +152,66 @@ class TestProcesses:
         extra = search_of(sc, objective=objective, max_evals=1).best_trial.extra
         assert extra == {"threads": 1, "env": "1", "untouched": True}
 
+    def test_a_trial_with_the_cores_of_several_tasks_has_as_many_threads(self, sc):
+        def objective(params):
+            return {"loss": 0.0, "env": os.environ["NPROC"], "worker": os.getppid()}
+
+        search = HyperParamModel(sc, cores_per_trial=2)
+        search.minimize(objective=objective, space=LINE, max_evals=3, verbose=0)
+        assert {trial.extra["env"] for trial in search.trials} == {"2"}
+        assert len({trial.extra["worker"] for trial in search.trials}) == 1
+
+    @pytest.mark.cluster
+    def test_a_profile_that_no_executor_fits(self, sc):
+        with pytest.raises(ConfigurationError, match=r"Spark cannot run tasks with 2 CPU cores: no executor has"):
+            HyperParamModel(sc, cores_per_trial=2).minimize(objective=abs, space=hp.uniform("x", 0, 1), max_evals=1)
+
+    @pytest.mark.soak
+    def test_trials_with_gpus_of_their_own(self, tmp_path):
+        discovery = tmp_path / "gpus"
+        discovery.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0", "1"]}'\n""")
+        discovery.chmod(0o755)
+        script = """
+            import os, sys, time
+            from pyspark.sql import SparkSession
+            from sparkkeras.hyperopt import HyperParamModel, uniform
+
+            builder = SparkSession.builder.master("local-cluster[2,4,1024]").config("spark.ui.enabled", "false")
+            for name, value in {"worker.amount": 2, "worker.discoveryScript": sys.argv[1], "executor.amount": 2}.items():
+                where, setting = name.split(".")
+                builder = builder.config(f"spark.{where}.resource.gpu.{setting}", value)
+            spark = builder.getOrCreate()
+
+            def objective(params):
+                time.sleep(1)
+                return {"loss": 0.0, "cores": os.environ["NPROC"], "gpus": os.environ["CUDA_VISIBLE_DEVICES"]}
+
+            for cores, gpus in ((2, 1), (None, 2)):
+                search = HyperParamModel(spark, cores_per_trial=cores, gpus_per_trial=gpus)
+                search.minimize(objective=objective, space={"x": uniform(0, 1)}, max_evals=8, algo="random", verbose=0)
+                print(sorted({(trial.extra["cores"], trial.extra["gpus"]) for trial in search.trials}))
+                print(len({trial.worker for trial in search.trials}))
+            spark.stop()
+        """
+        output = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), str(discovery)],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        ).stdout
+        assert output.splitlines() == ["[('2', '0'), ('2', '1')]", "4", "[('1', '0,1')]", "2"]
+
+    def test_resources_that_the_master_does_not_have(self, sc):
+        for arguments, message in (
+            ({"cores_per_trial": 3}, r"cores_per_trial=3, but the master 'local\[2\]' has 2 cores"),
+            ({"gpus_per_trial": 1}, r"gpus_per_trial=1: Spark assigns GPUs on standalone clusters.*not with the master"),
+            ({"cores_per_trial": 0}, "cores_per_trial=0: expected a positive"),
+        ):
+            with pytest.raises(ConfigurationError, match=message):
+                HyperParamModel(sc, **arguments).minimize(objective=abs, space=hp.uniform("x", 0, 1), max_evals=1)
+
     def test_the_data_may_be_read_with_the_backend(self, sc):
         """Trials cannot be forked from a process in which TensorFlow has run, so data is read in a child process, too."""
 
