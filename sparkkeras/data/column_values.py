@@ -33,7 +33,7 @@ class Terms:
         return f"{name} of {self.function}" if self.function else f"column {name!r}"
 
     def argument(self, name: str) -> str:
-        """The name of an argument of `SparkModel.fit` for columns, or of the param of Spark ML that stands for it."""
+        """The name of an argument of `SparkModel.fit`, or of the param of Spark ML that stands for it."""
         return _PARAMS.get(name, name) if self.spark_ml else name
 
     def columns(self, names: Sequence[str]) -> str:
@@ -41,7 +41,12 @@ class Terms:
         return f"the arguments of {self.function}" if self.function else f"the columns {', '.join(names)}"
 
 
-_PARAMS = {"features": "featuresCol", "label": "labelCol", "sample_weight": "weightCol"}
+_PARAMS = {
+    "features": "featuresCol",
+    "label": "labelCol",
+    "sample_weight": "weightCol",
+    "validation_col": "validationIndicatorCol",
+}
 
 BY_NAME = Terms()
 """The wording for the columns of a DataFrame, which have names."""

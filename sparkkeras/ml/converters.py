@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -19,8 +19,11 @@ from sparkkeras.data.columns import Loader
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.parameter.rules import UpdateRule, as_rule
 from sparkkeras.sources.column_names import column_names
-from sparkkeras.sources.frame import Columns, Loaders
+from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.training.callbacks import as_callbacks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Names = str | list[str] | dict[str, str]
 """The name of a new column: one for all outputs, or one for each output, in their order or by output name."""
@@ -108,6 +111,16 @@ def keras_model(name: str, value: Any) -> keras.Model:
     """A Keras model. Raises `ModelError` for other values."""
     if not isinstance(value, keras.Model):
         raise ModelError(f"{name} is {describe(value)}; expected a keras.Model.")
+    return value
+
+
+def data_frame(name: str, value: Any) -> DataFrame:
+    """A Spark DataFrame."""
+    if not is_frame(value):
+        raise ConfigurationError(
+            f"{name} is {describe(value)}; expected a Spark DataFrame with the columns of the training data. From arrays, "
+            "sparkkeras.to_data_frame(spark, x, y) creates one."
+        )
     return value
 
 

@@ -16,12 +16,12 @@ from pyspark.ml import Estimator
 from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.column_values import SPARK_ML, worded_for
-from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.fit_records import own_checkpoints
 from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
-from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, result_schema
+from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, check_columns, result_schema
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
@@ -85,8 +85,11 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
         callbacks: Keras callbacks that run on the driver after each epoch. They are not saved.
         worker_callbacks: Keras callbacks that run on the workers. They are not saved.
-        validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition. Cannot be
-            combined with ``validationIndicatorCol``.
+        validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition.
+        validation_data: A DataFrame to validate on, with the columns of the training data. In a pipeline these are the
+            columns that the estimator gets from the stages before it; ``validationIndicatorCol`` marks rows of the
+            pipeline's data instead. Every fit validates on it, also those of a ``CrossValidator``. It is not saved. Only one
+            of ``validation_split``, ``validation_data`` and ``validationIndicatorCol`` can be set.
         validation_freq: Validate every this many epochs.
         validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
         shuffle: Whether each worker shuffles its rows before each epoch.
@@ -150,6 +153,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
         validation_split: float = 0.0,
+        validation_data: DataFrame | None = None,
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
         shuffle: bool = True,
@@ -176,12 +180,12 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             DataError: A column is missing, or its type or width does not fit the model.
             ConfigurationError: A new column already exists, or a param does not fit the model.
         """
-        return result_schema(self, self._checked_model(), SchemaFrame.of(schema), labelled=True)
+        return self._result_schema(self._checked_model(), schema)
 
     def _fit(self, dataset: DataFrame) -> KerasTransformer:
         get = self.getOrDefault
         original = self._checked_model()
-        result_schema(self, original, SchemaFrame.of(dataset), labelled=True)
+        self._result_schema(original, dataset)
         model = self._copy_of(original)
         of_modes = ("parameter_server_mode", "port", "server_options", "gradient_dtype", "max_restarts")
         spark_model = SparkModel(
@@ -202,6 +206,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
                 verbose=get("verbose"),
                 callbacks=get("callbacks"),
                 validation_split=get("validation_split"),
+                validation_data=get("validation_data"),
                 validation_col=get("validationIndicatorCol"),
                 validation_freq=get("validation_freq"),
                 validation_batch_size=get("validation_batch_size"),
@@ -220,6 +225,21 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
                 resume=get("resume"),
             )
         return self._fitted(model, history.history)
+
+    def _result_schema(self, model: keras.Model, data: DataFrame | StructType) -> StructType:
+        """See `transformSchema`; also checks the columns of ``validation_data``."""
+        schema = result_schema(self, model, SchemaFrame.of(data), labelled=True)
+        held_out = self.getOrDefault("validation_data")
+        if held_out is not None:
+            try:
+                check_columns(self, model, SchemaFrame.of(held_out), labelled=True)
+            except (ConfigurationError, DataError) as error:
+                raise type(error)(
+                    f"validation_data: {error} It needs the columns of the training data. If a pipeline adds them, pass "
+                    "validation_data through the fitted stages before this estimator first, or mark rows of the pipeline's "
+                    "data to validate on with validationIndicatorCol instead."
+                ) from error
+        return schema
 
     def _checked_model(self) -> keras.Model:
         model: keras.Model | None = self.getOrDefault("model")

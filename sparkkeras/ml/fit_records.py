@@ -17,6 +17,7 @@ from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.errors import ConfigurationError, CustomObjectError, StorageError, TrainingInterruptedError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
+from sparkkeras.sources.frame import is_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,18 +69,24 @@ def _newest(path: str) -> str | None:
 
 def _digest(dataset: DataFrame, params: Mapping[str, Any]) -> str:
     """What identifies a fit, without a reference to its data and models."""
-    try:
-        data = str(dataset.semanticHash())
-    except Exception:  # as for a DataFrame of a session that has ended; then it counts as another one
-        data = uuid.uuid4().hex
     compared = {name: _shown(value) for name, value in params.items() if name not in _MAY_DIFFER}
-    return hashlib.sha256(json.dumps([data, compared], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([_data(dataset), compared], sort_keys=True).encode()).hexdigest()
+
+
+def _data(frame: DataFrame) -> str:
+    """What identifies a DataFrame."""
+    try:
+        return str(frame.semanticHash())
+    except Exception:  # as for a DataFrame of a session that has ended; then it counts as another one
+        return uuid.uuid4().hex
 
 
 def _shown(value: Any) -> Any:
     """A value of a param for JSON; the same for models, callbacks and functions that are created again in the same way."""
     if isinstance(value, keras.Model):
         return description(value)
+    if is_frame(value):
+        return _data(value)
     if isinstance(value, keras.callbacks.Callback):  # its settings; other attributes change during training
         names = inspect.signature(type(value).__init__).parameters
         settings = {name: _shown(setting) for name, setting in vars(value).items() if name in names}

@@ -281,6 +281,10 @@ class TrainingParams(InferenceParams):
     validation_split = param(
         "the fraction of rows, in [0, 1), used for validation: the last ones of each partition", arguments.fraction
     )
+    validation_data = param(
+        "a DataFrame to validate on, with the columns of the training data; it is not saved",
+        arguments.optional(converters.data_frame),
+    )
     validation_freq = param("validate every this many epochs", converters.number())
     validation_batch_size = param("rows in a validation batch; None: batch_size", arguments.optional_integer)
     shuffle = param("whether each worker shuffles its rows before each epoch", arguments.flag)

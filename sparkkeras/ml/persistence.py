@@ -43,7 +43,7 @@ S = TypeVar("S", bound="Savable")
 
 _MODEL = "model.keras"
 _METADATA_KEY = "sparkkeras"
-_NOT_SAVED = ("callbacks", "worker_callbacks")
+_NOT_SAVED = ("callbacks", "worker_callbacks", "validation_data")
 
 
 class Savable(Params, MLWritable, MLReadable[Any]):
@@ -57,7 +57,7 @@ class Savable(Params, MLWritable, MLReadable[Any]):
     with Keras instead; functions from an installed package must be. ``load`` imports the modules that the folder names, so
     load only folders that you trust as much as your code.
     A subclass is saved by its name, so define it at the top level of a module, or of the script that loads it.
-    Callbacks are not saved; a warning says so. Loading a Lambda layer that holds a Python lambda raises `ModelError`, unless
+    Callbacks and ``validation_data`` are not saved; a warning says so. Loading a Lambda layer that holds a Python lambda raises `ModelError`, unless
     ``keras.config.enable_unsafe_deserialization()`` was called.
     """
 

@@ -254,13 +254,23 @@ def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame,
         DataError: A column is missing, or its type or width does not fit the model.
         ConfigurationError: A new column already exists, or a param does not fit the model.
     """
+    check_columns(params, model, frame, labelled=labelled)
+    fields = [field for column in output_columns(params, model) for field in column.fields()]
+    return with_fields(frame, fields, params._new_columns)
+
+
+def check_columns(params: InferenceParams, model: keras.Model, frame: DataFrame, *, labelled: bool) -> None:
+    """Check the input columns; see `result_schema`.
+
+    Raises:
+        DataError: A column is missing, or its type or width does not fit the model.
+        ConfigurationError: A param for columns does not fit the model.
+    """
     get = params.getOrDefault
     transform = get("transform") if labelled else get("batch_transform")
     named = ColumnMapping(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
     with worded_for(SPARK_ML):
         named.select(frame, schema_of(model), labelled)
-    fields = [field for column in output_columns(params, model) for field in column.fields()]
-    return with_fields(frame, fields, params._new_columns)
 
 
 @dataclass(frozen=True)

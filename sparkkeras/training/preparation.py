@@ -13,7 +13,8 @@ from typing import Any, get_args
 import keras
 
 from sparkkeras import arguments
-from sparkkeras.data.block import BlockSpec
+from sparkkeras.data.block import BlockSpec, describe
+from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
@@ -286,10 +287,19 @@ def _check_validation(validation_split: float, validation_data: Any, validation_
         ConfigurationError: More than one of them is set, or ``validation_split`` is out of range.
     """
     arguments.fraction("validation_split", validation_split)
-    given = bool(validation_split) + (validation_data is not None) + (validation_col is not None)
-    if given > 1:
-        raise ConfigurationError("pass only one of validation_split, validation_data and validation_col.")
-    return given == 1
+    terms = current_terms.get()
+    column = terms.argument("validation_col")
+    shown = {
+        f"validation_split={validation_split!r}": bool(validation_split),
+        f"validation_data ({describe(validation_data)})": validation_data is not None,
+        f"{column}={validation_col!r}": validation_col is not None,
+    }
+    given = [each for each, is_given in shown.items() if is_given]
+    if len(given) > 1:
+        raise ConfigurationError(
+            f"{terms.give} only one of validation_split, validation_data and {column}; received {' and '.join(given)}."
+        )
+    return bool(given)
 
 
 def _check_models(models: Sequence[keras.Model], options: FitOptions, validates: bool) -> None:

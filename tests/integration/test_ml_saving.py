@@ -258,12 +258,14 @@ def test_lambda_layers_need_unsafe_deserialization_to_load(tmp_path):
         same_model(KerasTransformer.load(path).get_model(), model)
 
 
-def test_callbacks_are_not_saved_and_a_warning_says_so(tmp_path):
-    estimator = KerasEstimator(model=small(), callbacks=[keras.callbacks.TerminateOnNaN()])
-    with pytest.warns(UserWarning, match="the param 'callbacks' cannot be saved and is left out") as warned:
+def test_callbacks_and_validation_data_are_not_saved_and_warnings_say_so(frame, tmp_path):
+    estimator = KerasEstimator(model=small(), callbacks=[keras.callbacks.TerminateOnNaN()], validation_data=frame)
+    with pytest.warns(UserWarning, match="cannot be saved and is left out. Set it again after loading") as warned:
         estimator.save(str(tmp_path / "calling"))
-    assert warned[0].filename == __file__
-    assert KerasEstimator.load(str(tmp_path / "calling")).getCallbacks() is None
+    ours = [each for each in warned if each.filename == __file__]
+    assert [str(each.message).split("'")[1] for each in ours] == ["callbacks", "validation_data"]
+    loaded = KerasEstimator.load(str(tmp_path / "calling"))
+    assert (loaded.getCallbacks(), loaded.getValidationData()) == (None, None)
 
 
 @dataclass(frozen=True)

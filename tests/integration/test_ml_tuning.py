@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import SparkSession
@@ -145,6 +146,18 @@ def test_weight_and_validation_columns(estimator, frame):
     assert predicted <= {0.0, 1.0, 2.0, 3.0, 4.0}
     # Training steps: two partitions of 150 training rows in batches of 32.
     assert int(fitted.get_model().optimizer.iterations) == 4 * 5
+    # The same rows as a second DataFrame: set on the estimator, which a pipeline and a list of param maps copy.
+    held_out, training = frame.where("held_out"), frame.where("not held_out")
+    estimator.setValidationIndicatorCol(None).setValidationData(held_out)
+    (again,) = Pipeline(stages=[estimator]).fit(training, [{estimator.epochs: 4}])
+    assert again.stages[0].history == fitted.history
+    assert estimator.getValidationData() is held_out
+    with pytest.raises(DataError, match=r"^validation_data: .* no column 'weight'.*validationIndicatorCol instead"):
+        estimator.fit(training, {estimator.validation_data: held_out.drop("weight")})
+    with pytest.raises(DataError, match=r"^validation_data: the DataFrame has no column 'features'"):
+        estimator.copy({estimator.validation_data: held_out.drop("features")}).transformSchema(training.schema)
+    with pytest.raises(DataError, match="validate on has no rows: .*handleInvalid='skip'.* or validationIndicatorCol"):
+        estimator.fit(training, {estimator.validation_data: held_out.limit(0)})
 
 
 def test_the_learning_rate(estimator, model, frame):
@@ -204,8 +217,10 @@ def test_errors_are_raised_before_training(estimator, model, frame):
         estimator.fit(frame, {estimator.predictionCol: "label"})
     with pytest.raises(ConfigurationError, match="rule 'downpour' does not fit mode='synchronous'"):
         estimator.fit(frame, {estimator.rule: "downpour"})
-    with pytest.raises(ConfigurationError, match="pass only one of validation_split, validation_data and validation_col"):
+    with pytest.raises(ConfigurationError, match="set only one of .* received validation_split=0.2 and validationIndica"):
         estimator.fit(frame, {estimator.validation_split: 0.2, estimator.validationIndicatorCol: "held_out"})
+    with pytest.raises(ConfigurationError, match=r"validation_split, validation_data and validationIndicatorCol; received"):
+        estimator.fit(frame, {estimator.validation_split: 0.2, estimator.validation_data: frame})
     with pytest.raises(DataError, match="no column 'upper'"):
         KerasEstimator(model=two_by_two(), featuresCol=["upper", "lower"], labelCol=["label", "weight"]).fit(frame)
 

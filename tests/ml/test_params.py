@@ -42,7 +42,7 @@ def test_every_argument_is_a_param_with_its_default(kind):
 
 
 def test_params_have_the_names_and_defaults_of_spark_models_arguments():
-    renamed = {"validation_col", "validation_data", "features", "label", "sample_weight", "data", "y", "self"}
+    renamed = {"validation_col", "features", "label", "sample_weight", "data", "y", "self"}
     renamed |= {"checkpoint", "resume"}  # of SparkModel only
     for function in (SparkModel.__init__, SparkModel.fit):
         for name, given in inspect.signature(function).parameters.items():
@@ -91,6 +91,7 @@ def test_arguments_are_keyword_only():
         ("epochs", None, "epochs=None: expected a positive whole number"),
         ("batch_size", 1.5, "batch_size=1.5: expected"),
         ("num_workers", "two", "num_workers='two': expected"),
+        ("validation_data", [1], "validation_data is a list of 1 value; expected a Spark DataFrame"),
         ("validation_split", 1.0, r"validation_split=1.0: expected a number in \[0, 1\)"),
         ("mode", "async", "mode='async' is not known. Known: 'allreduce', 'asynchronous'"),
         ("frequency", "day", "frequency='day': expected"),
