@@ -1,12 +1,14 @@
 """Saving and loading of estimators and transformers: a folder with Spark's metadata and a ``model.keras`` file.
 
-Param values that JSON can hold are saved as Spark saves them. Functions and classes are saved as ``module:name``
-(`sparkkeras.ml.references`). Loading never unpickles anything.
+With Spark Connect, queries write the folder, so ``model.keras`` is a data set (`sparkkeras.spark.remote_files`). Either kind
+of session loads both. Param values that JSON can hold are saved as Spark saves them. Functions and classes are saved as
+``module:name`` (`sparkkeras.ml.references`). Loading never unpickles anything.
 """
 
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import sys
 import uuid
@@ -28,12 +30,14 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
+from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
 from sparkkeras.ml.references import decode, encode, find_code, is_registered, reference_to_code
 from sparkkeras.modeling import custom_code
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.connect import is_remote
+from sparkkeras.spark.remote_files import RemoteFiles, local_part, reason_of
 from sparkkeras.training import persistence
 
 if TYPE_CHECKING:
@@ -57,8 +61,8 @@ class Savable(Params, MLWritable, MLReadable[Any]):
     with Keras instead; functions from an installed package must be. ``load`` imports the modules that the folder names, so
     load only folders that you trust as much as your code.
     A subclass is saved by its name, so define it at the top level of a module, or of the script that loads it.
-    Callbacks and ``validation_data`` are not saved; a warning says so. Loading a Lambda layer that holds a Python lambda raises `ModelError`, unless
-    ``keras.config.enable_unsafe_deserialization()`` was called.
+    Callbacks and ``validation_data`` are not saved; a warning says so. Loading a Lambda layer that holds a Python lambda
+    raises `ModelError`, unless ``keras.config.enable_unsafe_deserialization()`` was called.
     """
 
     def write(self) -> KerasWriter:
@@ -146,19 +150,24 @@ class KerasWriter(MLWriter):
     def save(self, path: str) -> None:
         """Write to a temporary folder and rename it, so that a failure does not change an existing folder.
 
+        Spark Connect cannot rename folders: there, an existing folder is removed before the new one is written.
+
         Raises:
+            ConfigurationError: ``path`` is not a path.
             StorageError: There is no Spark session, the folder exists and ``overwrite()`` was not called, or it cannot be
                 written.
             CustomObjectError: A function or class could not be loaded again.
             ModelError: The model cannot be saved.
         """
         kind = _checked_class(type(self.instance))
-        session = _classic(_session(self, "saving"))
+        target = arguments.path("path", path)
+        session = _session(self, "saving")
         content = Content.of(self.instance)
         extra = {"class": _saved_name(kind), _METADATA_KEY: content.notes}
-        with _replacement(session, str(path), self.shouldOverwrite) as folder:
+        replacement = _remote_replacement if is_remote(session) else _replacement
+        with replacement(session, target, self.shouldOverwrite) as folder:
             if content.model is not None:
-                filesystem.write_bytes(f"{folder}/{_MODEL}", content.model)
+                _write(session, f"{folder}/{_MODEL}", content.model)
             DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, content.params)
 
 
@@ -268,7 +277,7 @@ def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
     except Exception as error:
         raise StorageError(
             f"there is no saved estimator or transformer at {path!r}, or it cannot be read. A path without a scheme is on "
-            f"Spark's default file system. Spark's error: {error}"
+            f"Spark's default file system. Spark's error: {reason_of(error)}"
         ) from error
     if not isinstance(found, dict):
         raise ModelError(f"{path!r} was not written by sparkkeras: its metadata is {found!r}.")
@@ -285,10 +294,7 @@ def _replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[
     target, files = _hadoop(session, path)
     jvm: Any = session.sparkContext._jvm
     target = files.makeQualified(target)
-    if target.getParent() is None:
-        raise StorageError(f"{path!r} is the root of a file system: choose the path of a folder below it.")
-    if not overwrite and files.exists(target):
-        raise StorageError(f"{path!r} already exists: use write().overwrite().save(path) to replace it, or another path.")
+    _check_target(path, target.getParent() is None, not overwrite and files.exists(target))
     temporary = jvm.org.apache.hadoop.fs.Path(target.getParent(), f".{target.getName()}.{uuid.uuid4().hex}")
     try:
         yield str(temporary.toString())
@@ -310,6 +316,35 @@ def _replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[
     )
 
 
+@contextmanager
+def _remote_replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
+    """Yield the path itself, since queries cannot rename a folder; on failure, what was written is removed.
+
+    Raises:
+        StorageError: The path exists and ``overwrite`` is false, or it cannot be written.
+    """
+    files = RemoteFiles(session)
+    is_root = local_part(path) == "/"
+    exists = not is_root and files.exists(path)
+    _check_target(path, is_root, exists and not overwrite)
+    if exists:
+        files.remove_folder(path)
+    try:
+        with files.query("write", path):
+            yield path
+    except BaseException:
+        with suppress(Exception):
+            files.remove_folder(path)
+        raise
+
+
+def _check_target(path: str, is_root: bool, exists: bool) -> None:
+    if is_root:
+        raise StorageError(f"{path!r} is the root of a file system: choose the path of a folder below it.")
+    if exists:
+        raise StorageError(f"{path!r} already exists: use write().overwrite().save(path) to replace it, or another path.")
+
+
 def qualified(session: SparkSession, path: str) -> str:
     """The path as a URI; a path without a scheme is on Spark's default file system."""
     target, files = _hadoop(session, path)
@@ -327,10 +362,16 @@ def _hadoop(session: SparkSession, path: str) -> tuple[Any, Any]:
         raise StorageError(f"cannot reach {path!r}: {error}") from error
 
 
+def _write(session: SparkSession, path: str, data: bytes) -> None:
+    if is_remote(session):
+        RemoteFiles(session).write(path, io.BytesIO(data))
+    else:
+        filesystem.write_bytes(path, data)
+
+
 def _read(session: SparkSession, path: str) -> bytes:
     if is_remote(session):
-        row = session.read.format("binaryFile").load(path).select("content").first()
-        return bytes(row[0])  # type: ignore[index]
+        return RemoteFiles(session).read(path)
     return filesystem.read_bytes(qualified(session, path))
 
 
@@ -383,12 +424,3 @@ def is_json(value: Any) -> bool:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
         return False
-
-
-def _classic(session: SparkSession) -> SparkSession:
-    if is_remote(session):
-        raise StorageError(
-            "Spark Connect cannot write files. Save the Keras model instead with get_model().save(path) (of an estimator: "
-            "getModel().save(path)), and create KerasTransformer(model=...) from it."
-        )
-    return session

@@ -252,9 +252,8 @@ def no_rows(purpose: str) -> DataError:
     terms = current_terms.get()
     drop = "handleInvalid='skip'" if terms.spark_ml else "on_invalid='drop'"
     return DataError(
-        f"the {purpose} has no rows: it is empty, a function that reads batches returned none, or "
-        f"{drop}, a loader's on_error='drop' or {terms.argument('validation_col')} (true in all rows, or in none) removed all "
-        "of them."
+        f"the {purpose} has no rows: it is empty, a function that reads batches returned none, or {drop}, a loader's "
+        f"on_error='drop' or {terms.argument('validation_col')} (true in all rows, or in none) removed all of them."
     )
 
 

@@ -63,7 +63,7 @@ class RemoteFiles:
         Raises:
             StorageError: It does not exist, is not complete, or cannot be read.
         """
-        with self._query("read", path):
+        with self.query("read", path):
             kinds = self._kinds(path)
             if path in kinds:
                 frame = self._reader().load(escaped(path)).select("content")
@@ -81,7 +81,7 @@ class RemoteFiles:
         Raises:
             StorageError: It cannot be written.
         """
-        with self._query("write", path):
+        with self.query("write", path):
             RemoteCluster(self._session)  # sends this package to the workers, where they lack it
             disable_plan_cache(self._session)
             try:
@@ -102,9 +102,9 @@ class RemoteFiles:
         Raises:
             StorageError: It cannot be read.
         """
-        with self._query("read", folder):
-            start = _local_part(folder).rstrip("/") + "/"
-            found = [_local_part(unquote(file)) for file in self._found(escaped(folder))]
+        with self.query("read", folder):
+            start = local_part(folder).rstrip("/") + "/"
+            found = [local_part(unquote(file)) for file in self._found(escaped(folder))]
             strange = [file for file in found if not file.startswith(start)]
             if strange:
                 raise StorageError(f"cannot read {folder!r}: Spark lists {strange[0]!r} there; expected files in {start!r}.")
@@ -116,13 +116,22 @@ class RemoteFiles:
             }
         )
 
+    def exists(self, folder: str) -> bool:
+        """Whether there is a file or a folder with files; an empty folder counts as none.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        with self.query("read", folder):
+            return bool(self._found(escaped(folder)))
+
     def remove(self, path: str) -> None:
         """Remove a file, if it exists.
 
         Raises:
             StorageError: It exists, and cannot be removed.
         """
-        with self._query("remove", path):
+        with self.query("remove", path):
             for each in self._kinds(path) & {path, path + SUFFIX}:
                 self._remove(each)
 
@@ -132,7 +141,7 @@ class RemoteFiles:
         Raises:
             StorageError: It cannot be removed.
         """
-        with self._query("remove", folder):
+        with self.query("remove", folder):
             self._remove(folder)
 
     def _remove(self, path: str) -> None:
@@ -179,16 +188,20 @@ class RemoteFiles:
         return self._session.read.format("binaryFile").option("recursiveFileLookup", "true")
 
     @contextmanager
-    def _query(self, verb: str, path: str) -> Iterator[None]:
-        """Queries of this block end with an interrupt (Ctrl-C), and their errors become a StorageError."""
+    def query(self, verb: str, path: str) -> Iterator[None]:
+        """Queries of this block end with an interrupt (Ctrl-C), and their errors become a StorageError.
+
+        Args:
+            verb: What the queries do, for the message: "read", "write" or "remove".
+            path: The file or folder that they do it with.
+        """
         try:
             with cancelled_by_interrupt(self._session):
                 yield
         except SparkKerasError:
             raise
         except Exception as error:
-            reason = str(error).partition("\n\nJVM stacktrace:")[0]
-            raise StorageError(f"cannot {verb} {path!r} with Spark Connect: {reason}") from error
+            raise StorageError(f"cannot {verb} {path!r} with Spark Connect: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -242,6 +255,11 @@ def escaped(path: str) -> str:
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
 
 
-def _local_part(uri: str) -> str:
+def reason_of(error: Exception) -> str:
+    """The message of an error of Spark, without the stack trace that Spark Connect appends."""
+    return str(error).partition("\n\nJVM stacktrace:")[0]
+
+
+def local_part(uri: str) -> str:
     """The path of a URI, without scheme and authority."""
     return posixpath.normpath(re.sub(r"^[A-Za-z][A-Za-z0-9+.-]+:(//[^/]*)?/*", "/", uri))

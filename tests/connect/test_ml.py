@@ -1,13 +1,16 @@
-"""Pipelines with Spark Connect; saving is not supported there, since it needs a Spark JVM in this process."""
+"""Pipelines with Spark Connect: fitted, scored, saved and loaded."""
+
+import json
 
 import numpy as np
 import pytest
-from pyspark.ml import Pipeline
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 
-from sparkkeras import StorageError
+from sparkkeras import CustomObjectError, StorageError, load_spark_model
 from sparkkeras.ml import KerasEstimator, KerasTransformer
+from sparkkeras.ml.persistence import DefaultParamsWriter
 from tests.models import classifier
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
@@ -28,11 +31,59 @@ def test_a_transformer_saved_in_a_classic_session_is_loaded(frame, classic):
     np.testing.assert_allclose(found, loaded.get_model().predict(ROWS, verbose=0), atol=1e-6)
 
 
-def test_a_pipeline_is_fitted_and_saving_it_is_rejected(frame, tmp_path):
+def test_a_pipeline_is_fitted_and_saved(frame, tmp_path):
     assembler = VectorAssembler(inputCols=["a", "b", "c", "d"], outputCol="features")
-    estimator = KerasEstimator(model=classifier(4, 5, 3), epochs=2, verbose=0)
-    fitted = Pipeline(stages=[assembler, estimator]).fit(frame)
-    assert len(fitted.stages[-1].history["loss"]) == 2
-    assert MulticlassClassificationEvaluator().evaluate(fitted.transform(frame)) > 0
-    with pytest.raises(StorageError, match=r"get_model\(\)\.save\(path\)"):
-        fitted.stages[-1].save(str(tmp_path / "again"))
+    held_out = assembler.transform(frame).limit(20)
+    estimator = KerasEstimator(model=classifier(4, 5, 3), epochs=2, verbose=0, validation_data=held_out)
+    pipeline = Pipeline(stages=[assembler, estimator])
+    fitted = pipeline.fit(frame)
+    history = fitted.stages[-1].history
+    assert len(history["loss"]) == len(history["val_loss"]) == 2
+    scored = fitted.transform(frame)
+    assert MulticlassClassificationEvaluator().evaluate(scored) > 0
+    path = f"file:{tmp_path}/fitted"
+    for writer in (fitted.write(), fitted.write().overwrite()):
+        writer.save(path)
+    again = PipelineModel.load(path)
+    assert again.stages[-1].history == history
+    assert again.transform(frame).collect() == scored.collect()
+    with pytest.warns(UserWarning, match="'validation_data' cannot be saved"):
+        pipeline.save(f"{tmp_path}/pipeline")  # without a scheme: on the default file system
+    loaded = Pipeline.load(f"{tmp_path}/pipeline").getStages()[-1]
+    assert (loaded.uid, loaded.getEpochs(), loaded.getValidationData()) == (estimator.uid, 2, None)
+
+
+def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path, monkeypatch):
+    path = str(tmp_path / "here")
+    first, second = (KerasTransformer(model=classifier(4, 5, 3, seed=seed)) for seed in (0, 1))
+    first.save(path)
+    with pytest.raises(StorageError, match=r"already exists: use write\(\).overwrite\(\)"):
+        second.save(path)
+    with pytest.raises(CustomObjectError, match="a lambda"):  # found before anything is removed
+        KerasTransformer(model=classifier(4, 5, 3), batch_transform=lambda x, y: x).write().overwrite().save(path)
+    np.testing.assert_array_equal(KerasTransformer.load(path).get_model()(ROWS), first.get_model()(ROWS))
+    second.write().overwrite().save(f"file:{path}")
+    found = load_spark_model(f"{path}/model.keras").model  # without Spark
+    np.testing.assert_array_equal(found(ROWS), second.get_model()(ROWS))
+    assert sorted(each.name for each in (tmp_path / "here").iterdir()) == ["metadata", "model.keras.parquet"]
+    (part,) = (tmp_path / "here" / "metadata").glob("part-*")
+    assert json.loads(part.read_text())["class"] == "sparkkeras.ml.KerasTransformer"
+
+    def full(*arguments):
+        assert (tmp_path / "new").exists()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(DefaultParamsWriter, "saveMetadata", full)
+    with pytest.raises(StorageError, match="cannot write '.*/new' with Spark Connect: no space left"):
+        first.save(f"{tmp_path}/new")
+    assert [each.name for each in tmp_path.iterdir()] == ["here"]
+
+
+def test_places_where_a_stage_cannot_be_saved_are_reported(spark):
+    stage = KerasTransformer(model=classifier(4, 5, 3))
+    with pytest.raises(StorageError, match="'file:///' is the root of a file system"):
+        stage.write().overwrite().save("file:///")
+    with pytest.raises(StorageError, match="nothing://a/b' with Spark Connect: .*nothing"):
+        stage.save("nothing://a/b")
+    with pytest.raises(StorageError, match=r"no saved estimator or transformer at '/nowhere'.*Path does not exist(?!.*JVM)"):
+        KerasTransformer.load("/nowhere")
