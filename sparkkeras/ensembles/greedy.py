@@ -11,21 +11,24 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.block import Block
+from sparkkeras.data.block import Block, describe
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.ensembles import compatibility
 from sparkkeras.ensembles.ensemble import EnsembleModel
+from sparkkeras.ensembles.member_predictions import member_predictions
 from sparkkeras.ensembles.selection import Score, forward_selection
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.modeling.fixed_batch import check_batch_size, check_rows
+from sparkkeras.modeling.fixed_batch import check_batch_size
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.outputs import losses_of
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.voting import ballot, decided
-from sparkkeras.sources.source import as_source
+from sparkkeras.scoring import inference
+from sparkkeras.sources.frame import Columns, Loaders
+from sparkkeras.sources.source import NamedColumns, as_source, is_batch_function
 from sparkkeras.weights import Array
-from sparkkeras.worker import device
+from sparkkeras.worker.batches import BatchOptions, Transform
 
 Metric: TypeAlias = str | keras.metrics.Metric | keras.losses.Loss | Callable[[Any, Any], float]
 
@@ -34,7 +37,7 @@ Metric: TypeAlias = str | keras.metrics.Metric | keras.losses.Loss | Callable[[A
 def greedy_ensemble(
     models: Sequence[keras.Model],
     x_val: Any,
-    y_val: Any,
+    y_val: Any = None,
     metric: Metric = "loss",
     size: int = 20,
     *,
@@ -42,6 +45,10 @@ def greedy_ensemble(
     voting: str = "soft",
     initial: int = 5,
     sample_weight: Any = None,
+    features: Columns | None = None,
+    label: Columns | None = None,
+    loader: Loaders | None = None,
+    transform: Transform | None = None,
     batch_size: int = 32,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> EnsembleModel:
@@ -52,10 +59,14 @@ def greedy_ensemble(
     On the validation data the ensemble is never worse than the best single model. To estimate its quality on new data, use
     data that was not used for training or selection (Caruana et al. 2004).
 
+    Arrays are predicted in this process. A DataFrame or an RDD is predicted on its workers, one model after the other: only
+    labels and predictions are sent to this process, in which the selection needs all of them.
+
     Args:
         models: Built Keras models with the same inputs and outputs. Each predicts the validation data once.
-        x_val: Validation features as arrays; data that the models were not trained on.
-        y_val: Validation labels.
+        x_val: Data that the models were not trained on: features as arrays, a DataFrame, or an RDD of ``(x, y)`` or
+            ``(x, y, sample_weight)`` rows.
+        y_val: Validation labels, if ``x_val`` is arrays.
         metric: The metric to select by: ``"loss"`` (the loss of the first compiled model, without regularization), the name
             of a Keras metric, a Keras metric or loss object, or a function ``metric(y_true, y_pred) -> number``.
         size: The maximum number of selections, counting repeated ones.
@@ -63,7 +74,13 @@ def greedy_ensemble(
         voting: How members are combined: ``"soft"``, ``"hard"`` or ``"average"``; see `EnsembleModel`.
         initial: The maximum number of models to start with: the best ones, added in order as long as the metric does not get
             worse.
-        sample_weight: A weight for each sample, shape (samples,).
+        sample_weight: A weight for each sample: an array of shape (samples,) for arrays, the name of a column for a
+            DataFrame.
+        features: The input columns of a DataFrame, or ``{input name: column(s)}`` with the first model's input names; see
+            `SparkModel.fit`.
+        label: The label column of a DataFrame. ``None``: the column ``label``, or a column with the name of the output.
+        loader: Converts a column of a DataFrame into an input, such as `image_loader`.
+        transform: ``transform(x, y) -> (x, y)``, applied to each batch.
         batch_size: Rows per batch when predicting.
         custom_objects: Custom classes and functions by name, where they cannot be found from the models.
 
@@ -74,11 +91,14 @@ def greedy_ensemble(
         ModelError: The models cannot form an ensemble.
         ConfigurationError: An argument is invalid, or the metric cannot be computed.
         DataError: The data does not fit the models, or the metric is not finite for any model.
+        WorkerError: A task failed repeatedly; the message contains its traceback.
 
     Example::
 
         ensemble = greedy_ensemble(models, x_val, y_val, metric="accuracy", size=15)
         ensemble.evaluate(x_test, y_test)
+
+        ensemble = greedy_ensemble(models, validation_df, features="pixels", label="digit")
     """
     given = compatibility.check_members(models, voting)
     size, initial = arguments.integer("size", size), arguments.integer("initial", initial)
@@ -89,30 +109,28 @@ def greedy_ensemble(
             f"the models have {len(schema.outputs)} outputs, but a metric scores a single one. Select by one output, with "
             "keras.Model(model.inputs, model.outputs[0])."
         )
-    block = as_source(x_val, Reader(schema, has_on_invalid=False), y_val, sample_weight).block
-    if block is None or not block.rows:
-        problem = "has no rows" if block is not None else "is a Spark dataset"
-        raise DataError(f"x_val {problem}; expected arrays with at least one row, such as a collected sample.")
-    block = block.dense()
-    schema.check_features(block.spec, has_transform=False)
-    if sample_weight is not None and not np.any(np.asarray(sample_weight)):
-        raise DataError("sample_weight is 0 for all samples; expected a positive weight for at least one.")
+    by_value = inference.transform_by_value(transform)
+    columns = NamedColumns(features, label, loader, fits=transform is None)
+    reader = Reader(schema.before(transform), has_on_invalid=False)
+    if is_batch_function(x_val):
+        raise DataError(f"x_val is {describe(x_val)}; expected a DataFrame, an RDD or arrays, which each model can predict.")
+    source = as_source(x_val, reader, y_val, sample_weight, columns)
+    objects = arguments.custom_objects("custom_objects", custom_objects)
     batch_size = arguments.integer("batch_size", batch_size)
     for model in given:
         check_batch_size(model, "batch_size", batch_size)
-        check_rows(model, block.rows, "validation")
     exclusive = compatibility.exclusive(given)[0]
     if voting == "hard" and any(compatibility.exclusive([model])[0] != exclusive for model in given):
         raise ConfigurationError(
             'voting="hard": some of the models predict one class (softmax), others several labels (one sigmoid each), and '
             "their votes cannot be combined. Pass models of one kind."
         )
-    features = [compatibility.features_for(block.x, model, given[0]) for model in given]
-    with device.without_retracing_warnings():
-        predictions = [
-            keras.tree.flatten(compatibility.predicted(*each, batch_size))[0] for each in zip(given, features, strict=True)
-        ]
-    score = _score(metric, mode, given, block, predictions[0])
+    with member_predictions(given, source, BatchOptions(batch_size, by_value), objects) as (rows, predicted):
+        if any(not np.any(weights) for weights in rows.arrays[rows.form.span("sample_weight")]):
+            raise DataError("sample_weight is 0 for all samples; expected a positive weight for at least one.")
+        predictions = [next(predicted)]
+        score = _score(metric, mode, given, rows, predictions[0])  # raises errors before the other models predict
+        predictions.extend(predicted)
     if voting == "hard":
         ballots = [np.stack([_numpy(ballot(each, exclusive)), each]) for each in predictions]
         chosen = forward_selection(ballots, lambda mean: score(_numpy(decided(mean[0], mean[1], exclusive))), size, initial)
@@ -126,7 +144,7 @@ def greedy_ensemble(
         [given[member] for member in best],
         voting,
         [counts[member] for member in best],
-        custom_objects=custom_objects,
+        custom_objects=objects,
     )
 
 
@@ -137,7 +155,7 @@ def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, pr
         metric: The metric, as in `greedy_ensemble`.
         mode: ``"min"``, ``"max"`` or ``"auto"``.
         given: The models.
-        rows: The validation data.
+        rows: The labels and weights of the validation data.
         prediction: One model's predictions, which define the shape and dtype.
     """
     kinds = (str, keras.metrics.Metric, keras.losses.Loss)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras import SparkModel, from_data_frame, keras_udf, register_keras_udf, to_data_frame
+from sparkkeras import SparkModel, from_data_frame, greedy_ensemble, keras_udf, register_keras_udf, to_data_frame
 from tests.conftest import long
 from tests.connect import cases
+from tests.models import classifier
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,13 @@ def test_several_inputs_and_outputs(spark):
     close(found["amount"], wanted["amount"])
     struct = frame.select(keras_udf(model)("left", "right").alias("found")).select("found.amount")
     close(column(struct, "amount"), wanted["amount"][:, 0])
+
+
+def test_greedy_selection_on_a_frame(spark):
+    models = [classifier(cases.WIDTH, 8, cases.CLASSES, seed=seed) for seed in range(3)]
+    expected = greedy_ensemble(models, *cases.arrays(), size=6)
+    found = greedy_ensemble(models, cases.frame(spark), size=6)
+    assert (found.models, found.weights) == (expected.models, expected.weights)
 
 
 def test_rows_with_nulls_get_null_predictions(spark, model, expected):

@@ -17,6 +17,7 @@ from sparkkeras import (
     ModelError,
     SparkEnsemble,
     WorkerError,
+    greedy_ensemble,
     keras_udf,
     load_ensemble_model,
     to_data_frame,
@@ -77,6 +78,40 @@ def test_predictions_for_rdds_and_frames_equal_those_for_arrays(sc, spark, membe
     np.testing.assert_allclose([row.digit for row in scored.select("digit").collect()], local, atol=1e-6)
     with pytest.raises(ConfigurationError, match="predict_classes returns an array"):
         ensemble.predict_classes(frame)
+
+
+def test_greedy_selection_on_frames_and_rdds_equals_that_on_arrays(sc, spark, members, digits):
+    x, y, weights = digits[2][:120], digits[3][:120], np.linspace(0.5, 2, 120)
+    expected = greedy_ensemble(members, x, y, "accuracy", 6)
+    named = {"features": "pixels", "label": "digit"}
+    frame = to_data_frame(spark, x, y, sample_weight=weights).withColumnsRenamed({"features": "pixels", "label": "digit"})
+    rdd = to_simple_rdd(sc, x, y, num_slices=3).filter(lambda row: True)
+    for found in (
+        greedy_ensemble(members, frame.repartition(3), metric="accuracy", size=6, **named),
+        greedy_ensemble(members, rdd, metric="accuracy", size=6),
+    ):
+        assert (found.models, found.weights) == (expected.models, expected.weights)
+    weighted = greedy_ensemble(members, x, y, "loss", 4, sample_weight=weights)
+    found = greedy_ensemble(members, frame.coalesce(1), metric="loss", size=4, sample_weight="weight", **named)
+    assert (found.models, found.weights) == (weighted.models, weighted.weights)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"label": None}, ConfigurationError, r"label= is missing: there is no column 'label'"),
+        ({"features": "pixel"}, DataError, "no column 'pixel'.*Did you mean 'pixels'"),
+        ({"features": "label_name"}, DataError, "column 'label_name' has the type string"),
+        ({"y_val": np.zeros(3)}, ConfigurationError, "y is only for arrays"),
+        ({"sample_weight": np.ones(3)}, ConfigurationError, "pass the name of the column of weights"),
+        ({"metric": "acuracy"}, ConfigurationError, "metric='acuracy' cannot be computed"),
+    ],
+)
+def test_frames_that_greedy_selection_cannot_use_are_reported(spark, members, digits, given, error, message):
+    rows = [(digits[0][number].tolist(), int(digits[1][number]), "digit") for number in range(4)]
+    frame = spark.createDataFrame(rows, "pixels array<float>, digit int, label_name string")
+    with pytest.raises(error, match=message):
+        greedy_ensemble(members, **({"x_val": frame, "features": "pixels", "label": "digit"} | given))
 
 
 def test_an_ensemble_as_a_sql_function(spark, members, digits):

@@ -65,17 +65,20 @@ def test_fit_starts_from_the_models_current_weights_and_does_not_change_it(estim
 
 
 def test_a_fit_continues_from_a_checkpoint_and_that_of_another_fit_does_not(model, frame, tmp_path):
-    def new(**params):
-        return KerasEstimator(model=model, verbose=0, checkpoint=Checkpoint(tmp_path / "run"), resume=True, **params)
+    def new(held_out="held_out", **params):
+        given = {"checkpoint": Checkpoint(tmp_path / "run"), "resume": True, "validation_data": frame.where(held_out)}
+        return KerasEstimator(model=model, verbose=0, **(given | params))
 
-    expected = KerasEstimator(model=model, seed=5, verbose=0, epochs=3).fit(frame)
+    expected = new(seed=5, epochs=3, checkpoint=None, resume=False).fit(frame)
     new(seed=5).fit(frame)
     resumed = new(seed=5, epochs=3).fit(frame)
     assert resumed.history == expected.history
     for mine, other in zip(resumed.get_model().get_weights(), expected.get_model().get_weights(), strict=True):
         np.testing.assert_array_equal(mine, other)
     message = "are of an earlier fit of this process on other data or with other params. In CrossValidator"
-    for estimator, data in ((new(seed=5, epochs=3), frame.limit(300)), (new(seed=6, epochs=3), frame)):
+    refused = [(new(seed=5, epochs=3), frame.limit(300)), (new(seed=6, epochs=3), frame)]
+    refused.append((new("not held_out", seed=5, epochs=3), frame))
+    for estimator, data in refused:
         with pytest.raises(ConfigurationError, match=message):
             estimator.fit(data)
     with pytest.raises(ConfigurationError, match="batch_size: 32 in the checkpoint, 16 now"):

@@ -1,0 +1,163 @@
+"""Predictions of several models for the same labelled rows: of arrays in this process, of other data on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkkeras.data.block import Block, Form, Structure, concatenate_alike
+from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext, common_spec
+from sparkkeras.ensembles import compatibility
+from sparkkeras.errors import DataError
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.fixed_batch import check_partitions, check_rows, fixed_batch_size
+from sparkkeras.modeling.own_methods import check_can_predict
+from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.state import ModelWeights
+from sparkkeras.scoring import inference
+from sparkkeras.scoring.inference import PredictTask
+from sparkkeras.sources.source import Source
+from sparkkeras.weights import Array
+from sparkkeras.worker import device
+from sparkkeras.worker.batches import BatchOptions, pieces_of, transformed
+from sparkkeras.worker.predictor import join_predictions
+
+
+@contextmanager
+def member_predictions(
+    models: Sequence[keras.Model], source: Source, options: BatchOptions, custom_objects: Mapping[str, Any]
+) -> Iterator[tuple[Block, Iterator[Array]]]:
+    """Predict rows with one model after the other.
+
+    Rows that are not in this process are stored on the workers; each model predicts them in a job of its own, and only
+    labels, sample weights and predictions are sent to this process.
+
+    Args:
+        models: Models with the same inputs and one output. The first one defines how rows are read.
+        source: The labelled rows.
+        options: Batch size and transform.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the models.
+
+    Yields:
+        The rows after the transform, without their features; and the predictions of each model, computed as they are taken.
+
+    Raises:
+        DataError: There are no rows, or they do not fit the models.
+        ConfigurationError: The transform failed; or rows do not make whole batches, for a model with a fixed batch size.
+    """
+    if source.block is not None:
+        if not source.block.rows:
+            raise _no_rows()
+        schema_of(models[0]).check_features(inference.transformed_spec_on_driver(source.block, options))
+        block = transformed(source.block.dense(), options)
+        for model in models:
+            check_rows(model, block.rows, "validation")
+        with device.without_retracing_warnings():
+            yield (
+                without_features(block),
+                (_predicted_here(model, models[0], block, options.batch_size) for model in models),
+            )
+        return
+    for model in models:
+        check_can_predict(model)
+    with source.dataset() as dataset, dataset.stored() as stored:
+        spec = common_spec(stored.handles)
+        if spec is None:
+            raise _no_rows()
+        seen = inference.transformed_spec_of_zeros(spec, options) or inference.transformed_spec_on_workers(stored, options)
+        schema_of(models[0]).check_features(seen)
+        for model in models:
+            check_partitions(model, [handle.rows for handle in stored.handles], "validation")
+        with stored.share(options) as how:
+            labelled = concatenate_alike(stored.run(LabelsTask(how)).collect())
+            if labelled is None:
+                raise _no_rows()  # the transform has dropped all
+            yield labelled, (_predicted(stored, model, models[0], how, options, custom_objects) for model in models)
+
+
+def without_features(block: Block) -> Block:
+    """The labels and sample weights of rows."""
+    form = block.form
+    arrays = [*block.arrays[form.span("y")], *block.arrays[form.span("sample_weight")]]
+    return Block(Form(Structure(0, bare=False), form.y, form.weight), tuple(arrays))
+
+
+@dataclass(frozen=True)
+class LabelsTask:
+    """Yields the labels and sample weights of a partition's rows, after the transform."""
+
+    options: Shared[BatchOptions]
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Yield them block by block."""
+        for block in pieces_of(blocks, self.options.value):
+            if block.rows:
+                found = without_features(block)
+                yield Block(found.form, tuple(np.array(array) for array in found.arrays))  # not the file's memory map
+
+
+@dataclass(frozen=True)
+class MemberTask:
+    """Predicts with a member whose inputs may have other names, and another order, than those of the first member.
+
+    Attributes:
+        predict: Predicts with the member, without a transform.
+        options: The transform, whose argument has the structure of the first member's inputs.
+        inputs: The names of the first member's inputs.
+        order: The index of the matching input of the first member for each input of this one.
+    """
+
+    predict: PredictTask
+    options: Shared[BatchOptions]
+    inputs: tuple[str, ...]
+    order: tuple[int, ...]
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
+        """Yield the predictions, many rows at a time."""
+        return self.predict(context, (self._features(block) for block in pieces_of(blocks, self.options.value)))
+
+    def _features(self, block: Block) -> Block:
+        names, arrays = block.form.x.names, block.arrays[block.form.span("x")]
+        if names is not None and set(self.inputs) <= set(names):
+            arrays = tuple(arrays[names.index(name)] for name in self.inputs)
+        x = Structure() if len(arrays) == 1 else Structure(len(arrays), bare=False)
+        return Block(Form(x), tuple(arrays[index] for index in self.order))
+
+
+def _predicted_here(model: keras.Model, first: keras.Model, block: Block, batch_size: int) -> Array:
+    predicted = compatibility.predicted(model, compatibility.features_for(block.x, model, first), batch_size)
+    found: Array = keras.tree.flatten(predicted)[0]
+    return found
+
+
+def _predicted(
+    stored: StoredDataset,
+    model: keras.Model,
+    first: keras.Model,
+    how: Shared[BatchOptions],
+    options: BatchOptions,
+    custom_objects: Mapping[str, Any],
+) -> Array:
+    archive = ModelArchive.pack_to_predict(model, custom_objects)
+    of_member = replace(
+        options,
+        transform=None,
+        input_names=input_names(model),
+        to_predict=True,
+        across_blocks=fixed_batch_size(model) is not None,
+    )
+    inputs = tuple(spec.name for spec in schema_of(first).inputs)
+    with stored.share(archive) as shared, stored.share(ModelWeights.take(model)) as state, stored.share(of_member) as its:
+        predict = PredictTask(shared, state, its, schema_of(model))
+        task = MemberTask(predict, how, inputs, tuple(compatibility.input_order(model, first)))
+        found: Array = keras.tree.flatten(join_predictions(stored.run(task).collect()))[0]
+    return found
+
+
+def _no_rows() -> DataError:
+    return DataError("x_val has no rows; expected at least one.")
