@@ -20,6 +20,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunning, LocalStream
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
+from sparkkeras.events import Incident
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.optimizers import iterations, set_iterations
@@ -283,8 +284,8 @@ class Losing(LocalDataset):
 
     lost = frozenset({1})
 
-    def run(self, task):
-        whole = LocalDataset.run(self, task)
+    def train(self, task):
+        whole = LocalDataset.train(self, task)
 
         def without():
             from sparkkeras.data.dataset import TaskContext
@@ -314,9 +315,21 @@ class ReadAgain(LocalResults):
         return self.whole.from_source(partitions)
 
 
+class Incidents(keras.callbacks.Callback):
+    """Keeps the kinds of the incidents."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = []
+
+    def on_event(self, event):
+        self.kinds += [event.kind] if isinstance(event, Incident) else []
+
+
 def test_a_partition_with_missing_files_is_trained_from_its_source(linear):
-    histories = []
-    _, stats, _ = train(linear, Losing(partitions(20, 8).blocks), epochs=2, histories=histories)
+    histories, incidents = [], Incidents()
+    _, stats, _ = train(linear, Losing(partitions(20, 8).blocks), epochs=2, histories=histories, callbacks=[incidents])
+    assert incidents.kinds == ["repair", "takeover"]
     found = ModelState.take(linear.model).weights.vector
     assert stats.steps == {0: 10, 1: 4}
     assert [(entry["epoch"], entry["worker"]) for entry in histories] == [(0, 0), (0, 1), (1, 0), (1, 1)]

@@ -182,6 +182,13 @@ def test_batches_from_memory_and_from_a_generator_are_the_same(monkeypatch, epoc
 
 
 @pytest.mark.core
+def test_rows_that_a_backend_may_overwrite_are_copied(tmp_path):
+    mapped = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(64, 16))  # at the start of a page
+    block = from_arrays(mapped, mapped[::2], None)
+    assert not any(np.shares_memory(array, mapped) for array in device.overwritable(block).arrays)
+
+
+@pytest.mark.core
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch only")
 def test_batches_are_transferred_in_order_and_one_ahead():
     read = []
