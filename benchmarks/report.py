@@ -17,7 +17,10 @@ from typing import Any
 from harness import Benchmark, Metric, Samples
 
 ROOT = Path(__file__).resolve().parent.parent
-_PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "pyspark", "numpy", "elephas")
+_PACKAGES = (
+    *("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "pyspark", "numpy", "elephas"),
+    *("hyperopt", "optuna", "joblib", "scikit-learn"),
+)
 _UNITS = {"ratio": "", "seconds": " s", "points": " points"}
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from harness import Effort, Metric, Samples, benchmark, timed
+from harness import Effort, Metric, Samples, alternate, benchmark, timed
 
 TRIALS = 24
 EPOCHS = 5
+UNITS, RATES = (32, 64, 128), (1e-3, 5e-2)
 SLEEPERS, SLEEP_SECONDS = 4, 0.5
 
 
+@functools.cache
 def _digits() -> tuple[Any, Any]:
     from sklearn.datasets import load_digits
 
@@ -96,6 +102,116 @@ def search(effort: Effort) -> Samples:
             for name, call in calls.items():
                 samples[name].append(timed(functools.partial(call, trials), 1))
         return samples
+
+
+def _optuna_missing() -> str | None:
+    return None if importlib.util.find_spec("optuna") else "optuna is missing: pip install optuna"
+
+
+@benchmark(
+    Metric("search call -> best, the same 24 trials, against Optuna with 2 threads", "search", "threads"),
+    Metric("the same against Optuna with 2 processes of joblib", "search", "processes"),
+    once=True,
+    missing=_optuna_missing,
+)
+def search_joblib(effort: Effort) -> Samples:
+    """The same 24 candidates on the same rows for the same number of epochs, by two workers each.
+
+    Each contestant first runs a few trials as warm-up, in which its processes load Keras. Optuna's processes share a
+    `JournalStorage`, as its documentation recommends for one machine; joblib gives the next trial to the one that is free.
+    """
+    import optuna
+    from contestants import WORKERS, spark
+    from joblib import Parallel, delayed
+    from pyspark import cloudpickle
+
+    from sparkkeras.hyperopt import HyperParamModel, Search, choice, loguniform
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space = {"units": choice(*UNITS), "lr": loguniform(*RATES)}
+    trials = max(4, effort.rows(TRIALS))
+    drawn = Search(space, algo="random", seed=0)
+    candidates = [drawn.ask().params for _ in range(trials)]
+
+    def threads(count: int) -> None:
+        study = _queued(candidates[:count])
+        study.optimize(_optuna_objective, n_trials=count, n_jobs=WORKERS)
+        _check([trial.params for trial in study.trials], candidates[:count])
+
+    def processes(count: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            study = _queued(candidates[:count], _journal(folder))
+            pool(delayed(_run_next)(folder) for _ in range(count))
+            _check([trial.params for trial in study.trials], candidates[:count])
+
+    def ours(count: int) -> None:
+        search = HyperParamModel(session, WORKERS)
+        search.minimize(
+            model=_build,
+            data=_digits(),
+            space=space,
+            algo="random",
+            max_evals=count,
+            epochs=EPOCHS,
+            validation_split=0.2,
+            seed=0,
+            verbose=0,
+        )
+        _check([trial.params for trial in search.trials], candidates[:count])
+
+    with spark() as session, Parallel(n_jobs=WORKERS, pre_dispatch=WORKERS, batch_size=1) as pool:
+        calls: dict[str, Callable[[int], None]] = {"threads": threads, "processes": processes, "search": ours}
+        for call in calls.values():
+            call(WORKERS)
+        timers = {name: functools.partial(timed, functools.partial(call, trials), 1) for name, call in calls.items()}
+        return alternate(effort.turns, **timers)
+
+
+def _queued(candidates: list[dict[str, Any]], storage: Any = None) -> Any:
+    """A study of Optuna whose first trials have these parameters."""
+    import optuna
+
+    study = optuna.create_study(study_name="search", storage=storage)
+    for params in candidates:
+        study.enqueue_trial(params)
+    return study
+
+
+def _journal(folder: str) -> Any:
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(str(Path(folder, "journal.log"))))
+
+
+def _run_next(folder: str) -> None:
+    """Run the next trial of a study in a process of joblib."""
+    import keras
+    import optuna
+    import tensorflow
+
+    with suppress(RuntimeError):  # set in the first trial of a process: one thread, as in a worker of sparkkeras
+        tensorflow.config.threading.set_intra_op_parallelism_threads(1)
+        tensorflow.config.threading.set_inter_op_parallelism_threads(1)
+    keras.utils.disable_interactive_logging()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.load_study(study_name="search", storage=_journal(folder)).optimize(_optuna_objective, n_trials=1)
+
+
+def _optuna_objective(trial: Any) -> float:
+    params = {
+        "units": trial.suggest_categorical("units", UNITS),
+        "lr": trial.suggest_float("lr", *RATES, log=True),
+    }
+    history = _build(params).fit(*_digits(), epochs=EPOCHS, batch_size=32, validation_split=0.2, verbose=0)
+    return float(min(history.history["val_loss"]))
+
+
+def _check(trained: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Raise an error if a contestant has not trained with the candidates."""
+    if sorted(map(str, trained)) != sorted(map(str, expected)):
+        raise RuntimeError(f"the trials had the parameters {trained}, expected {expected}")
 
 
 @benchmark(
