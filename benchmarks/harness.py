@@ -102,6 +102,7 @@ class Benchmark:
         once: Whether to run it only once, because repetitions would give the same samples.
         missing: Returns a message if a requirement of the benchmark is missing, else ``None``.
         draw: Draws a picture of its samples, given the file to write and a caption; ``None``: the chart of all has them.
+        summary: Returns a summary of its samples in Markdown, which is written to a file of its own.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Benchmark:
     once: bool = False
     missing: Callable[[], str | None] = lambda: None
     draw: Callable[[Samples, Path, str], None] | None = None
+    summary: Callable[[Samples], str] | None = None
 
 
 BENCHMARKS: dict[str, Benchmark] = {}
@@ -122,12 +124,13 @@ def benchmark(
     once: bool = False,
     missing: Callable[[], str | None] = lambda: None,
     draw: Callable[[Samples, Path, str], None] | None = None,
+    summary: Callable[[Samples], str] | None = None,
 ) -> Callable[[Callable[[Effort], Samples]], Callable[[Effort], Samples]]:
     """Register a function as a benchmark under its name."""
 
     def register(run: Callable[[Effort], Samples]) -> Callable[[Effort], Samples]:
         environment = {"KERAS_BACKEND": backend}
-        BENCHMARKS[run.__name__] = Benchmark(run.__name__, run, metrics, environment, once, missing, draw)
+        BENCHMARKS[run.__name__] = Benchmark(run.__name__, run, metrics, environment, once, missing, draw, summary)
         return run
 
     return register

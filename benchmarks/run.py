@@ -16,6 +16,7 @@ import checkpoints  # noqa: F401 (likewise)
 import convergence  # noqa: F401 (likewise)
 import growth  # noqa: F401 (likewise)
 import monitoring  # noqa: F401 (likewise)
+import regret  # noqa: F401 (likewise)
 import report
 import searches  # noqa: F401 (likewise)
 from harness import BENCHMARKS, ELEPHAS_PYTHON, FULL, QUICK, Benchmark, Samples
@@ -126,9 +127,15 @@ def _write(options, about, chosen, samples, failed) -> list[Path]:
     paths = [path, report.chart(found, options.output, name, caption)]
     load = f"load at the start {about['load_at_start']}"
     for case in chosen:
-        if case.draw is not None and case.name in samples:
-            paths.append(options.output / (f"quick-{case.name}.png" if options.quick else f"{case.name}.png"))
+        if case.name not in samples:
+            continue
+        own = options.output / (f"quick-{case.name}" if options.quick else case.name)
+        if case.draw is not None:
+            paths.append(own.with_suffix(".png"))
             case.draw(samples[case.name], paths[-1], f"{quick}{about['date'][:10]}, {about['processor']}, {load}")
+        if case.summary is not None:
+            paths.append(own.with_suffix(".md"))
+            paths[-1].write_text(f"{quick}{case.summary(samples[case.name])}\n")
     return [path for path in paths if path is not None]
 
 
