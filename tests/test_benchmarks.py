@@ -1,0 +1,162 @@
+"""The benchmarks of search algorithms, which are not timed: objectives, contestants, tables, pictures and stored results."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import deque
+
+import numpy as np
+import pytest
+
+from sparkkeras.hyperopt import Search
+from tests.processes import clean_environment
+from tests.scripts import ROOT, SECONDS
+
+BENCHMARKS = ROOT / "benchmarks"
+STORED = BENCHMARKS / "results" / "search_regret"
+MINIMIZERS = {
+    "branin": {"x0": math.pi, "x1": 2.275},
+    "hartmann6": {f"x{i}": x for i, x in enumerate([0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573])},
+    "rosenbrock": {f"x{i}": 1.0 for i in range(4)},
+    "ackley": {f"x{i}": 0.0 for i in range(5)},
+    "levy_mixed": {"x0": 1.0, "x1": 1.0, "x2": 1, "x3": 1.0, "x4": 10.0},
+}
+"""Where the literature says that the functions have their minima."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _benchmarks_are_importable():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield
+
+
+@pytest.fixture(scope="module")
+def objectives():
+    import objectives
+
+    return objectives.OBJECTIVES
+
+
+@pytest.fixture(scope="module")
+def contestants():
+    import search_contestants
+
+    return search_contestants
+
+
+@pytest.fixture(scope="module")
+def regret():
+    import regret
+
+    return regret
+
+
+@pytest.mark.parametrize("name", MINIMIZERS)
+def test_a_function_has_its_minimum_where_the_literature_says(name, objectives):
+    objective = objectives[name]
+    assert objective.value(MINIMIZERS[name]) == pytest.approx(objective.minimum, abs=1e-5)
+    search = Search(objective.space, algo="random", seed=0)
+    assert min(objective.value(search.ask().params) for _ in range(300)) > objective.minimum
+
+
+def test_networks_learn_always_the_same_and_may_diverge(objectives):
+    digits = {"units": 32, "activation": "relu", "batch_size": 64, "alpha": 1e-4}
+    learns = digits | {"optimizer": {"kind": "adam", "lr": 0.01}}
+    diverges = digits | {"optimizer": {"kind": "sgd", "lr": 1e30, "momentum": 0.9}}
+    assert objectives["digits"].value(learns) == objectives["digits"].value(learns) < 0.5 < math.log(10)
+    assert objectives["digits"].value(diverges) == 10
+    diabetes = {"layers": 2, "units": 16, "activation": "tanh", "batch_size": 32, "lr": 0.01, "alpha": 0.1}
+    assert objectives["diabetes"].value(diabetes) == objectives["diabetes"].value(diabetes) < 0.7
+
+
+@pytest.mark.parametrize("name", ["levy_mixed", "digits", "diabetes"])
+def test_spaces_mean_the_same_in_all_libraries(name, objectives, contestants, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(contestants.hyperopt, "tpe", contestants.hyperopt.rand)
+    for contestant in ("random search", "hyperopt", "Optuna"):
+        trials = seen[contestant] = []
+        objective = objectives[name]
+        recording = type(objective)(objective.space, lambda params, trials=trials: trials.append(params) or len(trials))
+        contestants.CONTESTANTS[contestant](recording, 0, 10 if contestant == "Optuna" else 100)
+    structures = {contestant: {str(_structure(params)) for params in trials} for contestant, trials in seen.items()}
+    assert structures["random search"] == structures["hyperopt"] >= structures["Optuna"]
+    for label, tolerance in {"x4": 6, "units": 0.4, "alpha": 2}.items():  # less than if one of them were not logarithmic
+        if label in objective.space:
+            ours, theirs = (np.log([trial[label] for trial in seen[who]]).mean() for who in ("random search", "hyperopt"))
+            assert ours == pytest.approx(theirs, abs=tolerance)
+
+
+def _structure(params):
+    """Keys, types, and strings."""
+    if isinstance(params, dict):
+        return {key: _structure(value) for key, value in sorted(params.items())}
+    return params if isinstance(params, str) else type(params).__name__
+
+
+@pytest.mark.parametrize("pending", ["", ", 2 pending"])
+def test_the_adapter_for_optuna_has_the_trials_of_optuna(pending, objectives, contestants):
+    ours, theirs = (
+        contestants.CONTESTANTS[f"{name}{pending}"](objectives["levy_mixed"], 3, 25)
+        for name in ("sparkkeras, TPESampler", "Optuna")
+    )
+    assert ours == theirs
+    assert len(set(ours)) == 25
+
+
+def test_the_next_of_two_pending_trials_is_asked_for_when_the_oldest_has_ended(contestants):
+    numbers, log = iter(range(9)), deque()
+
+    def ask():
+        number = next(numbers)
+        log.append(f"ask {number}")
+        return number
+
+    values = contestants._run(ask, lambda trial: 10.0 * trial, lambda trial, value: log.append(f"tell {trial}"), 4, 2)
+    assert values == [0, 10, 20, 30]
+    assert list(log) == ["ask 0", "ask 1", "tell 0", "ask 2", "tell 1", "ask 3", "tell 2", "tell 3"]
+
+
+def test_regrets_ranks_and_their_table(regret, tmp_path):
+    assert regret._regrets([[5, 3, 4]], 1).tolist() == [[4, 2, 2]]
+    assert regret._ranks([np.array([1, 2]), np.array([1, 5]), np.array([0, 1])]).tolist() == [[2.5, 2], [2.5, 3], [1, 1]]
+    names = [*regret.LINES, "sparkkeras, TPESampler"]
+    samples = {f"{key}: {name}": [[9, 8, 7.0], [9, 6, 1], [9, 4, 0]] for key in regret.TITLES for name in names}
+    samples |= {"rank: hyperopt": [[1.0], [2.0], [3.0]]}
+    table = regret.summary(samples)
+    assert "| hyperopt | 2.00 ± 0.58 |" in table
+    assert "| regret after | 3 trials |" in table
+    assert table.count("| sparkkeras, TPESampler | 1 (0.5 to 4) |") == len(regret.TITLES)
+    regret.draw(samples, tmp_path / "drawn.png", "caption")
+    assert (tmp_path / "drawn.png").stat().st_size > 10_000
+
+
+@pytest.mark.programs
+def test_the_benchmark_runs(regret, objectives, contestants, tmp_path):
+    assert regret.TITLES.keys() == objectives.keys()
+    command = [sys.executable, "benchmarks/run.py", "--quick", "--only", "search_regret", "--output", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    samples = json.loads((tmp_path / "quick.json").read_text())["samples"]["search_regret"]
+    for key in regret.TITLES:
+        for name in contestants.CONTESTANTS:
+            curves = np.array(samples[f"{key}: {name}"])
+            assert curves.shape == (2, 6)
+            assert (np.diff(curves) <= 0).all()
+            assert (curves >= 0).all()
+    assert (tmp_path / "quick-search_regret.png").exists()
+    assert "QUICK RUN" in (tmp_path / "quick-search_regret.md").read_text()
+
+
+def test_pages_show_the_stored_regrets(regret):
+    stored = json.loads((STORED / "latest.json").read_text())["samples"]["search_regret"]
+    table = regret.summary(stored)
+    assert (STORED / "search_regret.md").read_text() == table + "\n"
+    ranks = re.findall(r"^\| .* \| \d\.\d\d ± .*$", table, re.MULTILINE)
+    page = (BENCHMARKS / "README.md").read_text()
+    assert len(ranks) == 6
+    assert all(rank in page for rank in ranks)
