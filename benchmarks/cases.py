@@ -10,12 +10,11 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import data
 import numpy as np
-from harness import ELEPHAS_PYTHON, Effort, Metric, Samples, alternate, benchmark, timed
+from harness import ELEPHAS_PYTHON, Effort, Metric, Samples, alternate, benchmark, missing_module, timed
 
 LARGE, SMALL = 60_000, 8_000
 PREDICT_BATCH_SIZE = 1024
@@ -36,10 +35,6 @@ def synchronous(effort: Effort) -> Samples:
     return _epochs(effort, {"keras": 1, "equal": AUTO_STEPS_PER_EXECUTION})
 
 
-def _missing(module: str) -> str | None:
-    return None if find_spec(module) else f"{module} is not installed"
-
-
 def _epochs_on(name: str, backend: str, large: float, small: float) -> Callable[[Effort], Samples]:
     """Epochs of the same model on another backend, against Keras as compiled."""
     metrics = (
@@ -54,7 +49,7 @@ def _epochs_on(name: str, backend: str, large: float, small: float) -> Callable[
         return _epochs(effort, {"keras": 1})
 
     measure.__name__ = f"synchronous_{backend}"
-    return benchmark(*metrics, backend=backend, missing=functools.partial(_missing, backend))(measure)
+    return benchmark(*metrics, backend=backend, missing=functools.partial(missing_module, backend))(measure)
 
 
 synchronous_jax = _epochs_on("JAX", "jax", 0.65, 1.3)
@@ -129,7 +124,7 @@ def _inference_on(prefix: str, name: str, backend: str) -> Callable[[Effort], Sa
             )
 
     measure.__name__ = name
-    return benchmark(*metrics, backend=backend, missing=functools.partial(_missing, backend))(measure)
+    return benchmark(*metrics, backend=backend, missing=functools.partial(missing_module, backend))(measure)
 
 
 predict = _inference_on("", "predict", "tensorflow")
@@ -351,7 +346,7 @@ def elephas(effort: Effort) -> Samples:
     Metric("SparkRunner call -> result of DDP, 300 steps, against TorchDistributor", "call", "their_call", 1.0),
     Metric("step of DDP under SparkRunner, against TorchDistributor", "step", "their_step", 1.1),
     backend="torch",
-    missing=functools.partial(_missing, "torch"),
+    missing=functools.partial(missing_module, "torch"),
 )
 def runner(effort: Effort) -> Samples:
     """The same training function of PyTorch's DistributedDataParallel, started by SparkRunner and by TorchDistributor."""
@@ -374,7 +369,7 @@ def runner(effort: Effort) -> Samples:
         1.0,
     ),
     Metric("its step under SparkRunner, against spark-tensorflow-distributor", "step", "their_step", 1.1),
-    missing=functools.partial(_missing, "spark_tensorflow_distributor"),
+    missing=functools.partial(missing_module, "spark_tensorflow_distributor"),
 )
 def runner_mirrored(effort: Effort) -> Samples:
     """The same function under MultiWorkerMirroredStrategy, started by SparkRunner and by spark-tensorflow-distributor."""
@@ -518,7 +513,7 @@ def _all_reduce_on(name: str, backend: str, small: float, large: float) -> Calla
         return samples
 
     measure.__name__ = f"all_reduce_{backend}"
-    return benchmark(*metrics, backend=backend, missing=functools.partial(_missing, backend))(measure)
+    return benchmark(*metrics, backend=backend, missing=functools.partial(missing_module, backend))(measure)
 
 
 all_reduce_tensorflow = _all_reduce_on("TensorFlow", "tensorflow", 0.002, 0.3)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
@@ -134,6 +135,11 @@ def benchmark(
         return run
 
     return register
+
+
+def missing_module(name: str) -> str | None:
+    """A message if a module is not installed, for `Benchmark.missing`."""
+    return None if find_spec(name) else f"{name} is not installed"
 
 
 def alternate(turns: int, **contestants: Callable[[], Turn]) -> Samples:

@@ -7,6 +7,7 @@ objective are named by it and the contestant, such as ``"branin: hyperopt"``: th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Effort, Metric, Samples, benchmark
+from harness import Effort, Metric, Samples, benchmark, missing_module
 
 TRIALS = 60
 CHECKPOINTS = (10, 20, 40, 60)
@@ -109,6 +110,7 @@ def draw(samples: Samples, path: Path, caption: str) -> None:
         unit="",
     ),
     once=True,
+    missing=functools.partial(missing_module, "optuna"),
     draw=draw,
     summary=summary,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 import tempfile
 import time
@@ -12,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness import Effort, Metric, Samples, alternate, benchmark, timed
+from harness import Effort, Metric, Samples, alternate, benchmark, missing_module, timed
 
 TRIALS = 24
 EPOCHS = 5
@@ -104,15 +103,11 @@ def search(effort: Effort) -> Samples:
         return samples
 
 
-def _optuna_missing() -> str | None:
-    return None if importlib.util.find_spec("optuna") else "optuna is missing: pip install optuna"
-
-
 @benchmark(
     Metric("search call -> best, the same 24 trials, against Optuna with 2 threads", "search", "threads"),
     Metric("the same against Optuna with 2 processes of joblib", "search", "processes"),
     once=True,
-    missing=_optuna_missing,
+    missing=functools.partial(missing_module, "optuna"),
 )
 def search_joblib(effort: Effort) -> Samples:
     """The same 24 candidates on the same rows for the same number of epochs, by two workers each.
