@@ -100,14 +100,19 @@ def draw(samples: Samples, path: Path, caption: str) -> None:
 
 
 @benchmark(
-    Metric(f"mean rank of regrets after {TRIALS} trials, against hyperopt", "rank: sparkkeras", "rank: hyperopt", unit=""),
-    Metric("the same against Optuna", "rank: sparkkeras", "rank: Optuna", unit=""),
-    Metric("the same with gamma=1, against Optuna", "rank: sparkkeras, gamma=1", "rank: Optuna", unit=""),
-    Metric(
-        "the same with 2 pending trials, against Optuna",
-        "rank: sparkkeras, 2 pending",
-        "rank: Optuna, 2 pending",
-        unit="",
+    *(
+        Metric(
+            f"mean rank of regrets after {TRIALS} trials, {ours}, against {theirs}",
+            f"rank: {ours}",
+            f"rank: {theirs}",
+            unit="",
+        )
+        for ours, theirs in (
+            ("sparkkeras", "hyperopt"),
+            ("sparkkeras", "Optuna"),
+            ("sparkkeras, gamma=1", "Optuna"),
+            ("sparkkeras, 2 pending", "Optuna, 2 pending"),
+        )
     ),
     once=True,
     missing=functools.partial(missing_module, "optuna"),

@@ -105,7 +105,7 @@ def search(effort: Effort) -> Samples:
 
 @benchmark(
     Metric("search call -> best, the same 24 trials, against Optuna with 2 threads", "search", "threads"),
-    Metric("the same against Optuna with 2 processes of joblib", "search", "processes"),
+    Metric("search call -> best, the same 24 trials, against Optuna with 2 processes of joblib", "search", "processes"),
     once=True,
     missing=functools.partial(missing_module, "optuna"),
 )
