@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.block import describe
+from sparkkeras.data.block import Block, describe
 from sparkkeras.data.label_range import LabelRange
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
@@ -69,8 +69,20 @@ class SearchData:
         return self.kept[TRAINING].labels if TRAINING in self.kept else ()
 
 
-KeepRows = Callable[[Any, int], AbstractContextManager[KeptRows]]
-"""Has Spark read the rows of an RDD or a DataFrame and keep them; see `sparkkeras.sources.copies.kept`."""
+class ReadRows(Protocol):
+    """The rows of an RDD or a DataFrame, once they are read: `KeptRows`, or rows that can only be collected."""
+
+    def is_at_most(self, nbytes: int) -> bool:
+        """Whether to collect them, since they have at most this size."""
+        ...
+
+    def collect(self) -> Block:
+        """All rows, in this process."""
+        ...
+
+
+KeepRows = Callable[[Any, int], AbstractContextManager[ReadRows]]
+"""Reads the rows of an RDD or a DataFrame; the number is their position among those that are kept."""
 
 
 @contextmanager
@@ -100,6 +112,7 @@ def prepared(data: Any, keep: KeepRows, to_fit: bool, validation_data: Any = Non
                 if each.is_at_most(SENT_BYTES):
                     given[name] = arrays_of(each.collect())
                 else:
+                    assert isinstance(each, KeptRows)
                     kept[name] = each
         yield SearchData(_sent(given, kept, to_fit), kept)
 

@@ -15,11 +15,12 @@ import keras
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
-from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, counted, warn
+from sparkkeras.errors import ConfigurationError, CustomObjectError, SearchError, counted, warn
 from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
-from sparkkeras.hyperopt.data import SearchData, check_columns, prepared, reader_of
+from sparkkeras.hyperopt.connect_workers import ConnectWorkers
+from sparkkeras.hyperopt.data import ReadRows, SearchData, check_columns, prepared, reader_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.hypermodel import HyperModel
 from sparkkeras.hyperopt.journal import Journal
@@ -38,12 +39,12 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.progress.status_line import StatusLine
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
-from sparkkeras.sources.copies import KeptRows
 from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.sources.source import is_distributed
 from sparkkeras.spark.activity import watching_spark
-from sparkkeras.spark.connect import active_remote_session
-from sparkkeras.spark.connectivity import check_connectivity, serving
+from sparkkeras.spark.connect import active_remote_session, is_remote
+from sparkkeras.spark.connectivity import serving
+from sparkkeras.spark.filesystem import has_scheme
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
@@ -56,7 +57,8 @@ class HyperParamModel:
     algorithm then suggests it from all trials that have ended so far. Every trial runs in a separate process.
 
     Args:
-        sc: A SparkContext or a SparkSession; ``None`` uses the active one, or starts one on this machine.
+        sc: A SparkContext, or a SparkSession, also one of Spark Connect if the workers can connect to this process; ``None``
+            uses the active one, or starts one on this machine.
         num_workers: The number of trials that run at the same time, at most one per free task slot. ``None`` uses all
             free slots.
         cores_per_trial: The CPU cores of each trial; ``None``: those of a Spark task (``spark.task.cpus``). On a cluster,
@@ -263,6 +265,11 @@ class HyperParamModel:
         check_columns(data, columns)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         workers = self._workers()
+        if folder is not None and has_scheme(folder) and isinstance(workers, ConnectWorkers):
+            raise ConfigurationError(
+                f"save_to={folder!r}: with Spark Connect, only a query could write there, and the trials hold all slots. "
+                "Give a local path."
+            )
         journal = Journal(folder, num_models, sign)
         definition = SearchDefinition(search_space, algorithm, metric, sign, choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
@@ -445,8 +452,7 @@ class HyperParamModel:
                 address = stack.enter_context(
                     serving(self._transport, service, self._server_options, self._port, workers.driver, count)
                 )
-                if self._server_options.host is not None or not workers.driver.is_local:
-                    check_connectivity(dataset, address)
+                workers.check_connection(count, address)
                 try:
                     shared = stack.enter_context(dataset.share(data.sent))
                 except pickle.PicklingError as error:
@@ -469,23 +475,14 @@ def _workers_factory(sc: Any, cores: int | None, gpus: int | None) -> Callable[[
     """A factory of the workers; `minimize` calls it, since it may start Spark."""
     if isinstance(sc, Workers):
         return lambda: sc
-    return functools.partial(SparkWorkers, _spark_context(sc), cores, gpus)
-
-
-def _spark_context(sc: Any) -> Any:
-    if hasattr(sc, "parallelize"):
-        return sc
     given = active_remote_session() if sc is None else sc
-    if given is None:
-        return None
-    if type(given).__module__.startswith("pyspark.sql.connect"):
-        raise ClusterError(
-            "a search needs a SparkContext: its workers ask the driver for trials, and with Spark Connect they cannot reach "
-            "this client process. Run the search in the driver, or a loop of your own here with Search, ask() and tell()."
-        )
-    if hasattr(given, "sparkContext"):
-        return given.sparkContext
-    raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
+    if given is not None and is_remote(given):
+        return functools.partial(ConnectWorkers, given, cores, gpus)
+    if given is not None and not hasattr(given, "parallelize"):
+        if not hasattr(given, "sparkContext"):
+            raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
+        given = given.sparkContext
+    return functools.partial(SparkWorkers, given, cores, gpus)
 
 
 @contextmanager
@@ -513,7 +510,7 @@ def _reading(
         status.update("Storing rows on the workers")
         events.emit(PhaseStarted("Storing rows on the workers"))
 
-    def keep(rows: Any, number: int) -> AbstractContextManager[KeptRows]:
+    def keep(rows: Any, number: int) -> AbstractContextManager[ReadRows]:
         return workers.keep(rows, columns, number)
 
     with prepared(data, keep, fit_arguments is not None, validation_data) as search_data:

@@ -7,14 +7,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from sparkkeras.data.dataset import Dataset, DriverAddress, Results, Running, Task
+from sparkkeras.data.dataset import Dataset, DriverAddress, Results, Running, Shared, Task
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
 from sparkkeras.errors import ConfigurationError, counted
-from sparkkeras.hyperopt.data import source_of
+from sparkkeras.hyperopt.data import ReadRows, source_of
+from sparkkeras.rpc.transport import Address
 from sparkkeras.sources.copies import KeptRows, copied, kept
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkDataset, without_rows
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connectivity import check_connectivity
 from sparkkeras.spark.resources import TaskResources
 from sparkkeras.worker import device
 
@@ -26,6 +28,14 @@ class RunsTasks(Protocol):
 
     def run(self, task: Task[R]) -> Results[R]:
         """See `Dataset.run`."""
+        ...
+
+
+class SharesValues(RunsTasks, Protocol):
+    """A dataset that can also send values to its tasks."""
+
+    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
+        """See `Dataset.share`."""
         ...
 
 
@@ -48,15 +58,23 @@ class Workers(Protocol):
         """The address at which workers reach this process."""
         ...
 
-    def dataset(self, count: int) -> Dataset:
+    def dataset(self, count: int) -> SharesValues:
         """A dataset without rows, with a partition for each of ``count`` workers."""
+        ...
+
+    def check_connection(self, count: int, address: Address) -> None:
+        """Check that ``count`` workers can connect to a server in this process.
+
+        Raises:
+            DriverConnectionError: Some cannot.
+        """
         ...
 
     def background(self, call: Callable[[], R]) -> Running[R]:
         """Call a function that runs tasks in a new thread."""
         ...
 
-    def keep(self, data: Any, named: ColumnMapping, number: int) -> AbstractContextManager[KeptRows]:
+    def keep(self, data: Any, named: ColumnMapping, number: int) -> AbstractContextManager[ReadRows]:
         """Read the rows of an RDD or a DataFrame and keep them; see `sparkkeras.sources.copies.kept`."""
         ...
 
@@ -125,6 +143,11 @@ class SparkWorkers:
         """An empty Spark dataset with ``count`` partitions."""
         return without_rows(self._cluster, count)
 
+    def check_connection(self, count: int, address: Address) -> None:
+        """Have the workers connect, if they are on other machines, or the user has set the address."""
+        if not self.driver.is_local or address.host != self.driver.host:
+            check_connectivity(self.dataset(count), address)
+
     def background(self, call: Callable[[], R]) -> Running[R]:
         """Call a function in a new thread, whose Spark jobs can be cancelled."""
         return self._cluster.background(call)
@@ -168,11 +191,14 @@ class LocalWorkers:
         """An empty local dataset with ``count`` partitions."""
         return LocalDataset((None,) * count)
 
+    def check_connection(self, count: int, address: Address) -> None:
+        """Check nothing: the workers are in this process."""
+
     def background(self, call: Callable[[], R]) -> Running[R]:
         """Call a function in a new thread."""
         return LocalRunning(call)
 
-    def keep(self, data: Any, named: ColumnMapping, number: int) -> AbstractContextManager[KeptRows]:
+    def keep(self, data: Any, named: ColumnMapping, number: int) -> AbstractContextManager[ReadRows]:
         """Reject Spark data, which this implementation cannot read.
 
         Raises:

@@ -55,8 +55,8 @@ class ConnectTasks:
             DriverConnectionError: The workers cannot connect to this process.
         """
         cluster, gpus = self.cluster, self.gpus_per_worker
+        check_connection(cluster, host.world_size, host.driver, self.otherwise)
         ranks = cluster.session.range(0, host.world_size, 1, host.world_size)
-        self._check_connection(ranks, host.driver)
         task = RemoteRankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local, cluster.carried_environment)
         query = (ranks if handles is None else handles).mapInArrow(
             PicklesResults(task, CELL_BYTES),
@@ -66,14 +66,27 @@ class ConnectTasks:
         )
         return cluster.background(lambda: cluster.collect(query))
 
-    def _check_connection(self, ranks: DataFrame, address: Address) -> None:
-        check = _Connects(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout)))
-        unreached = self.cluster.collect(ranks.mapInArrow(PicklesResults(check, CELL_BYTES), RESULT))
-        if unreached:
-            raise DriverConnectionError(
-                f"the workers cannot connect to this process at {address.url}: {', '.join(unreached[:3])}. With Spark "
-                f"Connect, {self.otherwise}"
-            )
+
+def check_connection(cluster: RemoteCluster, count: int, address: Address, otherwise: str) -> None:
+    """Check that tasks can connect to a server in this process.
+
+    Args:
+        cluster: The cluster.
+        count: The number of tasks that try.
+        address: The address of the server.
+        otherwise: What to do if they cannot, for the message.
+
+    Raises:
+        DriverConnectionError: Some of them cannot.
+    """
+    check = _Connects(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout)))
+    numbers = cluster.session.range(0, count, 1, count)
+    unreached = cluster.collect(numbers.mapInArrow(PicklesResults(check, CELL_BYTES), RESULT))
+    if unreached:
+        raise DriverConnectionError(
+            f"the workers cannot connect to this process at {address.url}: {', '.join(unreached[:3])}. With Spark "
+            f"Connect, {otherwise}"
+        )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from hyperopt.early_stop import no_progress_loss
 import sparkkeras.hyperopt
 from sparkkeras import ParameterServerOptions
 from sparkkeras.errors import (
-    ClusterError,
     ConfigurationError,
     CustomObjectError,
     DataError,
@@ -534,7 +533,7 @@ class Nowhere:
     def dataset(self, count):
         raise AssertionError("the search began")
 
-    background = keep = copied = dataset
+    background = keep = copied = check_connection = dataset
 
 
 class TestBadInput:
@@ -712,11 +711,3 @@ def test_progress_lines_table_and_plot_show_the_same_names(capsys, tmp_path, mon
     options = [[label.get_text() for label in axes.get_xticklabels()] for axes in panels]
     assert [axes.get_xlabel() for axes in panels] == ["fit.optimizer", "x"]
     assert options == [["adam", "sgd"], ["-1.5", "2.5"]]
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_a_search_behind_spark_connect_names_the_ways_out(monkeypatch, given):
-    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    monkeypatch.setattr("sparkkeras.hyperopt.search.active_remote_session", lambda: session)
-    with pytest.raises(ClusterError, match=r"needs a SparkContext.*in the driver, or .* with Search, ask\(\) and tell\(\)"):
-        HyperParamModel(session if given else None)

@@ -1,0 +1,82 @@
+"""A search behind Spark Connect: trials run in new processes of the server's workers, which connect to this process."""
+
+import os
+import signal
+
+import hyperopt
+import keras
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from sparkkeras import ConfigurationError, DataError, to_data_frame
+from sparkkeras.data.dataset import DriverAddress
+from sparkkeras.errors import DriverConnectionError
+from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, uniform
+from sparkkeras.runner import connect_hosts
+from sparkkeras.spark import connect
+from tests.connect import cases
+
+
+def build(params):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(params["units"]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def minimized(**arguments):
+    search = HyperParamModel()
+    search.minimize(**{"space": {"x": uniform(0, 1)}, "algo": "random", "seed": 1, "verbose": 0, **arguments})
+    return search
+
+
+def test_models_are_fitted_to_the_rows_of_a_data_frame(spark):
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+    y = x.sum(axis=1)
+    search = HyperParamModel(spark)
+    best = search.minimize(
+        build, to_data_frame(spark, x, y), {"units": choice(2, 4)}, 3, epochs=2, validation_split=0.5, seed=1, verbose=0
+    )
+    assert best.evaluate(x[30:], y[30:], verbose=0) == pytest.approx(search.best_value, rel=1e-4)
+    assert {trial.worker.split("/")[1] for trial in search.trials} <= {"0", "1"}
+
+
+def test_a_trial_whose_worker_is_killed_runs_again(spark, tmp_path):
+    mark = tmp_path / "mark"
+
+    def objective(params):
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+        return {"loss": params["x"], "python": os.getppid()}
+
+    search = minimized(objective=objective, max_evals=5)
+    assert [trial.status for trial in search.trials] == ["ok"] * 5
+    assert max(trial.attempts for trial in search.trials) == 2
+    assert os.getpid() not in {trial.extra["python"] for trial in search.trials}
+
+
+def test_a_data_frame_without_rows_is_rejected(spark):
+    with pytest.raises(DataError, match="the data has no rows"):
+        minimized(model=build, data=cases.frame(spark).limit(0), max_evals=1)
+
+
+def test_what_needs_a_spark_context_is_refused(spark):
+    with pytest.raises(ConfigurationError, match=r"need a SparkContext.*spark\.task\.cpus"):
+        HyperParamModel(cores_per_trial=2).minimize(objective=abs, space=uniform(0, 1), max_evals=1)
+    with pytest.raises(ConfigurationError, match="save_to='file:/nowhere': .* Give a local path"):
+        minimized(objective=abs, max_evals=1, save_to="file:/nowhere")
+
+
+@pytest.mark.soak
+def test_spark_trials(spark):
+    trials = SparkTrials()
+    best = hyperopt.fmin(abs, hp.uniform("x", -1, 1), hyperopt.rand.suggest, 4, trials=trials, verbose=False)
+    assert abs(best["x"]) == min(trials.losses())
+
+
+def test_workers_that_cannot_connect_end_the_search_before_a_trial(spark, monkeypatch):
+    monkeypatch.setattr(connect_hosts, "PREFLIGHT_SECONDS", 0.5)
+    monkeypatch.setattr(connect, "client_address", lambda session: DriverAddress("192.0.2.1", "127.0.0.1", is_local=False))
+    with pytest.raises(DriverConnectionError, match=r"cannot connect to this process .* with Search, ask\(\) and tell\(\)"):
+        minimized(objective=abs, max_evals=1)
