@@ -38,10 +38,8 @@ LINES = {
     "hyperopt": ("#ee6677", "-"),
     "Optuna": ("#228833", "-"),
     "sparkkeras": ("#4477aa", "-"),
-    "sparkkeras, gamma=1": ("#aa3377", "-"),
     "Optuna, 2 pending": ("#228833", ":"),
     "sparkkeras, 2 pending": ("#4477aa", ":"),
-    "sparkkeras, gamma=1, 2 pending": ("#aa3377", ":"),
 }
 """The lines of the picture: color and style. The trials of the adapter for Optuna's samplers are those of Optuna."""
 
@@ -110,7 +108,6 @@ def draw(samples: Samples, path: Path, caption: str) -> None:
         for ours, theirs in (
             ("sparkkeras", "hyperopt"),
             ("sparkkeras", "Optuna"),
-            ("sparkkeras, gamma=1", "Optuna"),
             ("sparkkeras, 2 pending", "Optuna, 2 pending"),
         )
     ),

@@ -5,7 +5,6 @@ The spaces are written once, in sparkkeras's distributions, and converted here t
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -65,18 +64,13 @@ def _tpe_sampler(seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(seed=seed)
 
 
-MORE_GOOD_TRIALS = functools.partial(hyperopt.tpe.suggest, gamma=1.0)
-"""TPE of hyperopt that takes the best ``sqrt(n)`` of n trials as good; its default is a quarter of these, 2 of 60."""
-
 CONTESTANTS: dict[str, Callable[[Objective, int, int], Values]] = {
     "random search": lambda *task: with_search(*task, algo=lambda _: "random"),
     "sparkkeras": lambda *task: with_search(*task, algo=lambda _: "tpe"),
-    "sparkkeras, gamma=1": lambda *task: with_search(*task, algo=lambda _: MORE_GOOD_TRIALS),
     "sparkkeras, TPESampler": lambda *task: with_search(*task, algo=_tpe_sampler),
     "hyperopt": with_hyperopt,
     "Optuna": with_optuna,
     "sparkkeras, 2 pending": lambda *task: with_search(*task, algo=lambda _: "tpe", pending=2),
-    "sparkkeras, gamma=1, 2 pending": lambda *task: with_search(*task, algo=lambda _: MORE_GOOD_TRIALS, pending=2),
     "sparkkeras, TPESampler, 2 pending": lambda *task: with_search(*task, algo=_tpe_sampler, pending=2),
     "Optuna, 2 pending": lambda *task: with_optuna(*task, pending=2),
 }
