@@ -21,11 +21,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import yaml
-from packaging.version import InvalidVersion, Version
+from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 from readme_renderer import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 
+VERSION = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 SECTION = re.compile(r"^## \[([^\]]+)\](.*)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 """A section of the changelog: its version, the rest of its heading, its text."""
 
@@ -71,7 +72,7 @@ def _of_version(version: str, root: Path) -> list[str]:
     if f"v{version}" in _git(root, "tag", "--points-at", "HEAD").split():
         return []
     tags = [tag[1:] for tag in _git(root, "tag", "--list", "v[0-9]*").split()]
-    latest = max(map(Version, tags), default=None)
+    latest = max((Version(tag) for tag in tags if VERSION.fullmatch(tag)), default=None)
     if latest is not None and parsed <= latest:
         return [f"{where} must be later than {latest}, for which there is a tag: raise it as docs/policy.md describes."]
     return []

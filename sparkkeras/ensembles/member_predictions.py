@@ -77,7 +77,21 @@ def member_predictions(
             labelled = concatenate_alike(stored.run(LabelsTask(how)).collect())
             if labelled is None:
                 raise _no_rows()  # the transform has dropped all
-            yield labelled, (_predicted(stored, model, models[0], how, options, custom_objects) for model in models)
+            predicted = (_predicted(stored, model, models[0], how, options, custom_objects) for model in models)
+            yield labelled, _of_the_same_rows(predicted, stored, how, labelled)
+
+
+def _of_the_same_rows(
+    predicted: Iterator[Array], stored: StoredDataset, how: Shared[BatchOptions], labelled: Block
+) -> Iterator[Array]:
+    """The predictions of each model. At the end, check that the labels are still those of their rows."""
+    yield from predicted
+    again = concatenate_alike(stored.run(LabelsTask(how)).collect())
+    if again is None or again.spec != labelled.spec or not all(map(np.array_equal, again.arrays, labelled.arrays)):
+        raise DataError(
+            "the labels of x_val changed while the models predicted: an executor was lost and its rows were read again in "
+            "another order, or transform= returns other labels each time. Pass x_val.persist(), or rows in a fixed order."
+        )
 
 
 def without_features(block: Block) -> Block:

@@ -65,11 +65,17 @@ class HyperoptAlgorithm:
 
     @property
     def name(self) -> str:
-        """The name of the function, whatever settings it has."""
-        function = _without_settings(self.function)
-        return next((name for name, known in ALGORITHMS.items() if _without_settings(known) is function), None) or str(
-            getattr(function, "__name__", repr(function))
-        )
+        """The name of the function, with the settings that the user has given it."""
+        for name, known in ALGORITHMS.items():
+            if known is self.function:
+                return name
+        function, settings = self.function, ""
+        if isinstance(function, functools.partial):
+            settings = f"({', '.join(f'{name}={value!r}' for name, value in function.keywords.items())})"
+            function = function.func
+        module = str(getattr(function, "__module__", "")).rpartition(".")[2]
+        name = str(getattr(function, "__name__", repr(function)))
+        return f"{module}.{name}{settings}" if name == "suggest" else f"{name}{settings}"
 
     def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
         """Call the function with the trials as hyperopt's."""
@@ -99,7 +105,3 @@ def make_algorithm(given: object, space: Space) -> Algorithm:
         "hyperopt.tpe.suggest; or a sampler of Optuna, such as optuna.samplers.TPESampler(seed=1), which needs "
         f"pip install 'sparkkeras[optuna]'. {known_names(given, ALGORITHMS)}"
     )
-
-
-def _without_settings(function: SuggestFunction) -> SuggestFunction:
-    return function.func if isinstance(function, functools.partial) else function

@@ -59,11 +59,6 @@ class SearchData:
         return self.sent["x"] if isinstance(self.sent, Mapping) else None
 
     @property
-    def has_validation_data(self) -> bool:
-        """Whether there are rows to validate on."""
-        return VALIDATION in self.kept or (isinstance(self.sent, Mapping) and VALIDATION in self.sent)
-
-    @property
     def labels(self) -> tuple[LabelRange, ...]:
         """The ranges of the labels to train on, if Spark keeps these."""
         return self.kept[TRAINING].labels if TRAINING in self.kept else ()

@@ -45,9 +45,14 @@ class RowsOnDisk:
             arguments: The arguments, as for arrays.
 
         Raises:
-            SearchDefinitionError: The validation data is given twice, or its share leaves no rows.
+            SearchDefinitionError: The validation share leaves no rows to train on, or there are weights beside the files.
         """
         made = {**arguments}
+        if made.get("sample_weight") is not None and TRAINING in self.blocks:
+            raise SearchDefinitionError(
+                "the function that builds models returned sample_weight, but the rows are in files, since they are large: "
+                "give the weights as a column, with sample_weight= of the search."
+            )
         split = made.pop("validation_split", 0)
         size = made.pop("batch_size", None) or 32
         validation_size = made.pop("validation_batch_size", None) or size
@@ -59,7 +64,7 @@ class RowsOnDisk:
                 training, validation = _split(training, split)
             seed = np.random.randint(2**31) if made.get("shuffle", True) else None
             made |= {"x": RowBatches(training, size, seed), "shuffle": False}
-        if validation is not None:
+        if validation is not None and made.get("validation_data") is None:
             made["validation_data"] = RowBatches(validation, validation_size)
         return made
 

@@ -171,7 +171,7 @@ class HyperParamModel:
             data: Arrays ``(x, y)`` or ``(x, y, sample_weight)``, or a dict with ``x``, ``y``, ``sample_weight`` and
                 ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these;
                 each worker calls it once. Or an RDD or a DataFrame: more than 64 MiB of rows do not pass through the driver,
-                but are copied to the disk of each machine, where trials read them batch by batch. With ``objective``, any
+                but are copied to the disk of each executor, where trials read them batch by batch. With ``objective``, any
                 object that can be pickled.
             space: The search space: a dict from names to distributions (`choice`, `integer`, `loguniform`, `normal`,
                 `uniform`), or ``hyperopt.hp`` expressions. A `HyperModel` has its own.
@@ -286,11 +286,11 @@ class HyperParamModel:
         verbose = 1 if verbose == "auto" else verbose
         with events.running(started):
             with watching_spark(events, hides_bars=verbose == 1), ExitStack() as stack:
+                earlier_trials = stack.enter_context(journal.opened(definition.settings, search_space.params))
                 search_data = SearchData()
                 if read_data is None:
                     reading = _reading(data, fit_arguments if objective is None else None, workers, columns, events, verbose)
                     search_data = stack.enter_context(reading)
-                earlier_trials = stack.enter_context(journal.opened(definition.settings, search_space.params))
                 saver = TrialSaver(journal)
                 ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
                 sample = None if model is None else search_data.sample
@@ -505,6 +505,10 @@ def _reading(
         verbose: As in `HyperParamModel.minimize`.
     """
     validation_data = None if fit_arguments is None else fit_arguments.validation_data
+    in_dict = data.get("validation_data") if fit_arguments is not None and isinstance(data, Mapping) else None
+    has_validation_data = validation_data is not None or in_dict is not None
+    if fit_arguments is not None and fit_arguments.validation_split and has_validation_data:
+        raise ConfigurationError("give only one of validation_split and validation_data.")
     status = StatusLine(verbose)
     if is_distributed(data) or is_distributed(validation_data):
         status.update("Storing rows on the workers")
@@ -515,6 +519,4 @@ def _reading(
 
     with prepared(data, keep, fit_arguments is not None, validation_data) as search_data:
         status.clear()
-        if fit_arguments is not None and fit_arguments.validation_split and search_data.has_validation_data:
-            raise ConfigurationError("give only one of validation_split and validation_data.")
         yield search_data

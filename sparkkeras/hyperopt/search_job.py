@@ -47,6 +47,9 @@ MAX_FAILED_JOBS = 3
 SHUTDOWN_SECONDS = 15.0
 """The time that running trials have to end when the search is over, before the driver cancels the job."""
 
+IDLE_SECONDS = 3.0
+"""The same if no trial is running, for workers that are loading Keras or copying data."""
+
 
 @dataclass(frozen=True)
 class TrialSettings:
@@ -240,7 +243,7 @@ def _wait_for(running: Running[Any], ledger: TrialLedger, tick: Callable[[], Non
 
 
 def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> None:
-    """Wait for a job to end; cancel it if it is still running `SHUTDOWN_SECONDS` after the end of the search.
+    """Wait for a job to end; cancel it if it is still running some time after the end of the search.
 
     The time during which workers upload models does not count.
     """
@@ -250,7 +253,7 @@ def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None])
         ledger.check_limits()
         tick()
         if (ledger.reason or ledger.is_over) and not ledger.is_uploading:
-            seconds_left -= TICK_SECONDS
+            seconds_left = min(seconds_left, SHUTDOWN_SECONDS if ledger.running else IDLE_SECONDS) - TICK_SECONDS
         if seconds_left <= 0:
             running.cancel()
             with suppress(Exception):

@@ -93,7 +93,7 @@ class SparkWorkers:
 
     Raises:
         ClusterError: The context was stopped, or its workers lack Keras.
-        ConfigurationError: Spark cannot give a worker as many cores or GPUs.
+        ConfigurationError: Spark cannot give a worker as many cores or GPUs, or allocates executors dynamically.
     """
 
     def __init__(self, context: Any, cores: int | None = None, gpus: int | None = None) -> None:
@@ -102,28 +102,37 @@ class SparkWorkers:
         self._of_task = self._cluster.task_cores
         self._resources: TaskResources | None = None
         if cores is not None or gpus is not None:
-            self._resources = TaskResources(cores or self._of_task, gpus)
-            self._check(self._resources)
+            self._resources = self._checked(cores or self._of_task, gpus)
             self._cluster = Cluster(self._cluster.context, device.forking_environment, self._resources)
 
-    def _check(self, resources: TaskResources) -> None:
-        cores, cluster = resources.cores, self._cluster
+    def _checked(self, cores: int, gpus: int | None) -> TaskResources:
+        cluster, conf = self._cluster, self._cluster.context.getConf()
         if cores < self._of_task:
             raise ConfigurationError(
                 f"cores_per_trial={cores}, and each task of this Spark has {self._of_task} (spark.task.cpus): a trial has at"
                 " least these."
             )
         if not cluster.is_local:
-            return
-        if resources.gpus is not None:
+            if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+                raise ConfigurationError(
+                    "cores_per_trial= and gpus_per_trial= with spark.dynamicAllocation.enabled=true: Spark would start "
+                    "executors for this search alone. Turn it off, or set spark.task.cpus and "
+                    "spark.task.resource.gpu.amount."
+                )
+            of_task = float(conf.get("spark.task.resource.gpu.amount", "0") or 0)
+            resources = TaskResources(cores, gpus or of_task or None)
+            resources.slots(cluster.context)
+            return resources
+        if gpus is not None:
             raise ConfigurationError(
-                f"gpus_per_trial={resources.gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not "
+                f"gpus_per_trial={gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not "
                 f"with the master {cluster.context.master!r}, where all trials see all GPUs: omit it, and use num_workers=1."
             )
         if cores > (all_cores := cluster.slots * self._of_task):
             raise ConfigurationError(
                 f"cores_per_trial={cores}, but the master {cluster.context.master!r} has {counted(all_cores, 'core')}."
             )
+        return TaskResources(cores)
 
     @property
     def free_slots(self) -> int:

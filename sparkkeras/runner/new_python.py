@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _READ_SECONDS = 0.5
+_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ class InNewPython:
         """Run the task. What it prints goes to the log of this worker."""
         for _ in batches:
             pass
+        for _ in range(_ATTEMPTS):  # Spark would have to be configured to run the task again
+            found, ended = self._run()
+            if found is not None:
+                yield from found
+                return
+        yield Failure(WorkerError.__name__, f"the Python process of a task was lost {_ATTEMPTS} times: {ended}.", "")
+
+    def _run(self) -> tuple[list[Any] | None, str]:
+        """The results of a new process, ``None`` if it was lost, and how it has ended."""
         with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
             results = Path(folder) / "results"
             main = _Main(self.payload, task_context(cores=self.cores), results)
@@ -57,10 +67,7 @@ class InNewPython:
                 ended = process.how()
             finally:
                 process.close()
-            if results.exists():
-                yield from pickle.loads(results.read_bytes())
-            else:
-                yield Failure(WorkerError.__name__, f"the Python process of a task was lost: {ended}.", "")
+            return (pickle.loads(results.read_bytes()) if results.exists() else None), ended
 
 
 @dataclass(frozen=True)

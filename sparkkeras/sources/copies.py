@@ -1,4 +1,4 @@
-"""All rows for every task: Spark keeps them once, and each machine that needs them gets a copy on its disk.
+"""All rows for every task: Spark keeps them once, and each executor that needs them gets a copy on its disk.
 
 The rows do not pass through the driver. Spark keeps them in pieces on the disks of its executors (`KeptRows`). A task of a
 `CopiedDataset` reads all pieces, those of other executors over the network, and writes them to files, which it maps into
@@ -207,6 +207,8 @@ def _copy(pieces: Iterable[Piece], folder: Path) -> Sequence[Handle]:
 
 def _written(pieces: Iterable[Piece], folder: Path) -> list[Handle]:
     """Write the rows to one file for each array, in the order of their partitions; Spark yields these in any order."""
+    for left_behind in folder.glob("part*"):  # by a task that has failed
+        shutil.rmtree(left_behind, ignore_errors=True)
     parts: dict[tuple[int, int], Handle] = {}
     scratch = folder / "parts"
     for key, group in groupby(pieces, itemgetter(0, 1)):
@@ -214,6 +216,12 @@ def _written(pieces: Iterable[Piece], folder: Path) -> list[Handle]:
         parts[key] = files.write((block for _, _, block in group), key[1], scratch)
     handles = []
     for number, keys in groupby(sorted(parts), itemgetter(0)):
-        handles.append(files.write(chain.from_iterable(parts[key].blocks() for key in keys), number, folder))
+        handles.append(files.write(chain.from_iterable(_moved(parts[key]) for key in keys), number, folder))
     shutil.rmtree(scratch, ignore_errors=True)
     return handles
+
+
+def _moved(part: Handle) -> Iterator[Block]:
+    """The rows of files, which are removed once they are read, so that there is room for those that they are written to."""
+    yield from part.blocks()
+    shutil.rmtree(part.directory, ignore_errors=True)

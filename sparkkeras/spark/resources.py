@@ -17,11 +17,11 @@ class TaskResources:
 
     Attributes:
         cores: CPU cores.
-        gpus: GPUs; ``None``: as Spark is configured.
+        gpus: GPUs, also a fraction of one; ``None``: none, since a profile replaces what Spark is configured for.
     """
 
     cores: int
-    gpus: int | None = None
+    gpus: float | None = None
 
     def profile(self) -> Any:
         """The resource profile of such tasks."""
@@ -50,7 +50,7 @@ class TaskResources:
         return slots
 
     def _refused(self, reason: str) -> str:
-        gpus = "" if self.gpus is None else f" and {counted(self.gpus, 'GPU')}"
+        gpus = "" if self.gpus is None else f" and {self.gpus:g} GPU{'s' * (self.gpus != 1)}"
         return (
             f"Spark cannot run tasks with {counted(self.cores, 'CPU core')}{gpus}: {reason.rstrip('.')}. Use fewer, or "
             "larger executors (spark.executor.cores, spark.executor.resource.gpu.amount)."

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import hyperopt
 import keras
@@ -48,12 +49,14 @@ def test_a_trial_whose_worker_is_killed_runs_again(spark, tmp_path):
         if not mark.exists():
             mark.touch()
             os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(0.2)
         return {"loss": params["x"], "python": os.getppid()}
 
-    search = minimized(objective=objective, max_evals=5)
-    assert [trial.status for trial in search.trials] == ["ok"] * 5
+    search = minimized(objective=objective, max_evals=40)
+    assert [trial.status for trial in search.trials] == ["ok"] * 40
     assert max(trial.attempts for trial in search.trials) == 2
     assert os.getpid() not in {trial.extra["python"] for trial in search.trials}
+    assert {trial.worker.split("/")[1] for trial in search.trials[-4:]} == {"0", "1"}  # in place of the one that was lost
 
 
 def test_a_data_frame_without_rows_is_rejected(spark):

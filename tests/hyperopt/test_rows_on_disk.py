@@ -73,6 +73,13 @@ def test_rows_to_validate_on(block):
     assert len(arguments["validation_data"]) == 1
 
 
+def test_what_build_returns_for_fit_counts_as_on_arrays(block):
+    data, own = RowsOnDisk({}, {TRAINING: block, VALIDATION: block}), (X[:2], Y[:2])
+    assert data.fit_arguments({"validation_data": own})["validation_data"] is own
+    with pytest.raises(SearchDefinitionError, match="returned sample_weight, but the rows are in files.*as a column"):
+        data.fit_arguments({"sample_weight": np.ones(20)})
+
+
 def test_a_share_that_leaves_no_rows_to_train_on_is_rejected(block):
     with pytest.raises(SearchDefinitionError, match=r"validation_split=0.99 of 20 rows leaves none to train on"):
         RowsOnDisk({}, {TRAINING: block}).fit_arguments({"validation_split": 0.99})

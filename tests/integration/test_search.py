@@ -177,7 +177,8 @@ class TestProcesses:
             from sparkkeras.hyperopt import HyperParamModel, uniform
 
             builder = SparkSession.builder.master("local-cluster[2,4,1024]").config("spark.ui.enabled", "false")
-            for name, value in {"worker.amount": 2, "worker.discoveryScript": sys.argv[1], "executor.amount": 2}.items():
+            amounts = {"worker.amount": 2, "executor.amount": 2, "task.amount": 1}
+            for name, value in {**amounts, "worker.discoveryScript": sys.argv[1]}.items():
                 where, setting = name.split(".")
                 builder = builder.config(f"spark.{where}.resource.gpu.{setting}", value)
             spark = builder.getOrCreate()
@@ -186,7 +187,7 @@ class TestProcesses:
                 time.sleep(1)
                 return {"loss": 0.0, "cores": os.environ["NPROC"], "gpus": os.environ["CUDA_VISIBLE_DEVICES"]}
 
-            for cores, gpus in ((2, 1), (None, 2)):
+            for cores, gpus in ((2, 1), (None, 2), (2, None)):
                 search = HyperParamModel(spark, cores_per_trial=cores, gpus_per_trial=gpus)
                 search.minimize(objective=objective, space={"x": uniform(0, 1)}, max_evals=8, algo="random", verbose=0)
                 print(sorted({(trial.extra["cores"], trial.extra["gpus"]) for trial in search.trials}))
@@ -201,7 +202,14 @@ class TestProcesses:
             timeout=300,
             check=True,
         ).stdout
-        assert output.splitlines() == ["[('2', '0'), ('2', '1')]", "4", "[('1', '0,1')]", "2"]
+        assert output.splitlines() == [
+            "[('2', '0'), ('2', '1')]",
+            "4",
+            "[('1', '0,1')]",
+            "2",
+            "[('2', '0'), ('2', '1')]",
+            "4",
+        ]
 
     def test_resources_that_the_master_does_not_have(self, sc):
         for arguments, message in (
