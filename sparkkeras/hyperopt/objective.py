@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.label_range import label_ranges
-from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
+from sparkkeras.errors import DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchDefinitionError, TrialEnd
 from sparkkeras.hyperopt.rows_on_disk import TRAINING, VALIDATION, RowsOnDisk
@@ -327,5 +327,5 @@ def _json_compatible(result: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _pack_model(model: Any) -> bytes:
     if not isinstance(model, keras.Model):
-        raise ConfigurationError(f"the objective returned {model!r} as its model; expected a keras.Model.")
+        raise SearchDefinitionError(f"the objective returned {model!r} as its model; expected a keras.Model.")
     return save_bytes(model)

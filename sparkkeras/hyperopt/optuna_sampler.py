@@ -52,6 +52,8 @@ class OptunaAlgorithm:
 
     def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
         """Tell the study which trials have ended, and ask it for another one."""
+        if not self._told and not self._asked and trials:  # resumed: its seed would give the first trials once more
+            self._study.sampler.reseed_rng()
         for trial in trials:
             if trial.status != RUNNING and trial.number not in self._told:
                 self._tell(trial, sign)

@@ -46,7 +46,9 @@ class SearchProgress:
 
     def begin(self) -> None:
         """Report the start: workers take a few seconds to load Keras."""
-        if self._verbose:
+        if self._verbose and self._ledger.is_over:
+            self._status.write("All trials of this search have ended already. A larger max_evals= or timeout= continues it.")
+        elif self._verbose:
             workers = f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
             resumed = f", resuming after {len(self._earlier)} trials" if self._earlier else ""
             self._status.write(f"Loading Keras, then searching on {workers}{resumed}.")
@@ -77,6 +79,11 @@ class SearchProgress:
             if best:
                 self._status.write(table(best, self._metric, self._parameters))
 
+    def interrupted(self) -> None:
+        """Write the summary after an interrupt (Ctrl-C)."""
+        if self._verbose:
+            self._status.write(f"Interrupted: {self.summary()}.")
+
     def clear(self) -> None:
         """Remove the progress line, after an error."""
         self._status.clear()
@@ -90,7 +97,7 @@ class SearchProgress:
         parts += [f"{counts[status]} {status}" for status in (PRUNED, STOPPED, FAILED) if counts[status]]
         best = ranked(finished, self._sign)[:1]
         parts += [f"best {self._metric} {best[0].value:.4g} (trial {best[0].number})"] if best else []
-        parts.append(format_duration(self._ledger.seconds))
+        parts.append(format_duration(self._ledger.seconds) + (" with earlier calls" if self._earlier else ""))
         seconds_left = self._seconds_left(finished)
         return " - ".join(parts) + (f", about {format_duration(seconds_left)} left" if seconds_left else "")
 

@@ -440,6 +440,10 @@ class HyperParamModel:
         progress.begin()
         trials = TrialEvents(events, ledger, results.space.parameters)
         trials.begin(count)
+        if ledger.is_over:  # a search that is resumed, and has nothing left to do
+            self.seconds = ledger.seconds
+            progress.end()
+            return
 
         def tick() -> None:
             progress.tick()
@@ -464,6 +468,9 @@ class HyperParamModel:
                 rows = tuple(data.kept.values())
                 supervised = stack.enter_context(workers.copied(rows, count)) if rows else dataset
                 supervise(supervised, task, ledger, workers.background, tick)
+        except KeyboardInterrupt:
+            progress.interrupted()
+            raise
         finally:
             self.seconds = ledger.seconds
             progress.clear()

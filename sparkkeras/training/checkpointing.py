@@ -182,8 +182,15 @@ class CheckpointRecorder:
         _continue_histories(job.histories, progress.record.histories)
         history = keras.callbacks.History()
         history.set_model(model)
-        history.epoch, history.history = progress.record.epochs, progress.record.history
+        record = progress.record
+        history.epoch, history.history = record.epochs, record.history
         model.history = history
+        trained = counted(progress.part.epoch, "epoch")
+        text = (
+            f"Nothing to train: {self._store.path}/{self.saved.name} is of a training that ended after {trained}, and "
+            f"epochs={job.epochs}. A larger epochs= trains on, unless a callback has ended the training."
+        )
+        job.events.emit(RunResumed(text, record.epochs, logs_by_epoch(record.epochs, record.history)))
         return history
 
     @contextmanager

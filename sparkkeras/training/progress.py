@@ -77,8 +77,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._is_training = True
         self._status.write(f"Training on {self._workers()}.")
         if self._missing_settings:
-            settings = " ".join(f"--conf {name}={value}" for name, value in self._missing_settings.items())
-            self._status.write(f"Spark would start tasks faster with {settings}")
+            settings = "".join(f'.config("{name}", "{value}")' for name, value in self._missing_settings.items())
+            self._status.write(f"Spark would start tasks faster with SparkSession.builder{settings}")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Print the epoch's number."""

@@ -333,7 +333,6 @@ def test_a_model_that_an_objective_returns_is_kept():
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"loss": 0.5, "model": "m"}, "ConfigurationError: the objective returned 'm' as its model; expected a keras.Model"),
         ({"status": "fail", "why": "cold"}, "the objective returned status 'fail': {'why': 'cold'}"),
         (math.nan, "the objective returned the loss nan"),
         ({"loss": -math.inf, "why": "cold"}, "the objective returned the loss -inf"),
@@ -351,6 +350,7 @@ def test_a_result_without_a_finite_loss_is_a_failure(given, error):
 @pytest.mark.parametrize(
     ("given", "error"),
     [
+        ({"loss": 0.5, "model": "m"}, "the objective returned 'm' as its model; expected a keras.Model"),
         ("0.5", "the objective returned '0.5'; expected a number, or a dict with 'loss' and 'status'."),
         (
             None,

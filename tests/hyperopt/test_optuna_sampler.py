@@ -153,6 +153,14 @@ def test_a_search_with_inexact_steps_can_be_resumed(tmp_path, rate):
     assert len(search.trials) == 28
 
 
+@pytest.mark.parametrize("sampler", [optuna.samplers.TPESampler, optuna.samplers.RandomSampler])
+def test_a_resumed_search_does_not_repeat_the_suggestions_of_its_seed(tmp_path, sampler):
+    for _ in range(2):
+        with Search({"x": uniform(0, 1)}, algo=sampler(seed=1), save_to=tmp_path / "search") as search:
+            run(search, 3, lambda params: params["x"])
+    assert len({trial.params["x"] for trial in search.trials}) == 6
+
+
 @pytest.mark.parametrize("num_pending", [1, 2, 4])
 def test_pending_trials_and_samplers_that_try_everything(num_pending, tmp_path):
     """A `BruteForceSampler` tries each point once, also in a resumed search; a `GridSampler` repeats some, as documented."""

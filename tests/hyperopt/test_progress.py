@@ -194,7 +194,23 @@ def test_the_time_left_is_estimated_from_the_trials_of_this_call():
     assert "left" not in bench.progress.summary()
     bench.end(0.5)
     bench.end(0.5)
-    assert bench.progress.summary() == "6/10 trials - best val_loss 0.5 (trial 0) - 1h 06m, about 4.0s left"
+    assert (
+        bench.progress.summary() == "6/10 trials - best val_loss 0.5 (trial 0) - 1h 06m with earlier calls, about 4.0s left"
+    )
+
+
+def test_a_resumed_search_without_trials_to_run_says_so(capsys):
+    bench = Bench(earlier=[Trial(0, {}, OK, 0.5, ended=1.0)], max_evals=1)
+    bench.progress.begin()
+    assert lines(capsys) == ["All trials of this search have ended already. A larger max_evals= or timeout= continues it."]
+
+
+def test_an_interrupted_search_ends_with_its_summary(capsys):
+    bench = Bench()
+    bench.end(0.5)
+    bench.ledger.stop("it was interrupted")
+    bench.progress.interrupted()
+    assert lines(capsys)[-1] == "Interrupted: 1/10 trials - best val_loss 0.5 (trial 0) - 2.0s."
 
 
 def test_a_finished_search_reports_no_time_left():

@@ -151,7 +151,8 @@ def test_progress_starts_with_settings_that_make_spark_faster(capsys):
     progress.on_event(WorkersChanged(2, (10, 10)))
     progress.on_train_begin()
     assert capsys.readouterr().out == (
-        "Training on 2 workers.\nSpark would start tasks faster with --conf spark.fast=true --conf spark.a=b\n"
+        "Training on 2 workers.\n"
+        'Spark would start tasks faster with SparkSession.builder.config("spark.fast", "true").config("spark.a", "b")\n'
     )
 
 

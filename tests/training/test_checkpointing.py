@@ -1,6 +1,7 @@
 """Checkpoints of synchronous training on in-memory datasets: resumed runs end with the bits of uninterrupted ones."""
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -18,6 +19,7 @@ from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError, TrainingInterruptedError
+from sparkkeras.events import Events, RunResumed
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
@@ -29,7 +31,7 @@ from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
-from tests.training.jobs import BATCH, Model, Snapshots, fit, partitions
+from tests.training.jobs import BATCH, Model, RecordedEvents, Snapshots, fit, partitions
 
 EPOCHS = 3
 LAYERS = keras.layers
@@ -241,7 +243,11 @@ def test_a_completed_run_trains_nothing(tmp_path, averaged):
     assert recorder.is_complete(EPOCHS)
     histories = []
     own = Own()
-    found = recorder.restore_result(SimpleNamespace(model=averaged.model, rule_state={}, histories=histories), [own])
+    listener = RecordedEvents()
+    job = SimpleNamespace(model=averaged.model, rule_state={}, histories=histories, epochs=1, events=Events([listener]))
+    found = recorder.restore_result(job, [own])
+    (told,) = listener.of(RunResumed)
+    assert re.search(r"^Nothing to train: .* ended after 2 epochs, and epochs=1\. A larger epochs=", told.text)
     assert (found.history, found.epoch, bits(averaged)) == (history.history, history.epoch, expected)
     assert [entry["epoch"] for entry in histories] == [0, 0, 1, 1]
     assert own.seen["epochs"] == [0, 1]
