@@ -86,10 +86,13 @@ def test_data_in_an_rdd_or_a_data_frame(sc, spark, digits):
 
 
 @pytest.fixture
-def large(monkeypatch):
-    """All data on Spark counts as too large to be sent by the driver."""
+def large(sc, monkeypatch):
+    """All data on Spark counts as too large to be sent by the driver. Afterwards Spark keeps no rows of it."""
     monkeypatch.setattr("sparkkeras.hyperopt.data.SENT_BYTES", 0)
     monkeypatch.delattr("sparkkeras.sources.copies.KeptRows.collect")
+    before = set(sc._jsc.getPersistentRDDs())
+    yield
+    assert set(sc._jsc.getPersistentRDDs()) <= before
 
 
 class TestLargeData:
@@ -109,7 +112,6 @@ class TestLargeData:
         assert [trial.extra["same"] for trial in trials] == [True] * 4
         (file,) = {trial.extra["file"] for trial in trials}
         assert not Path(file).parent.parent.exists()
-        assert not sc._jsc.getPersistentRDDs()
 
     def test_models_train_on_them_batch_by_batch(self, sc, spark, digits, large):
         x, y, _, _ = digits
@@ -132,7 +134,6 @@ class TestLargeData:
             search_of(sc, model=build, data=frame)
         with pytest.raises(DataError, match="the data has no rows"):
             search_of(sc, model=build, data=frame.limit(0))
-        assert not sc._jsc.getPersistentRDDs()
 
 
 class TestProcesses:
