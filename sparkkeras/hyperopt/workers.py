@@ -140,8 +140,10 @@ class SparkWorkers:
         free = self._cluster.free_slots
         if self._resources is None:
             return free
-        fitting = max(1, free * self._of_task // self._resources.cores)
-        return fitting if self._cluster.is_local else min(fitting, self._resources.slots(self._cluster.context))
+        if self._cluster.is_local:
+            return max(1, free * self._of_task // self._resources.cores)
+        busy = self._cluster.slots - free
+        return max(1, self._resources.slots(self._cluster.context) - busy)
 
     @property
     def driver(self) -> DriverAddress:
