@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -116,7 +117,9 @@ def save(directory: Path, name: str, content: Mapping[str, Any]) -> Path:
     """Write the JSON file."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    text = json.dumps(content, indent=1)
+    numbers_on_one_line = re.sub(r'\[[^][{}"]*\]', lambda numbers: " ".join(numbers[0].split()), text)
+    path.write_text(numbers_on_one_line + "\n")
     return path
 
 

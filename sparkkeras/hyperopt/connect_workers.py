@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,12 +12,10 @@ from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import DriverAddress, Results, Running, Shared, Task
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.hyperopt.data import source_of
-from sparkkeras.hyperopt.workers import RunsTasks
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.connect_hosts import check_connection
 from sparkkeras.runner.new_python import InNewPython
 from sparkkeras.sources.connect import RemoteResults
-from sparkkeras.sources.copies import KeptRows
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.tasks import Collect
 from sparkkeras.spark.connect import RemoteCluster, check_session
@@ -91,10 +89,6 @@ class ConnectWorkers:
         if block is None:
             raise DataError("the data has no rows.")
         yield CollectedRows(block)
-
-    def copied(self, rows: Sequence[KeptRows], count: int) -> AbstractContextManager[RunsTasks]:
-        """Not called: all rows are collected."""
-        raise NotImplementedError
 
 
 _WITHOUT_CONNECTION = (

@@ -39,6 +39,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.progress.status_line import StatusLine
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
+from sparkkeras.sources.copies import copied
 from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.sources.source import is_distributed
 from sparkkeras.spark.activity import watching_spark
@@ -466,7 +467,7 @@ class HyperParamModel:
                     ) from error
                 task = SearchTask(stack.enter_context(dataset.share(settings)), shared, address)
                 rows = tuple(data.kept.values())
-                supervised = stack.enter_context(workers.copied(rows, count)) if rows else dataset
+                supervised = stack.enter_context(copied(rows, count)) if rows else dataset
                 supervise(supervised, task, ledger, workers.background, tick)
         except KeyboardInterrupt:
             progress.interrupted()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sparkkeras.data.dataset import Dataset, DriverAddress, Results, Running, Shared, Task
@@ -12,7 +12,7 @@ from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.hyperopt.data import ReadRows, source_of
 from sparkkeras.rpc.transport import Address
-from sparkkeras.sources.copies import KeptRows, copied, kept
+from sparkkeras.sources.copies import KeptRows, kept
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkDataset, without_rows
 from sparkkeras.spark.cluster import Cluster
@@ -76,10 +76,6 @@ class Workers(Protocol):
 
     def keep(self, data: Any, named: ColumnMapping, number: int) -> AbstractContextManager[ReadRows]:
         """Read the rows of an RDD or a DataFrame and keep them; see `sparkkeras.sources.copies.kept`."""
-        ...
-
-    def copied(self, rows: Sequence[KeptRows], count: int) -> AbstractContextManager[RunsTasks]:
-        """A dataset with a partition for each of ``count`` workers, each of which has all rows."""
         ...
 
 
@@ -169,11 +165,7 @@ class SparkWorkers:
         with source_of(data, device.forking_environment, named).dataset() as dataset:
             assert isinstance(dataset, SparkDataset)
             with kept(dataset, number) as rows:
-                yield rows
-
-    def copied(self, rows: Sequence[KeptRows], count: int) -> AbstractContextManager[RunsTasks]:
-        """A Spark dataset of ``count`` partitions, each with all rows."""
-        return copied(self._cluster, rows, count)
+                yield replace(rows, cluster=self._cluster)
 
 
 @dataclass(frozen=True)
@@ -216,7 +208,3 @@ class LocalWorkers:
             ConfigurationError: Always.
         """
         raise ConfigurationError(f"data={data!r} is on Spark, but this search runs without Spark: give arrays.")
-
-    def copied(self, rows: Sequence[KeptRows], count: int) -> AbstractContextManager[RunsTasks]:
-        """Not called: there are no `KeptRows` without Spark."""
-        raise NotImplementedError

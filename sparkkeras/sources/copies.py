@@ -45,7 +45,7 @@ class KeptRows:
     """Rows that Spark keeps on the disks of its executors.
 
     Attributes:
-        cluster: The cluster of the rows.
+        cluster: The cluster, with the resources of the tasks that copy the rows.
         pieces: The rows in pieces, in their order.
         handles: The numbers of rows, shapes and label ranges of the partitions; they refer to no files.
         first: The first row.
@@ -129,8 +129,9 @@ class CopiedDataset:
 
 
 @contextmanager
-def copied(cluster: Cluster, rows: Sequence[KeptRows], num_partitions: int) -> Iterator[CopiedDataset]:
+def copied(rows: Sequence[KeptRows], num_partitions: int) -> Iterator[CopiedDataset]:
     """A dataset of partitions with all rows each. The files are removed when the context ends."""
+    cluster = rows[0].cluster
     dataset = CopiedDataset(cluster, tuple(rows), num_partitions, f"sparkkeras-{uuid.uuid4().hex}")
     try:
         yield dataset
