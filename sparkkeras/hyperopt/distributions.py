@@ -262,6 +262,18 @@ def all_labeled(space: Any) -> Iterator[Labeled]:
             yield from all_labeled(item)
 
 
+def constant_lists(space: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """The names of the lists of several numbers or strings in a space, and these lists; not those in options.
+
+    Other libraries choose one item of such a list.
+    """
+    if isinstance(space, dict):
+        for key, item in space.items():
+            yield from constant_lists(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(space, list) and len(space) > 1 and all(isinstance(item, (str, int, float)) for item in space):
+        yield name, space
+
+
 def map_items(node: Any, function: Callable[[str, Any], Any]) -> Any:
     """Replace the items of a dict, list or tuple by what a function returns for each key or index, and item."""
     if isinstance(node, Mapping):

@@ -17,8 +17,8 @@ import hyperopt
 import numpy as np
 from hyperopt import base, exceptions, pyll, rand
 
-from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt.distributions import Distribution, all_labeled, has_distributions, labeled
+from sparkkeras.errors import ConfigurationError, warn
+from sparkkeras.hyperopt.distributions import Distribution, all_labeled, constant_lists, has_distributions, labeled
 from sparkkeras.hyperopt.encoding import JSON_TYPES, encode
 from sparkkeras.hyperopt.expressions import params_of, to_expression
 from sparkkeras.hyperopt.parameters import Parameter, parameters_of
@@ -76,6 +76,8 @@ class Space:
         except Exception as error:
             raise ConfigurationError(f"space={space!r} cannot be sampled ({type(error).__name__}: {error}).") from error
         self.encode(sample)
+        if self.labeled is not None:
+            _warn_of_lists(self.labeled)
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -130,6 +132,15 @@ class Space:
             ConfigurationError: ``params`` holds an object that JSON cannot represent and that is not an option of the space.
         """
         return encode(params, self.objects)
+
+
+def _warn_of_lists(space: Any) -> None:
+    for name, values in constant_lists(space):
+        shown = reprlib.repr(values)
+        warn(
+            f"space: {name!r} is the list {shown}, which is a constant: every trial gets all of it. To choose one of its "
+            f"items, write choice({shown[1:-1]}); for a constant, write a tuple, which gives no warning."
+        )
 
 
 def history_of(trials: Sequence[Trial], sign: float, labels: Iterable[str]) -> base.Trials:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import keras
@@ -132,9 +134,17 @@ def transform_failed(error: Exception, rows: str) -> str:
     """The error message for a failed transform."""
     reason = f"{type(error).__name__}: {error}".rstrip(".")
     return (
-        f"transform failed on {rows}: {reason}. It is called as transform(x, y) with arrays that have the rows on their "
-        "first axis, and must return (x, y)."
+        f"transform failed{_users_line(error)} on {rows}: {reason}. It is called as transform(x, y) with arrays "
+        "that have the rows on their first axis, and must return (x, y)."
     )
+
+
+def _users_line(error: Exception) -> str:
+    """The first line outside of this package that an error passed through, for a message; empty without one."""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not frame.f_globals.get("__name__", "").startswith("sparkkeras."):
+            return f" in line {line} of {Path(frame.f_code.co_filename).name}"
+    return ""
 
 
 def evaluate(

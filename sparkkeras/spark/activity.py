@@ -91,9 +91,8 @@ def incidents(before: dict[str, ExecutorState], after: dict[str, ExecutorState])
             found.append(Incident("executor", f"executor {name} on {now.host} was added"))
         failed = now.failed_tasks - (0 if then is None else then.failed_tasks)
         if failed > 0:
-            where = "" if name == "driver" else f" on executor {name} ({now.host})"
-            text = f"{counted(failed, 'task')} failed{where}; Spark runs a task up to spark.task.maxFailures times"
-            found.append(Incident("retry", text))
+            again = f" on executor {name} ({now.host}); Spark runs a task up to spark.task.maxFailures times"
+            found.append(Incident("retry", f"{counted(failed, 'task')} failed{'' if name == 'driver' else again}"))
         if now.lost and (then is None or not then.lost) and before:
             found.append(Incident("executor", f"executor {name} on {now.host} was lost: {now.lost}"))
     return found

@@ -21,6 +21,7 @@ from hyperopt.pyll import scope
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.algorithms import ALGORITHMS, make_algorithm
 from sparkkeras.hyperopt.definition import SearchDefinition
+from sparkkeras.hyperopt.distributions import choice, uniform
 from sparkkeras.hyperopt.encoding import decode, encode
 from sparkkeras.hyperopt.space import Space, history_of, is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
@@ -420,6 +421,26 @@ def test_algorithms_by_name():
 def test_invalid_spaces_are_rejected(space, message):
     with pytest.raises(ConfigurationError, match=message):
         Space(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "name"),
+    [
+        ({"units": [32, 64], "lr": uniform(0, 1)}, "units"),
+        ({"optimizer": {"kind": ["sgd", "adam"]}, "lr": uniform(0, 1)}, "optimizer.kind"),
+    ],
+)
+def test_a_list_that_is_perhaps_meant_as_a_choice_gives_a_warning(space, name):
+    with pytest.warns(UserWarning, match=rf"'{name}' is the list .* write choice\((32, 64|'sgd', 'adam')\)") as caught:
+        Space(space)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "constant", [(32, 64), [32], [uniform(0, 1), 3], choice([32, 64], [64]), choice({"units": [32, 64]}, None), [np.ones(2)]]
+)
+def test_other_constants_give_no_warning(constant):
+    Space({"constant": constant, "lr": uniform(0, 1)})
 
 
 def test_a_space_that_cannot_be_sampled_is_rejected():

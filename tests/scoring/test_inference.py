@@ -17,6 +17,9 @@ def picks(x, y):
     return x[:, 1:].astype("int32"), y
 
 
+ERROR = "AssertionError: no such row"
+LINE = r"in line \d+ of test_inference\.py"
+
 OPTIONS = BatchOptions(4, ByValue.dump(picks, "transform"))
 
 
@@ -32,7 +35,7 @@ def test_a_transform_that_fails_on_zeros_is_checked_on_rows():
 
 
 def test_a_transform_that_fails_on_rows_raises_an_error():
-    with pytest.raises(ConfigurationError, match=r"transform failed on the first 4 rows: AssertionError: no such row"):
+    with pytest.raises(ConfigurationError, match=rf"transform failed {LINE} on the first 4 rows: {ERROR}"):
         transformed_spec_on_driver(block(0.0), OPTIONS)
-    with pytest.raises(ConfigurationError, match="failed on the first rows of partition 1: AssertionError: no such row"):
+    with pytest.raises(ConfigurationError, match=rf"failed {LINE} on the first rows of partition 1: {ERROR}"):
         transformed_spec_on_workers(LocalDataset((block(1.0), block(0.0))), OPTIONS)

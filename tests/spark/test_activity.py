@@ -23,8 +23,8 @@ ONE, TWO = ExecutorState("host-1:1"), ExecutorState("host-2:1")
         ({"1": ONE}, {"1": ONE, "2": TWO}, ["executor 2 on host-2:1 was added"]),
         ({"1": ONE}, {"1": ExecutorState("host-1:1", lost="it died")}, ["executor 1 on host-1:1 was lost: it died"]),
         ({"1": ExecutorState("host-1:1", lost="it died")}, {"1": ExecutorState("host-1:1", lost="it died")}, []),
-        ({"1": ONE}, {"1": ExecutorState("host-1:1", 2)}, ["2 tasks failed on executor 1 (host-1:1)"]),
-        ({"driver": ONE}, {"driver": ExecutorState("host-1:1", 1)}, ["1 task failed; Spark runs"]),
+        ({"1": ONE}, {"1": ExecutorState("host-1:1", 2)}, ["2 tasks failed on executor 1 (host-1:1); Spark runs a task"]),
+        ({"driver": ONE}, {"driver": ExecutorState("host-1:1", 1)}, ["1 task failed"]),
         ({"1": ONE}, {"1": ONE, "2": ExecutorState("host-2:1", lost="it died")}, ["executor 2 on host-2:1 was lost"]),
     ],
 )
