@@ -416,16 +416,14 @@ class SparkModel:
         self._check_mode()
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
-        limit: SlotLimit | None = None if self.mode == "synchronous" else free_slots
         if self.mode in ASYNCHRONOUS_MODES:
             check_driver()
-        recorder = CheckpointRecorder.open(checkpoint, resume, self.mode)
         if self.mode == "allreduce":
             from sparkkeras.training.allreduce import check_all_reduce
-            from sparkkeras.training.allreduce_hosts import all_slots, all_slots_but_one
 
             check_all_reduce(self.model)
-            limit = all_slots if recorder is None or not recorder.needs_slot else all_slots_but_one
+        recorder = CheckpointRecorder.open(checkpoint, resume, self.mode)
+        limit = self._slot_limit(recorder)
         saved = None if recorder is None else recorder.saved
         seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
         request = check_fit(
@@ -709,6 +707,16 @@ class SparkModel:
         spark_model = _restored(model, dict(saved.work.settings), saved.progress.rule_state, objects)
         spark_model.training_histories.extend(saved.progress.record.histories)
         return spark_model
+
+    def _slot_limit(self, recorder: CheckpointRecorder | None) -> SlotLimit | None:
+        """How many workers the mode can have; ``None`` for as many as wanted."""
+        if self.mode == "synchronous":
+            return None
+        if self.mode in ASYNCHRONOUS_MODES:
+            return free_slots
+        from sparkkeras.training.allreduce_hosts import all_slots, all_slots_but_one
+
+        return all_slots_but_one if recorder is not None and recorder.needs_slot else all_slots
 
     def _described(self, rule: UpdateRule) -> dict[str, Any]:
         """The settings that are not in the call of `fit`, for display."""

@@ -12,12 +12,15 @@ from typing import Any
 LOG_SECONDS = 60.0
 """Where no line can change, as in the log of a job, the interval at which what it would show is written as a line."""
 
+FIRST_LOG_SECONDS = 10.0
+"""The time until the first of these lines, which shows that something has begun."""
+
 UPDATE_SECONDS = 0.1
 """The shortest interval at which a line changes."""
 
 
 class StatusLine:
-    """Lines on standard output, the last of which changes: on a terminal and in a notebook. Elsewhere a line a minute.
+    """Lines on standard output, the last of which changes: on a terminal and in a notebook. Elsewhere a line after 10 seconds, and then one a minute.
 
     Args:
         verbose: 0: silent; 1: with the line that changes; 2: without it.
@@ -28,7 +31,7 @@ class StatusLine:
         self._lock = threading.Lock()
         self._changes = verbose == 1 and _can_change()
         self._shown = ""
-        self._next = time.monotonic() + (0.0 if self._changes else LOG_SECONDS)
+        self._next = time.monotonic() + (0.0 if self._changes else FIRST_LOG_SECONDS)
 
     @property
     def changes(self) -> bool:

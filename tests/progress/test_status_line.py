@@ -27,7 +27,7 @@ def test_a_log_gets_a_line_a_minute_of_what_would_change(clock, capsys):
         clock.now = 100.0 + second
         status.update(f"after {second}")
     status.write("ended")
-    assert capsys.readouterr().out.splitlines() == ["begins", "after 60", "after 120", "ended"]
+    assert capsys.readouterr().out.splitlines() == ["begins", "after 10", "after 70", "after 130", "ended"]
 
 
 def test_a_terminal_gets_one_line_that_is_replaced(clock, terminal):
