@@ -3,9 +3,9 @@
 ::
 
     checkpoint-00000012-5f0c31aa/    a number that grows, and what distinguishes two processes that write at the same time
-        arrays.bin                   raw arrays, one after the other
-        state.json                   everything else
         model.keras                  the model, for Keras
+        arrays.bin                   raw arrays, one after the other, except for those whose bytes are in model.keras
+        state.json                   everything else, and where the arrays are
         manifest.json                sizes and digests of these files, and a checksum of itself; written last
 
 A folder without a manifest was not completed. It is deleted when a later checkpoint is complete, and so are checkpoints
@@ -41,7 +41,8 @@ from sparkkeras.weights import Array
 
 MODEL = "model.keras"
 _ARRAYS, _STATE, _MANIFEST = "arrays.bin", "state.json", "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
+"""Format 1 has all arrays in ``arrays.bin``."""
 _FOLDER = re.compile(r"checkpoint-([0-9]{8,})-[0-9a-f]{8}")
 _KINDS = {
     "fit": "SparkModel.fit or KerasEstimator.fit",
@@ -50,6 +51,9 @@ _KINDS = {
     "run": "SparkRunner.run",
 }
 """What writes checkpoints, by the value ``kind`` in their state."""
+
+
+SaveModel = Callable[[io.RawIOBase], values.Spans]
 
 
 class DamagedError(StorageError):
@@ -161,12 +165,13 @@ class CheckpointStore:
                 f"the checkpoint {self.path}/{stored.name} is of {of}, and this is {_KINDS[kind]}: pass another path."
             )
 
-    def write(self, state: Mapping[str, Any], save_model: Callable[[io.RawIOBase], None] | None = None) -> str:
+    def write(self, state: Mapping[str, Any], save_model: SaveModel | None = None) -> str:
         """Write a checkpoint, and then delete old ones and what was left incomplete before.
 
         Args:
             state: Values as `values.pack` accepts them, by name; ``kind`` is one of `newest`.
-            save_model: Writes the model to a file, from its beginning to its end.
+            save_model: Writes the model to a file, from its beginning to its end, and returns which arrays of the state
+                are in it.
 
         Returns:
             The name of the checkpoint.
@@ -227,18 +232,17 @@ class CheckpointStore:
         self._last = number
         return number
 
-    def _write_files(
-        self, folder: str, tree: Any, arrays: Sequence[Array], save_model: Callable[[io.RawIOBase], None] | None
-    ) -> dict[str, Any]:
+    def _write_files(self, folder: str, tree: Any, arrays: Sequence[Array], save_model: SaveModel | None) -> dict[str, Any]:
         """Write all files but the manifest; returns their sizes and digests."""
         files: dict[str, Any] = {}
-        with self._file(folder, _ARRAYS, files) as file:
-            index = values.write_arrays(arrays, file.write)
-        with self._file(folder, _STATE, files) as file:
-            file.write(json.dumps({"arrays": index, "values": tree}).encode())
+        in_model: values.Spans = {}
         if save_model is not None:
             with self._file(folder, MODEL, files) as file:
-                save_model(file)
+                in_model = save_model(file)
+        with self._file(folder, _ARRAYS, files) as file:
+            index = values.write_arrays(arrays, file.write, in_model)
+        with self._file(folder, _STATE, files) as file:
+            file.write(json.dumps({"arrays": index, "values": tree}).encode())
         return files
 
     def _folders(self) -> list[str]:
@@ -287,8 +291,9 @@ class CheckpointStore:
             if hashlib.sha256(data[file]).hexdigest() != expected["sha256"]:
                 raise DamagedError(f"{file} has other contents than were written.")
         state = json.loads(data[_STATE])
-        arrays = values.read_arrays(bytearray(data[_ARRAYS]), state["arrays"])
-        return StoredCheckpoint(name, values.unpack(state["values"], arrays), data.get(MODEL, b""))
+        model = data.get(MODEL, b"")
+        arrays = values.read_arrays(bytearray(data[_ARRAYS]), model, state["arrays"])
+        return StoredCheckpoint(name, values.unpack(state["values"], arrays), model)
 
     def _bytes(self, name: str, file: str) -> bytes:
         try:
@@ -326,6 +331,9 @@ class _Hashing(io.RawIOBase):
         self.digest.update(data)
         self.size += len(data)
         return len(data)
+
+    def tell(self) -> int:
+        return self.size
 
 
 def _manifest(files: Mapping[str, Any]) -> bytes:

@@ -10,6 +10,9 @@ import numpy as np
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.weights import Array
 
+Spans = Mapping[int, Sequence[tuple[int, int]]]
+"""The first bytes of the parts of arrays in a file, and those after their last ones, by ``id(array)``."""
+
 _ARRAY, _SCALAR = "__array__", "__scalar__"
 _ALIGNMENT = 64
 
@@ -63,24 +66,33 @@ def unpack(value: Any, arrays: Sequence[Array]) -> Any:
     return {key: unpack(member, arrays) for key, member in value.items()}
 
 
-def write_arrays(arrays: Sequence[Array], write: Callable[[Any], object]) -> list[dict[str, Any]]:
-    """Write the bytes of arrays one after the other; returns what `read_arrays` needs, for JSON."""
-    index = []
+def write_arrays(arrays: Sequence[Array], write: Callable[[Any], object], spans: Spans) -> list[dict[str, Any]]:
+    """Write the bytes of arrays one after the other; returns what `read_arrays` needs, for JSON.
+
+    Args:
+        arrays: The arrays.
+        write: Writes bytes.
+        spans: Where the bytes of some arrays are in another file: these are not written.
+    """
+    index: list[dict[str, Any]] = []
     position = 0
     for array in arrays:
+        described = {"dtype": _dtype_name(array.dtype, "an array"), "shape": list(array.shape)}
+        if id(array) in spans:
+            index.append({**described, "spans": [list(span) for span in spans[id(array)]]})
+            continue
         padding = -position % _ALIGNMENT
         write(bytes(padding))
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if flat.size:
             write(flat.data)
         position += padding + flat.nbytes
-        dtype = _dtype_name(array.dtype, "an array")
-        index.append({"dtype": dtype, "shape": list(array.shape), "offset": position - flat.nbytes})
+        index.append({**described, "offset": position - flat.nbytes})
     return index
 
 
-def read_arrays(data: bytearray, index: Sequence[Mapping[str, Any]]) -> list[Array]:
-    """The arrays that `write_arrays` wrote: views of ``data``."""
+def read_arrays(data: bytearray, other: bytes, index: Sequence[Mapping[str, Any]]) -> list[Array]:
+    """The arrays of `write_arrays`: views of what it wrote, or read from the other file."""
     arrays = []
     for entry in index:
         shape, dtype = tuple(entry["shape"]), np.dtype(entry["dtype"])
@@ -89,7 +101,10 @@ def read_arrays(data: bytearray, index: Sequence[Mapping[str, Any]]) -> list[Arr
             arrays.append(np.empty(shape, dtype))
             continue
         # Of bytes, since NumPy itself does not define some dtypes, such as bfloat16.
-        found = np.frombuffer(data, np.uint8, count * dtype.itemsize, entry["offset"])
+        if "spans" in entry:
+            found = np.concatenate([np.frombuffer(other, np.uint8, stop - start, start) for start, stop in entry["spans"]])
+        else:
+            found = np.frombuffer(data, np.uint8, count * dtype.itemsize, entry["offset"])
         arrays.append(found.view(dtype).reshape(shape))
     return arrays
 

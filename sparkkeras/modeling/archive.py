@@ -36,7 +36,7 @@ from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
 from sparkkeras.modeling.save_errors import missing_from_config, save_error
-from sparkkeras.modeling.state import ModelState, ModelWeights, is_built, layout, optimizer_variables, weight_variables
+from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array
@@ -282,46 +282,6 @@ def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None)
     copy = _saved_and_loaded(bare, _Description.of(bare, custom_objects))[1]
     ModelWeights.take(model).put(copy)  # saving merges low-rank factors (LoRA) into the weights that they adapt
     return copy
-
-
-class ModelSaver:
-    """Saves ``.keras`` files of an archived model with other weights and optimizer variables, in any thread.
-
-    It has its own copy of the model, so that training can go on meanwhile.
-
-    Args:
-        archive: The archive.
-        model: The model whose states are to be saved. Optimizers of its ``train_step`` may have been built since.
-    """
-
-    def __init__(self, archive: ModelArchive, model: keras.Model) -> None:
-        self._archive, self._model = archive, archive.unpack()
-        if layout(optimizer_variables(self._model)) != layout(optimizer_variables(model)):
-            self._archive = ModelArchive.pack(model, archive.custom.load())
-            self._model = self._archive.unpack()
-
-    def save(self, state: ModelState, file: io.RawIOBase) -> None:
-        """Write a ``.keras`` file with this state, from its beginning to its end."""
-        state.put(self._model)
-        with (
-            tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder,
-            zipfile.ZipFile(io.BytesIO(self._archive.data)) as archive,
-            zipfile.ZipFile(file, "w") as target,
-        ):
-            for name in archive.namelist():
-                if not name.startswith(_WEIGHTS):
-                    target.writestr(name, archive.read(name))
-            weights = Path(folder) / _WEIGHTS
-            self._model.save_weights(weights)
-            with weights.open("rb") as source, target.open(_WEIGHTS, "w", force_zip64=True) as entry:
-                shutil.copyfileobj(source, entry, _COPIED_BYTES)
-
-
-_COPIED_BYTES = 1024 * 1024
-"""The size of pieces in which weights are copied: `zipfile` itself takes 8 KiB, which costs more than writing them."""
-
-_WEIGHTS = "model.weights.h5"
-"""The file of an archive with the values of weights and of optimizer variables."""
 
 
 def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:

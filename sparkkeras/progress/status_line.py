@@ -20,7 +20,9 @@ UPDATE_SECONDS = 0.1
 
 
 class StatusLine:
-    """Lines on standard output, the last of which changes: on a terminal and in a notebook. Elsewhere a line after 10 seconds, and then one a minute.
+    """Lines on standard output, the last of which changes: on a terminal and in a notebook.
+
+    Elsewhere, what it would show is a line after 10 seconds, and then one a minute.
 
     Args:
         verbose: 0: silent; 1: with the line that changes; 2: without it.

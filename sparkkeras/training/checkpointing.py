@@ -30,8 +30,9 @@ from sparkkeras.errors import (
     warn,
 )
 from sparkkeras.events import CheckpointWritten, Incident, RunResumed
-from sparkkeras.modeling.archive import ModelArchive, ModelSaver
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.optimizers import iterations
+from sparkkeras.modeling.saver import ModelSaver
 from sparkkeras.modeling.state import (
     ModelState,
     has_settable_rate,

@@ -27,6 +27,7 @@ def state(number):
 
 def save_model(file):
     file.write(b"a model" * 100)
+    return {}
 
 
 def number_of(found):
@@ -168,9 +169,32 @@ def test_a_checkpoint_of_another_kind(store):
         store.newest("member")
 
 
+def test_arrays_in_the_file_of_the_model_are_written_once(store, tmp_path):
+    first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7.0, 8.0])
+
+    def save(file):
+        file.write(b"head" + first.tobytes()[12:] + b"and" + first.tobytes()[:12])
+        return {id(first): [(19, 31), (4, 16)]}
+
+    path = tmp_path / "run" / store.write({"first": first, "second": second, "again": first}, save)
+    assert (path / "arrays.bin").stat().st_size == second.nbytes
+    found = store.newest()
+    assert found.model.startswith(b"head")
+    for name, expected in (("first", first), ("second", second), ("again", first)):
+        np.testing.assert_array_equal(found.values[name], expected)
+        assert found.values[name].flags.writeable
+
+
+def test_an_earlier_format(store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("sparkkeras.checkpoints.store._FORMAT", 1)
+        store.write(state(1), save_model)
+    assert number_of(store.newest()) == 1
+
+
 def test_a_later_format(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("sparkkeras.checkpoints.store._FORMAT", 2)
+        patch.setattr("sparkkeras.checkpoints.store._FORMAT", 3)
         store.write(state(1))
     with pytest.raises(StorageError, match="written by a later version of sparkkeras: upgrade"):
         store.newest()

@@ -20,15 +20,13 @@ from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
-from sparkkeras.modeling.archive import ModelArchive, ModelSaver, copy_of, load_bytes
+from sparkkeras.modeling.archive import ModelArchive, copy_of
 from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate
-from sparkkeras.modeling.description import description
 from sparkkeras.modeling.optimizers import iterations, optimizers_of
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.serialization import serialize
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
 from tests.conftest import long
-from tests.models import gan
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -1484,23 +1482,3 @@ def test_low_rank_factors_are_sent_to_workers(build):
     unpacked.train_on_batch(x, np.zeros_like(model.predict(x, verbose=0)))
     copy = copy_of(model)
     np.testing.assert_array_equal(copy.predict(x, verbose=0), model.predict(x, verbose=0))
-
-
-# Saving in the background
-
-
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX trains with one optimizer only")
-def test_a_saver_of_an_archive_from_before_a_step_built_the_optimizers(tmp_path):
-    model = gan()
-    archive, before = ModelArchive.pack(model), description(model)
-    metrics.prepare(model, from_arrays(X[:1], Y[:1], None).spec.zeros())
-    state = ModelState.take(model)
-    saver = ModelSaver(archive, model)
-    state.weights.vector[:] += 1
-    saver.save(state, tmp_path / "model.keras")
-    loaded = load_bytes((tmp_path / "model.keras").read_bytes(), {}, safe_mode=True)
-    found = ModelState.take(loaded)
-    assert found.weights.vector.tobytes() == state.weights.vector.tobytes()
-    assert found.optimizer.vector.tobytes() == state.optimizer.vector.tobytes()
-    assert description(loaded) == description(model) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]

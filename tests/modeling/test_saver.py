@@ -1,0 +1,154 @@
+"""Files of a model with other values: those that Keras would write, and where in them the values are."""
+
+import io
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import from_arrays
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, load_bytes
+from sparkkeras.modeling.description import description
+from sparkkeras.modeling.saver import ModelSaver
+from sparkkeras.modeling.state import ModelState
+from tests.models import classifier, gan
+
+WEIGHTS = "model.weights.h5"
+
+
+@keras.saving.register_keras_serializable("tests_of_saver")
+class Scale(keras.layers.Layer):
+    """Multiplies by weights."""
+
+    def build(self, shape):
+        self.factors = self.add_weight(shape=shape[1:], initializer="ones", name="factors")
+
+    def call(self, x):
+        return x * self.factors
+
+
+@keras.saving.register_keras_serializable("tests_of_saver")
+class Summed(Scale):
+    """A layer that saves something that follows from its weights."""
+
+    def save_own_variables(self, store):
+        factors = keras.ops.convert_to_numpy(self.factors)
+        store["factors"], store["half"] = factors, factors / 2
+
+    def load_own_variables(self, store):
+        assert (np.array(store["half"]) == np.array(store["factors"]) / 2).all()
+        self.factors.assign(store["factors"])
+
+
+@keras.saving.register_keras_serializable("tests_of_saver")
+class Flagged(Scale):
+    """A layer with flags, variables of a dtype with two values."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.flags = [
+            self.add_weight(shape=(), dtype="bool", initializer="ones", trainable=False, name=f"flag_{number}")
+            for number in range(2)
+        ]
+
+
+def of_one(layer):
+    model = keras.Sequential([keras.Input((3,)), layer], name="one")
+    model.compile(keras.optimizers.Adam(), "mse")
+    return model
+
+
+def low_rank():
+    model = of_one(keras.layers.Dense(4, name="adapted"))
+    model.layers[0].enable_lora(2)
+    model.compile(keras.optimizers.Adam(), "mse")
+    return model
+
+
+def states(model, count=2):
+    """States of a model with other values, all positive, so that they are also valid variances."""
+    generator = np.random.default_rng(5)
+    taken = [ModelState.take(model) for _ in range(count)]
+    for state in taken:
+        for flat in (state.weights, state.optimizer):
+            flat.vector[:] = generator.uniform(0.1, 1, flat.vector.shape).astype(np.float16)
+        for number in state.optimizer.integer_variables:
+            number[...] = generator.integers(1, 100)
+    return taken
+
+
+def saved(saver, state):
+    file = io.BytesIO()
+    return file, saver.save(state, file)
+
+
+def same(one, other):
+    return all(
+        getattr(one, name).vector.tobytes() == getattr(other, name).vector.tobytes()
+        and [each.tolist() for each in getattr(one, name).integer_variables]
+        == [each.tolist() for each in getattr(other, name).integer_variables]
+        for name in ("weights", "optimizer")
+    )
+
+
+@pytest.mark.parametrize(
+    "build", [classifier, lambda: of_one(keras.layers.BatchNormalization())], ids=["dense", "statistics"]
+)
+def test_files_are_those_that_keras_would_write(build, tmp_path):
+    model = build()
+    saver = ModelSaver(ModelArchive.pack(model), model)
+    for state in states(model, 3):
+        file, spans = saved(saver, state)
+        state.put(model)
+        model.save_weights(tmp_path / WEIGHTS)
+        with zipfile.ZipFile(file) as archive:
+            assert archive.testzip() is None
+            assert archive.read(WEIGHTS) == (tmp_path / WEIGHTS).read_bytes()
+        assert same(ModelState.take(load_bytes(file.getvalue(), {}, safe_mode=True)), state)
+        for vector in (state.weights.vector, state.optimizer.vector):
+            assert b"".join(file.getvalue()[first:end] for first, end in spans[id(vector)]) == vector.tobytes()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: of_one(keras.layers.Dense(4, dtype="float16")),
+        lambda: of_one(Summed()),
+        lambda: of_one(Flagged()),
+        pytest.param(gan, marks=pytest.mark.skipif(keras.backend.backend() == "jax", reason="needs two optimizers")),
+    ],
+    ids=["float16", "derived", "flags", "two optimizers"],
+)
+def test_files_of_other_models_have_the_values_as_well(build):
+    model = build()
+    saver = ModelSaver(ModelArchive.pack(model), model)
+    for state in states(model):
+        file, spans = saved(saver, state)
+        assert same(ModelState.take(load_bytes(file.getvalue(), {}, safe_mode=True)), state)
+        assert id(state.weights.vector) not in spans or build is gan
+
+
+def test_low_rank_factors_are_merged_by_keras():
+    model = low_rank()
+    saver = ModelSaver(ModelArchive.pack(model), model)
+    x = np.ones((2, 3), np.float32)
+    for state in states(model):
+        file, spans = saved(saver, state)
+        assert not spans
+        state.put(model)
+        loaded = load_bytes(file.getvalue(), {}, safe_mode=True)
+        np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX trains with one optimizer only")
+def test_a_saver_of_an_archive_from_before_a_step_built_the_optimizers():
+    model = gan()
+    archive, before = ModelArchive.pack(model), description(model)
+    metrics.prepare(model, from_arrays(np.ones((1, 3)), np.ones(1), None).spec.zeros())
+    state = ModelState.take(model)
+    file, _ = saved(ModelSaver(archive, model), state)
+    loaded = load_bytes(file.getvalue(), {}, safe_mode=True)
+    assert same(ModelState.take(loaded), state)
+    assert description(loaded) == description(model) == before
