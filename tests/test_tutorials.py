@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,7 @@ def test_a_tutorial_runs(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.skipif(not find_spec("ruff"), reason="ruff is not installed")
 def test_the_code_of_a_tutorial_follows_the_rules_of_the_repository(name, tmp_path):
     path = tmp_path / f"{name}.ipynb"
     path.write_text(json.dumps(tutorials.notebook((tutorials.PAGES / f"{name}.md").read_text())))

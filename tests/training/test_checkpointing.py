@@ -350,11 +350,14 @@ def test_epochs_that_end_together_have_one_checkpoint(at_once, tmp_path, average
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Sends SIGINT at the begin of a batch of one epoch, once, and gives the driver time to handle it."""
+    """Sends SIGINT at the begin of a batch of one epoch, once, and gives the driver time to handle it.
 
-    def __init__(self, epoch, batch):
+    It first waits for the checkpoint of the epoch before: the driver may still handle the end of this one.
+    """
+
+    def __init__(self, epoch, batch, folder):
         super().__init__()
-        self.at = epoch, batch
+        self.at, self.folder = (epoch, batch), folder
         self.epoch = None
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -362,6 +365,10 @@ class Interrupt(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if (self.epoch, batch) == self.at:
+            deadline = time.monotonic() + 20
+            while not list(self.folder.glob("*/manifest.json")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(0.2)
             signal.raise_signal(signal.SIGINT)
             time.sleep(1)
 
@@ -383,7 +390,7 @@ def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path,
     """The checkpoint has all updates; the model in this process keeps what it keeps without checkpoints."""
     averaged.reset()
     dataset, rule_state, server = partitions(20), {}, Server("inprocess")
-    callbacks = ByValue.dump([Interrupt(1, 3)], "worker_callbacks")
+    callbacks = ByValue.dump([Interrupt(1, 3, tmp_path)], "worker_callbacks")
     arguments = {"mode": mode, "every": "epoch", "rule": Counted()}
     with pytest.raises(KeyboardInterrupt):
         train(
