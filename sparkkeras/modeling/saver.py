@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +99,8 @@ class ModelSaver:
         marks = _marks(self._values(state))
         if marks is None:
             return None
-        with self._saved_by_keras(_state_of(marks, self._layouts)) as file:
+        template = None
+        with suppress(Exception), self._saved_by_keras(_state_of(marks, self._layouts)) as file:  # a layer may reject them
             template = _Template.of(file, marks)
         if template is None:
             return None

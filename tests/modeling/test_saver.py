@@ -43,6 +43,15 @@ class Summed(Scale):
 
 
 @keras.saving.register_keras_serializable("tests_of_saver")
+class Bounded(Scale):
+    """A layer that does not save values above one."""
+
+    def save_own_variables(self, store):
+        assert keras.ops.convert_to_numpy(self.factors).max() <= 1
+        super().save_own_variables(store)
+
+
+@keras.saving.register_keras_serializable("tests_of_saver")
 class Flagged(Scale):
     """A layer with flags, variables of a dtype with two values."""
 
@@ -54,8 +63,8 @@ class Flagged(Scale):
         ]
 
 
-def of_one(layer):
-    model = keras.Sequential([keras.Input((3,)), layer], name="one")
+def of_one(*layers):
+    model = keras.Sequential([keras.Input((3,)), *layers], name="one")
     model.compile(keras.optimizers.Adam(), "mse")
     return model
 
@@ -117,9 +126,10 @@ def test_files_are_those_that_keras_would_write(build, tmp_path):
         lambda: of_one(keras.layers.Dense(4, dtype="float16")),
         lambda: of_one(Summed()),
         lambda: of_one(Flagged()),
+        lambda: of_one(keras.layers.Dense(3), Bounded()),
         pytest.param(gan, marks=pytest.mark.skipif(keras.backend.backend() == "jax", reason="needs two optimizers")),
     ],
-    ids=["float16", "derived", "flags", "two optimizers"],
+    ids=["float16", "derived", "flags", "bounded", "two optimizers"],
 )
 def test_files_of_other_models_have_the_values_as_well(build):
     model = build()
