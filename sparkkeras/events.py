@@ -54,7 +54,7 @@ class RunStarted(Event):
         settings: The settings of the run by name, for display; without those that are ``None``.
         epochs: The epoch at which training ends; ``None`` if there are none.
         initial_epoch: The epoch at which it begins.
-        metric: The metric that a search optimizes; empty otherwise.
+        metric: The metric that a search optimizes, the first one of several; empty otherwise.
         minimizes: Whether smaller values of it are better.
         max_trials: The number of trials of a search; ``None`` if it is not limited.
         parameters: The hyper-parameters of a search.

@@ -44,14 +44,14 @@ class Algorithm(Protocol):
         """The name for display."""
         ...
 
-    def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
+    def suggest(self, number: int, trials: Sequence[Trial], seed: int, *signs: float) -> Chosen | None:
         """Choose the values of the next trial by label; ``None`` if there are no more.
 
         Args:
             number: The number of the new trial.
             trials: All other trials, finished and running, in the order of their numbers.
             seed: The seed for this suggestion.
-            sign: 1 if smaller values are better, -1 if larger ones are.
+            signs: For each metric 1 if smaller values are better, -1 if larger ones are.
         """
         ...
 
@@ -77,24 +77,37 @@ class HyperoptAlgorithm:
         name = str(getattr(function, "__name__", repr(function)))
         return f"{module}.{name}{settings}" if name == "suggest" else f"{name}{settings}"
 
-    def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
-        """Call the function with the trials as hyperopt's."""
+    def suggest(self, number: int, trials: Sequence[Trial], seed: int, *signs: float) -> Chosen | None:
+        """Call the function with the trials as hyperopt's, which have a single loss."""
+        (sign,) = signs
         return self.space.suggest(self.function, number, trials, seed, sign)
 
 
-def make_algorithm(given: object, space: Space) -> Algorithm:
+def make_algorithm(given: object, space: Space, num_metrics: int = 1) -> Algorithm:
     """Look up a search algorithm by name, or adapt a suggest function of hyperopt or a sampler of Optuna.
 
     Raises:
-        ConfigurationError: ``given`` is none of these, or the sampler cannot search the space.
+        ConfigurationError: ``given`` is none of these, or cannot search the space or several metrics.
     """
+    algorithm = _make_algorithm(given, space, num_metrics)
+    if num_metrics > 1 and isinstance(algorithm, HyperoptAlgorithm):
+        raise ConfigurationError(
+            f"algo={algorithm.name!r} searches a single metric, and metric= names {num_metrics}: give a sampler of Optuna, "
+            "such as algo=optuna.samplers.TPESampler(seed=1), which needs pip install 'sparkkeras[optuna]'."
+        )
+    return algorithm
+
+
+def _make_algorithm(given: object, space: Space, num_metrics: int) -> Algorithm:
     if isinstance(given, str) and given in ALGORITHMS:
         return HyperoptAlgorithm(ALGORITHMS[given], space)
     samplers: Any = sys.modules.get("optuna.samplers")  # loaded by whoever made a sampler
     if samplers is not None and isinstance(given, samplers.BaseSampler):
-        from sparkkeras.hyperopt.optuna_sampler import OptunaAlgorithm
+        from sparkkeras.hyperopt.optuna_sampler import OptunaAlgorithm, check_several
 
-        return OptunaAlgorithm(given, space)
+        if num_metrics > 1:
+            check_several(given, space, num_metrics)
+        return OptunaAlgorithm(given, space, num_metrics)
     if callable(given) and not isinstance(given, type):
         function: Callable[..., Any] = given
         return HyperoptAlgorithm(function, space)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import keras
 
 from sparkkeras import arguments
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.hyperopt.ledger import Limits
 from sparkkeras.hyperopt.objective import CallObjective, Fit, Objective
 from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
 from sparkkeras.hyperopt.space import Space, history_of, is_finite
-from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.trials import Metrics, Trial
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.training.callbacks import as_callbacks
 
@@ -33,7 +33,7 @@ class TrialFitArguments:
 
     epochs: int = 1
     batch_size: int = 32
-    metric: str = "val_loss"
+    metric: str | Sequence[str] = "val_loss"
     validation_split: float = 0.0
     validation_data: Any = None
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None
@@ -64,7 +64,7 @@ class TrialFitArguments:
                 "validation_data cannot be combined with a function that reads the data: let it return a dict, "
                 '{"x": ..., "y": ..., "validation_data": (x, y)}.'
             )
-        return Fit(ByValue.dump(build, "model"), ByValue.dump(given, "callbacks"), self.metric, has_rows)
+        return Fit(ByValue.dump(build, "model"), ByValue.dump(given, "callbacks"), names_of(self.metric), has_rows)
 
     def reject_given(self) -> None:
         """Check that no option was given: they have no effect on an objective.
@@ -74,6 +74,8 @@ class TrialFitArguments:
         """
         for option in fields(self):
             given = getattr(self, option.name)
+            if option.name == "metric" and len(names_of(given)) > 1:  # they name what the objective returns
+                continue
             if given is not option.default and (option.default is None or given != option.default):
                 raise ConfigurationError(
                     f"{option.name}= works only with model=: an objective trains the model itself, so set it there."
@@ -108,7 +110,9 @@ def make_objective(
     if objective is None:
         return fit_arguments.objective(_check_function("model", model), has_rows)
     fit_arguments.reject_given()
-    return _make_call(_check_function("objective", objective), has_data)
+    metrics = names_of(fit_arguments.metric)
+    call = _make_call(_check_function("objective", objective), has_data)
+    return replace(call, metrics=metrics) if len(metrics) > 1 else call
 
 
 def _make_call(objective: Callable[..., Any], has_data: bool) -> CallObjective:
@@ -133,7 +137,46 @@ def _check_function(name: str, given: Any) -> Callable[..., Any]:
     return function
 
 
-def sign_of(metric: str, mode: str) -> float:
+def names_of(given: Any) -> tuple[str, ...]:
+    """The names in ``metric=`` or ``mode=``: one, or a sequence of several."""
+    return tuple(given) if given and isinstance(given, (list, tuple)) else (given,)
+
+
+def metrics_of(metric: str | Sequence[str], mode: str | Sequence[str]) -> Metrics:
+    """The metrics of a search, from ``metric=`` and ``mode=``: a name, or several with one mode or with one for each.
+
+    Raises:
+        ConfigurationError: There is no name or one twice, the numbers differ, or see `sign_of`.
+    """
+    names, modes = names_of(metric), names_of(mode)
+    modes = modes * len(names) if isinstance(mode, str) else modes
+    if len(modes) != len(names):
+        raise ConfigurationError(
+            f"metric={metric!r} has {counted(len(names), 'name')}, and mode={mode!r} {counted(len(modes), 'mode')}: "
+            'give one mode for each metric, such as metric=("val_loss", "size"), mode=("min", "min"), or one for all.'
+        )
+    fix = ['give mode= a sequence with "min", "max" or "auto" for each metric'] if len(names) > 1 else []
+    found = {name: sign_of(name, each, *fix) for name, each in zip(names, modes, strict=True)}
+    if len(found) < len(names):
+        raise ConfigurationError(f"metric={metric!r} names a metric twice: give each of them once.")
+    return found
+
+
+def check_single(metrics: Metrics, **given: object) -> None:
+    """Check that arguments that decide by a single value are not given for several metrics.
+
+    Raises:
+        ConfigurationError: One of them is not ``None``.
+    """
+    for name, value in given.items():
+        if value is not None and len(metrics) > 1:
+            raise ConfigurationError(
+                f"{name}={value!r} decides by a single value, and metric= names {len(metrics)}: {', '.join(metrics)}. Omit "
+                f"{name}=, or give a single metric."
+            )
+
+
+def sign_of(metric: str, mode: str, fix: str = 'give mode="min" or mode="max"') -> float:
     """1 to minimize a metric, -1 to maximize it; ``"auto"`` infers the direction from words in its name.
 
     Raises:
@@ -146,10 +189,7 @@ def sign_of(metric: str, mode: str) -> float:
         return 1.0 if mode == "min" else -1.0
     minimized, maximized = (_last_match_end(each, metric.lower()) for each in (_MINIMIZED, _MAXIMIZED))
     if minimized == maximized:
-        raise ConfigurationError(
-            f"metric={metric!r}: cannot infer from its name whether to minimize or maximize it; give "
-            'mode="min" or mode="max".'
-        )
+        raise ConfigurationError(f"metric={metric!r}: cannot infer from its name whether to minimize or maximize it; {fix}.")
     return 1.0 if minimized > maximized else -1.0  # the last word counts: the name of an output, any word, comes first
 
 
@@ -160,7 +200,7 @@ def _last_match_end(words: re.Pattern[str], name: str) -> int:
 
 def make_limits(
     space: Space,
-    sign: float,
+    metrics: Metrics,
     *,
     max_evals: int | None,
     pruner: str | AnyPruner | None,
@@ -178,6 +218,8 @@ def make_limits(
     Raises:
         ConfigurationError: An argument is out of range, or the search would never end.
     """
+    check_single(metrics, pruner=pruner, loss_threshold=loss_threshold, early_stop_fn=early_stop_fn)
+    sign = next(iter(metrics.values()))
     limits = Limits(
         max_evals=arguments.optional_integer("max_evals", max_evals),
         sign=sign,
@@ -187,6 +229,7 @@ def make_limits(
         max_failures=arguments.optional_integer("max_failures", max_failures, low=0),
         early_stop=_early_stop(early_stop_fn, sign, space),
         lease_seconds=lease_seconds,
+        num_metrics=len(metrics),
     )
     if max_evals is None and timeout is None:
         raise ConfigurationError(

@@ -17,7 +17,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, SearchError
 from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
-from sparkkeras.hyperopt.arguments import sign_of
+from sparkkeras.hyperopt.arguments import check_single, metrics_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
@@ -36,8 +36,10 @@ class Search:
     Args:
         space: The search space, as in `HyperParamModel.minimize`.
         algo: The search algorithm, as in `HyperParamModel.minimize`.
-        metric: The name of the value that ``tell`` records, for the plot, and for ``mode="auto"``.
-        mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from the name of the metric.
+        metric: The name of the value that ``tell`` records, for the plot, and for ``mode="auto"``. Or a sequence of several,
+            which need a sampler of Optuna as ``algo``.
+        mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from the name of the metric; for several
+            metrics, one for all or a sequence.
         pruner: Decides on the values given to `report`, as in `HyperParamModel.minimize`.
         seed: The random seed: with the same seed and the same values in the same order, a search has the same trials.
             ``None`` draws one.
@@ -66,24 +68,26 @@ class Search:
         space: Any,
         *,
         algo: str | SuggestFunction | OptunaSampler = "tpe",
-        metric: str = "loss",
-        mode: Literal["auto", "min", "max"] = "auto",
+        metric: str | Sequence[str] = "loss",
+        mode: Literal["auto", "min", "max"] | Sequence[Literal["auto", "min", "max"]] = "auto",
         pruner: str | AnyPruner | None = None,
         seed: int | None = None,
         save_to: str | Path | None = None,
     ) -> None:
-        search_space, sign = Space(space), sign_of(metric, mode)
-        algorithm = make_algorithm(algo, search_space)
-        limits = Limits(sign=sign, pruner=make_pruner(pruner), lease_seconds=float("inf"))
+        search_space, metrics = Space(space), metrics_of(metric, mode)
+        check_single(metrics, pruner=pruner)
+        algorithm = make_algorithm(algo, search_space, len(metrics))
+        self._names, (self._sign, *_) = tuple(metrics), metrics.values()
+        limits = Limits(sign=self._sign, pruner=make_pruner(pruner), lease_seconds=float("inf"))
         arguments.optional_integer("seed", seed, low=0)
         folder = None if save_to is None else arguments.path("save_to", save_to)
-        self._journal = Journal(folder, None, sign)  # keeps the models that `minimize` has left there
-        definition = SearchDefinition(search_space, algorithm, metric, sign, choose_seed(seed, self._journal))
+        self._journal = Journal(folder, None, *metrics.values())  # keeps the models that `minimize` has left there
+        definition = SearchDefinition(search_space, algorithm, metrics, choose_seed(seed, self._journal))
         self.seed = definition.seed
         self._open = ExitStack()
         earlier = self._open.enter_context(self._journal.opened(definition.settings, search_space.params))
         self._ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier, save=self._save)
-        self._results = SearchResults(self._ledger, self._journal, search_space, metric, sign)
+        self._results = SearchResults(self._ledger, self._journal, search_space, metrics)
         self._lock = threading.RLock()  # of what follows, and for an error to be raised by the call that caused it
         self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
         self._pruned: set[int] = set()
@@ -129,7 +133,7 @@ class Search:
 
         Args:
             trial: The trial, or its number.
-            value: The value after the next epoch.
+            value: The value after the next epoch; with several metrics, that of the first.
 
         Returns:
             Whether to end the trial, and `tell` it without a value: the pruner decided so, or the value is not finite.
@@ -154,12 +158,19 @@ class Search:
             return reply != CONTINUE
 
     @known_arguments
-    def tell(self, trial: Trial | int, value: float | None = None, *, error: str | BaseException | None = None) -> Trial:
+    def tell(
+        self,
+        trial: Trial | int,
+        value: float | Sequence[float] | None = None,
+        *,
+        error: str | BaseException | None = None,
+    ) -> Trial:
         """Record the result of a pending trial.
 
         Args:
             trial: The trial, or its number.
-            value: Its value; ``None`` is the best one that was reported. NaN and infinity mean that the trial failed.
+            value: Its value; ``None`` is the best one that was reported. NaN and infinity mean that the trial failed. With
+                several metrics, a sequence with the value of each.
             error: Why the trial failed, as text or as an exception.
 
         Returns:
@@ -170,11 +181,11 @@ class Search:
                 or both.
             StorageError: ``save_to`` cannot be written; the trial is still pending, so that `tell` may be repeated.
         """
-        value = None if value is None else _as_number(value)
-        if value is not None and error is not None:
+        values = () if value is None else self._as_numbers(value)
+        if values and error is not None:
             raise ConfigurationError(f"tell received value={value} and error={error!r}: a trial has a value, or it failed.")
         with self._lock:
-            ended = self._ended(self._pending(trial), value, error)
+            ended = self._ended(self._pending(trial), values, error)
             self._ledger.finish(self._leases[ended.number], ended)
             del self._leases[ended.number]
             return next(each for each in self._ledger.finished if each.number == ended.number)
@@ -189,9 +200,15 @@ class Search:
         """The best trial.
 
         Raises:
+            ConfigurationError: The search has several metrics: see `pareto_front`.
             SearchError: No trial has a value yet.
         """
         return self._results.best
+
+    @property
+    def pareto_front(self) -> list[Trial]:
+        """The trials that no other one dominates, see `HyperParamModel.pareto_front`."""
+        return self._results.pareto_front
 
     @property
     def best_params(self) -> Any:
@@ -205,37 +222,42 @@ class Search:
         assert value is not None
         return value
 
-    def importances(self) -> dict[str, float]:
+    @known_arguments
+    def importances(self, metric: str | None = None) -> dict[str, float]:
         """How much of the differences between trials each hyper-parameter explains, see `HyperParamModel.importances`."""
-        return self._results.importances()
+        return self._results.importances(metric)
 
     @known_arguments
     def plot(self, path: str | Path) -> None:
         """Plot the search as a PNG, see `HyperParamModel.plot`."""
         self._results.plot(path)
 
-    def _ended(self, trial: Trial, value: float | None, error: str | BaseException | None) -> Trial:
+    def _ended(self, trial: Trial, values: Sequence[float], error: str | BaseException | None) -> Trial:
         """A trial with its result."""
         reported = trial.intermediate_values
         if reported:
-            trial = replace(trial, history={self._results.metric: list(reported)})
-        best = _best(reported, self._results.sign)
-        if value is None:
-            value = self._diverged.get(trial.number) if best is None else best
-        if value is None and error is None:
+            trial = replace(trial, history={self._names[0]: list(reported)})
+        best = _best(reported, self._sign)
+        if not values and best is not None and len(self._names) == 1:
+            values = (best,)
+        if not values and trial.number in self._diverged:
+            values = (self._diverged[trial.number],)
+        if not values and error is None:
+            expected = "value" if len(self._names) == 1 else f"({', '.join(self._names)})"
             raise ConfigurationError(
-                f"trial {trial.number} has no value: tell(trial, value), or tell(trial, error=message) if it failed."
+                f"trial {trial.number} has no value: tell(trial, {expected}), or tell(trial, error=message) if it failed."
             )
         if isinstance(error, BaseException):
             trial = replace(trial, traceback="".join(traceback.format_exception(error)))
             error = f"{type(error).__name__}: {error}"
-        if error is None and not is_finite(value):
-            error = f"its value is {value!r}, not a finite number"
+        for value in values if error is None else ():
+            if not is_finite(value):
+                error = f"its value is {value!r}, not a finite number"
         if error is not None:
             return replace(trial, status=FAILED, error=str(error))
-        epoch = None if value != best else reported.index(best) + 1
+        epoch = reported.index(best) + 1 if best is not None and values[0] == best else None
         status = PRUNED if trial.number in self._pruned else OK
-        return replace(trial, status=status, value=value, best_epoch=epoch)
+        return replace(trial, status=status, value=values[0], values=values, best_epoch=epoch)
 
     def _save(self, trial: Trial, _: Any) -> None:
         self._journal.write(trial)
@@ -260,6 +282,17 @@ class Search:
 
     def _running(self, number: int) -> Trial:
         return next(each for each in self._ledger.running if each.number == number)
+
+    def _as_numbers(self, given: Any) -> tuple[float, ...]:
+        """The values that were told, one for each metric."""
+        if len(self._names) == 1:
+            return (_as_number(given),)
+        values = tuple(given) if isinstance(given, (list, tuple, np.ndarray)) else ()
+        if len(values) != len(self._names):
+            raise ConfigurationError(
+                f"value={given!r}: expected a sequence of {len(self._names)} numbers ({', '.join(self._names)})."
+            )
+        return tuple(map(_as_number, values))
 
 
 def _as_number(value: Any) -> float:

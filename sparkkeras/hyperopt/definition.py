@@ -13,7 +13,7 @@ from sparkkeras.hyperopt.algorithms import Algorithm
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggestion
 from sparkkeras.hyperopt.space import Space
-from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.trials import Metrics, Trial
 
 
 @dataclass(frozen=True)
@@ -23,36 +23,37 @@ class SearchDefinition:
     Attributes:
         space: The search space.
         algorithm: The search algorithm.
-        metric: The name of the metric.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        metrics: The metrics.
         seed: The seed of the search.
     """
 
     space: Space
     algorithm: Algorithm
-    metric: str
-    sign: float
+    metrics: Metrics
     seed: int
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings for the journal, as JSON values."""
+        names, modes = list(self.metrics), ["min" if sign > 0 else "max" for sign in self.metrics.values()]
         return {
             "parameters": sorted(self.space.labels),
             "space": self.space.digest,
-            "metric": self.metric,
-            "mode": "min" if self.sign > 0 else "max",
+            "metric": names if len(names) > 1 else names[0],
+            "mode": modes if len(names) > 1 else modes[0],
             "seed": self.seed,
         }
 
     def started(self, name: str, max_trials: int | None, **settings: Any) -> RunStarted:
-        """The event with which the search begins; see `RunStarted`."""
+        """The event with which the search begins; see `RunStarted`, whose metric is the first one."""
+        metric, sign = next(iter(self.metrics.items()))
+        several = {"metrics": ", ".join(self.metrics)} if len(self.metrics) > 1 else {}
         return RunStarted(
             "search",
             name,
-            {**settings, "seed": self.seed},
-            metric=self.metric,
-            minimizes=self.sign > 0,
+            {**settings, **several, "seed": self.seed},
+            metric=metric,
+            minimizes=sign > 0,
             max_trials=max_trials,
             parameters=tuple(HyperParameter(each.name, each.options, "log" in each.kind) for each in self.space.parameters),
         )
@@ -60,7 +61,7 @@ class SearchDefinition:
     def suggest(self, number: int, trials: Sequence[Trial]) -> Suggestion | None:
         """Suggest the next trial, with a random seed derived from the search's seed and the trial's number."""
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
-        chosen = self.algorithm.suggest(number, trials, seed, self.sign)
+        chosen = self.algorithm.suggest(number, trials, seed, *self.metrics.values())
         if chosen is None:
             return None
         params = self.space.params(chosen)

@@ -33,17 +33,18 @@ MIN_TRIALS = 20
 _TRIALS_PER_RANGE, _MIN_RANGES, _MAX_RANGES = 8, 3, 6
 
 
-def importances(trials: Sequence[Trial], parameters: Sequence[Parameter]) -> dict[str, float]:
+def importances(trials: Sequence[Trial], parameters: Sequence[Parameter], metric: int = 0) -> dict[str, float]:
     """The importance of each hyper-parameter by its display name, the largest first; empty with too few trials.
 
     Args:
         trials: The trials; those without a value are left out.
         parameters: The hyper-parameters: ``Space.parameters``.
+        metric: The index of the metric.
     """
     valued = [trial for trial in trials if trial.value is not None]
     if len(valued) < MIN_TRIALS:
         return {}
-    ranks = _ranks([trial.value or 0.0 for trial in valued])
+    ranks = _ranks([trial.values[metric] for trial in valued])
     total = _squares(ranks)
     found = {}
     for parameter in parameters:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparkkeras.errors import ConfigurationError, StorageError
-from sparkkeras.hyperopt.trials import Trial, ranked
+from sparkkeras.hyperopt.trials import Trial, losses, ranked, ranking_keys
 from sparkkeras.spark import filesystem
 
 _FORMAT = 2
@@ -45,17 +45,17 @@ class Journal:
         folder: The path, on any file system that Spark can access; ``None`` makes a temporary folder, which is removed with
             this object.
         keep: The number of models to keep, those of the best trials; ``None`` keeps all.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        signs: For each metric 1 if smaller values are better, -1 if larger ones are.
     """
 
-    def __init__(self, folder: str | None, keep: int | None, sign: float) -> None:
-        self._keep, self._sign = keep, sign
+    def __init__(self, folder: str | None, keep: int | None, *signs: float) -> None:
+        self._keep, self._signs = keep, signs
         scratch = tempfile.mkdtemp(prefix="sparkkeras-search-")
         weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._drafts = Path(scratch)
         self.folder = (folder or str(self._drafts / "search")).rstrip("/")
         self._lock = threading.Lock()  # of the following three; never held while files are read or written
-        self._kept: dict[int, float] = {}
+        self._kept: dict[int, tuple[float, ...]] = {}  # the losses of models
         self._files: dict[int, str] = {}
         self._written: set[int] = set()
 
@@ -93,27 +93,30 @@ class Journal:
         """The settings of the search in this folder; empty if there is none."""
         return self._json(_SEARCH) if _SEARCH in filesystem.names_in(self.folder) else {}
 
-    def wants(self, value: float) -> bool:
-        """Whether the model of a trial with this value may be among those to keep; ties keep the earlier trial."""
+    def wants(self, *values: float) -> bool:
+        """Whether the model of a trial with these values may be among those to keep; ties keep the earlier trial."""
         with self._lock:
-            better = [number for number in self._written & self._kept.keys() if self._kept[number] < self._sign * value]
-        return self._keep is None or len(better) < self._keep
+            others = [self._kept[number] for number in self._written & self._kept.keys()]
+        own, *keys = ranking_keys([losses(values, self._signs), *others])
+        return self._keep is None or sum(key < own for key in keys) < self._keep
 
     def draft(self, lease: int) -> Path:
         """The local path of the file in which the driver assembles an uploaded model; removed when the search ends."""
         return self._drafts / f"{lease}.draft"
 
-    def keep_model(self, number: int, value: float, draft: Path, suffix: str) -> None:
+    def keep_model(self, number: int, values: Sequence[float], draft: Path, suffix: str) -> None:
         """Keep the model of a trial; once the trial is written, `drop_surplus` can remove a worse one in exchange."""
         name = f"{number:05d}.{suffix}"
         filesystem.put_file(f"{self.folder}/models/{name}", draft)
         with self._lock:
-            self._kept[number], self._files[number] = self._sign * value, name
+            self._kept[number], self._files[number] = losses(values, self._signs), name
 
     def drop_surplus(self) -> None:
         """Remove the worst models beyond the number to keep; a model counts only once its trial is written."""
-        written = sorted(self._written & self._kept.keys(), key=lambda number: (self._kept[number], number))
-        for number in [] if self._keep is None else written[self._keep :]:
+        written = sorted(self._written & self._kept.keys())
+        keys = ranking_keys([self._kept[number] for number in written])
+        best_first = [number for _, number in sorted(zip(keys, written, strict=True))]
+        for number in [] if self._keep is None else best_first[self._keep :]:
             self._drop(number)
 
     def has_model(self, number: int) -> bool:
@@ -177,7 +180,7 @@ class Journal:
         if not {"number", "status", "chosen", "intermediate_values"} <= saved.keys():
             raise self._damaged(f"trials/{name}", "it lacks fields of a trial")
         known = {field.name for field in dataclasses.fields(Trial)}  # a later version may have written more
-        factor = self._sign if saved.get("format", 1) == 1 else 1.0
+        factor = self._signs[0] if saved.get("format", 1) == 1 else 1.0
         values = tuple(factor * value for value in saved["intermediate_values"])
         converted = {"params": params(saved["chosen"]), "intermediate_values": values}
         return Trial(**{**{key: saved[key] for key in saved if key in known}, **converted})
@@ -197,17 +200,17 @@ class Journal:
     def _find_models(self, trials: Sequence[Trial]) -> None:
         """Index the models in the folder, and remove those that are not of the best trials."""
         self._written = {trial.number for trial in trials}
-        values = {trial.number: trial.value for trial in ranked(trials, self._sign)[: self._keep]}
+        values = {trial.number: trial.values for trial in ranked(trials, *self._signs)[: self._keep]}
         for name in filesystem.names_in(f"{self.folder}/models"):
             match = _MODEL.fullmatch(name)
             if match is None:  # not written by a search
                 continue
             number = int(match[1])
-            value = None if name.startswith(".") else values.get(number)
-            if value is None:
+            found = None if name.startswith(".") else values.get(number)
+            if found is None:
                 filesystem.remove(f"{self.folder}/models/{name}")
             else:
-                self._kept[number], self._files[number] = self._sign * value, name
+                self._kept[number], self._files[number] = losses(found, self._signs), name
 
     def _drop(self, number: int) -> None:
         with self._lock:

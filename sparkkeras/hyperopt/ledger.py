@@ -45,7 +45,8 @@ class Limits:
 
     Attributes:
         max_evals: The total number of trials, including those of earlier calls; ``None`` is unlimited.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        sign: 1 if smaller values are better, -1 if larger ones are; of the first metric.
+        num_metrics: The number of metrics; with several, a trial that was stopped has a value only if it reported all.
         pruner: Ends unpromising trials early.
         timeout: Seconds since a worker first asked for a trial.
         loss_threshold: The search ends with the first value that is at least as good as this.
@@ -62,6 +63,7 @@ class Limits:
     max_failures: int | None = None
     early_stop: Callable[[Sequence[Trial]], bool] | None = None
     lease_seconds: float = 10.0
+    num_metrics: int = 1
 
 
 @dataclass(frozen=True)
@@ -447,7 +449,8 @@ class TrialLedger:
 
     def _end(self, trial: Trial, held: Lease[int, _Run], model: Any = None) -> bool:
         """End a trial; returns whether it will be saved. A stopped one has the value of its best reported epoch."""
-        if trial.status == STOPPED and trial.value is None and trial.intermediate_values:
+        has_no_value = trial.value is None and self._limits.num_metrics == 1
+        if trial.status == STOPPED and has_no_value and trial.intermediate_values:
             best = min(trial.intermediate_values, key=lambda value: self._limits.sign * value)
             trial = replace(trial, value=best, best_epoch=trial.intermediate_values.index(best) + 1)
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - held.holder.started)
@@ -487,7 +490,8 @@ class TrialLedger:
         limits, finished = self._limits, list(self._finished.values())
         if self.reason:
             return
-        best, threshold = ranked(finished, limits.sign)[:1], limits.loss_threshold
+        threshold = limits.loss_threshold
+        best = ranked(finished, limits.sign)[:1] if threshold is not None else []
         failed = sum(trial.status == FAILED for trial in finished)
         elapsed = 0.0 if self._first_ask is None else self._clock() - self._first_ask
         if limits.timeout is not None and elapsed >= limits.timeout:

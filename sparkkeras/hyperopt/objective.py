@@ -6,7 +6,7 @@ import inspect
 import io
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -59,13 +59,13 @@ class Fit:
     Attributes:
         build: Returns a compiled model for hyper-parameters, or ``(model, fit_arguments)``.
         arguments: Arguments of ``fit`` for all trials.
-        metric: The metric to optimize, as in the logs of ``fit``.
+        metrics: The metrics to optimize, as in the logs of ``fit``.
         has_rows: Whether the driver has rows with which it can build a model whose input shape is unknown.
     """
 
     build: ByValue[Callable[[Any], Any]]
     arguments: ByValue[dict[str, Any]]
-    metric: str
+    metrics: Sequence[str]
     has_rows: bool = True
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
@@ -76,7 +76,7 @@ class Fit:
         sent: Mapping[str, Any] = data if on_disk is None else on_disk.sent
         arguments = {**sent, **self.arguments.fresh(), **fit_arguments_of(params), **_check_fit_arguments(returned)}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
-        report = ReportCallback(self.metric, arguments.get("validation_freq", 1))
+        report = ReportCallback(self.metrics, arguments.get("validation_freq", 1))
         has_validation_data = arguments.get(VALIDATION) is not None or (on_disk is not None and VALIDATION in on_disk.blocks)
         if has_validation_data and arguments.get("validation_split"):
             raise SearchDefinitionError("give only one of validation_split and validation_data.")
@@ -97,7 +97,8 @@ class Fit:
             reporter.end(end)
             return _reported_outcome(reporter, weights=report.best_weights)
         if not reporter.history or (report.best_weights is None and reporter.diverged_at is None):
-            raise SearchDefinitionError(reporting.unknown_metric(self.metric, reporter.history))
+            missing = [metric for metric in self.metrics if metric not in reporter.history] or self.metrics
+            raise SearchDefinitionError(reporting.unknown_metric(missing[0], reporter.history))
         return _reported_outcome(reporter, weights=report.best_weights)
 
 
@@ -109,10 +110,12 @@ class CallObjective:
         function: Takes the hyper-parameters and the data; returns a loss, or hyperopt's dict with ``loss``, ``status`` and
             further entries, of which ``model`` is kept. Any other result ends the search with an error.
         has_data: Whether the function takes data as its second argument.
+        metrics: The names of what it returns: a sequence of losses, if there are several.
     """
 
     function: ByValue[Callable[..., Any]]
     has_data: bool
+    metrics: Sequence[str] = ("loss",)
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Call the function, and convert its result to an outcome."""
@@ -127,29 +130,37 @@ class CallObjective:
             return Outcome(
                 FAILED, history=reporter.history, error=f"the objective returned status 'fail': {extra}", extra=extra
             )
-        value = _number(loss)
-        if value is None:
-            raise SearchDefinitionError(_missing_loss_message(returned))
-        if not np.isfinite(value):
+        values = _numbers(loss, len(self.metrics))
+        if values is None:
+            raise SearchDefinitionError(_missing_loss_message(returned, self.metrics))
+        if not np.isfinite(values).all():
+            shown = values if len(values) > 1 else values[0]
             return replace(
-                _reported_outcome(reporter, FAILED), error=f"the objective returned the loss {value}", extra=extra
+                _reported_outcome(reporter, FAILED), error=f"the objective returned the loss {shown}", extra=extra
             )
         return Outcome(
             reporter.status,
-            value,
-            reporter.best_epoch if reporter.best == value else None,
+            values[0],
+            reporter.best_epoch if reporter.best == values[0] else None,
             reporter.history,
             extra=extra,
             model=b"" if model is None else _pack_model(model),
             suffix="keras",
+            values=values,
         )
 
 
 def run_trial(
-    objective: Objective, params: Any, data: Data, seed: int, send: Callable[[int, float], str], sign: float
+    objective: Objective,
+    params: Any,
+    data: Data,
+    seed: int,
+    send: Callable[[int, float], str],
+    sign: float,
+    num_metrics: int = 1,
 ) -> Outcome:
     """Run a trial; an error that it raises becomes part of the outcome."""
-    reporter = Reporter(send, sign)
+    reporter = Reporter(send, sign, num_metrics)
     reporting.current = reporter
     try:
         with without_tensorflow():
@@ -252,7 +263,7 @@ def _reported_outcome(
     error = ""
     if reporter.diverged_at is not None:
         error = f"the value of epoch {reporter.diverged_at} is not finite: training diverged there"
-    if reporter.best is None:
+    if not reporter.values:
         return Outcome(FAILED if error else status_without_value, history=reporter.history, error=error)
     return Outcome(
         reporter.status,
@@ -262,6 +273,7 @@ def _reported_outcome(
         error=error,
         model=b"" if weights is None else pack_weights(weights),
         suffix="npz",
+        values=reporter.values,
     )
 
 
@@ -283,17 +295,18 @@ def _unknown_status_message(status: Any) -> str:
     )
 
 
-def _missing_loss_message(returned: Any) -> str:
+def _missing_loss_message(returned: Any, metrics: Sequence[str]) -> str:
     """The error message for a result of an objective that has no loss."""
-    expected = "expected a number, or a dict with 'loss' and 'status'."
+    number = "a number" if len(metrics) == 1 else f"a sequence of {len(metrics)} numbers ({', '.join(metrics)})"
+    expected = f"expected {number}, or a dict with 'loss' and 'status'."
     if not isinstance(returned, Mapping):
         forgotten = " Is its return statement missing?" if returned is None else ""
         return f"the objective returned {_short_repr(returned)}; {expected}{forgotten}"
     if "loss" in returned:
-        return f"the objective returned {_short_repr(returned['loss'])} as its loss; expected a number."
+        return f"the objective returned {_short_repr(returned['loss'])} as its loss; expected {number}."
     keys = ", ".join(map(repr, returned)) or "none"
     return (
-        f"the objective returned a dict without the key 'loss' (its keys: {keys}); add 'loss' with a number, or return the "
+        f"the objective returned a dict without the key 'loss' (its keys: {keys}); add 'loss' with {number}, or return the "
         "status 'fail' (hyperopt.STATUS_FAIL)."
     )
 
@@ -301,6 +314,13 @@ def _missing_loss_message(returned: Any) -> str:
 def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({type(value).__name__})"
+
+
+def _numbers(loss: Any, count: int) -> tuple[float, ...] | None:
+    """The loss of an objective, or the losses; ``None`` if it is something else."""
+    given = [loss] if count == 1 else list(loss) if isinstance(loss, (list, tuple)) or np.ndim(loss) == 1 else []
+    numbers = [number for number in map(_number, given) if number is not None]
+    return tuple(numbers) if len(numbers) == len(given) == count else None
 
 
 def _number(value: Any) -> float | None:

@@ -7,6 +7,7 @@ the last suggestion is told to the study: a failed one as failed, others with th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.distributions import Choice, Distribution, Integer, Labeled, LogUniform, Uniform, all_labeled
 from sparkkeras.hyperopt.encoding import JSON_TYPES
 from sparkkeras.hyperopt.space import Chosen, Space
-from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
+from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial, losses
 
 
 class OptunaAlgorithm:
@@ -27,12 +28,13 @@ class OptunaAlgorithm:
     Args:
         sampler: The sampler.
         space: The space, of sparkkeras's distributions.
+        num_metrics: The number of metrics, the objectives of the study.
 
     Raises:
         ConfigurationError: The space has expressions of hyperopt, or a distribution that Optuna does not have.
     """
 
-    def __init__(self, sampler: optuna.samplers.BaseSampler, space: Space) -> None:
+    def __init__(self, sampler: optuna.samplers.BaseSampler, space: Space, num_metrics: int = 1) -> None:
         self.name = type(sampler).__name__
         self._space = space.labeled
         labeled = {each.label: each.distribution for each in all_labeled(self._space)}
@@ -44,19 +46,19 @@ class OptunaAlgorithm:
             )
         self._labeled = labeled
         self._distributions = {label: _to_optuna(label, each) for label, each in labeled.items()}
-        self._study = _quiet_study(sampler)
+        self._study = _quiet_study(sampler, num_metrics)
         self._study.stop = self._stop  # samplers that have suggested everything call it; it works within `optimize` only
         self._has_more = True
         self._asked: dict[int, optuna.Trial] = {}
         self._told: set[int] = set()
 
-    def suggest(self, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
+    def suggest(self, number: int, trials: Sequence[Trial], seed: int, *signs: float) -> Chosen | None:
         """Tell the study which trials have ended, and ask it for another one."""
         if not self._told and not self._asked and trials:  # resumed: its seed would give the first trials once more
             self._study.sampler.reseed_rng()
         for trial in trials:
             if trial.status != RUNNING and trial.number not in self._told:
-                self._tell(trial, sign)
+                self._tell(trial, signs)
         if not self._has_more:
             return None
         asked = self._asked[number] = self._study.ask()
@@ -75,28 +77,49 @@ class OptunaAlgorithm:
             for item in node.values() if isinstance(node, dict) else node:
                 self._choose(item, asked, chosen)
 
-    def _tell(self, trial: Trial, sign: float) -> None:
+    def _tell(self, trial: Trial, signs: Sequence[float]) -> None:
         self._told.add(trial.number)
         has_failed = trial.status == FAILED or trial.value is None
         state = TrialState.FAIL if has_failed else TrialState.COMPLETE
-        value = None if has_failed else sign * (trial.value or 0.0)
+        values = None if has_failed else losses(trial.values, signs)
         if trial.number in self._asked:
-            self._study.tell(self._asked.pop(trial.number), value, state)
+            self._study.tell(self._asked.pop(trial.number), values, state)
             return
         params = {label: _to_value(self._labeled[label], chosen) for label, chosen in trial.chosen.items()}
         distributions = {label: self._distributions[label] for label in params}
-        self._study.add_trial(create_trial(state=state, value=value, params=params, distributions=distributions))
+        self._study.add_trial(create_trial(state=state, values=values, params=params, distributions=distributions))
 
     def _stop(self) -> None:
         self._has_more = False
 
 
-def _quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+def check_several(sampler: optuna.samplers.BaseSampler, space: Space, num_metrics: int) -> None:
+    """Check that a sampler supports several objectives: some, such as CMA-ES, raise an error when a copy has to suggest.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    try:
+        copied = copy.deepcopy(sampler)
+    except TypeError:  # it has a lock, a file, or the like; its first trial will show the error
+        return
+    try:
+        OptunaAlgorithm(copied, space, num_metrics).suggest(0, (), 0)
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(
+            f"algo={type(sampler).__name__}(...) cannot search the {num_metrics} metrics of metric= ({error}) Give another "
+            "sampler, such as optuna.samplers.TPESampler() or NSGAIISampler()."
+        ) from error
+
+
+def _quiet_study(sampler: optuna.samplers.BaseSampler, num_metrics: int) -> optuna.Study:
     """A study in memory; Optuna would log that there is one."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return optuna.create_study(sampler=sampler, direction="minimize")
+        return optuna.create_study(sampler=sampler, directions=["minimize"] * num_metrics)
     finally:
         optuna.logging.set_verbosity(verbosity)
 

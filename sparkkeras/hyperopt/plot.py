@@ -20,13 +20,14 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.importance import importances
 from sparkkeras.hyperopt.parameters import Parameter, format_number, make_distinct, shorten
 from sparkkeras.hyperopt.space import is_finite
-from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Metrics, Trial, pareto_front, ranked
 from sparkkeras.progress.status_line import format_duration
 from sparkkeras.spark import filesystem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import GridSpecFromSubplotSpec
 
 DPI = 150
 """Dots per inch; at a width of 11 inches a figure fits a page and a screen."""
@@ -66,16 +67,13 @@ _STYLE = {
 }
 
 
-def plot_search(
-    trials: Sequence[Trial], path: str | Path, *, metric: str, sign: float, parameters: Sequence[Parameter]
-) -> None:
+def plot_search(trials: Sequence[Trial], path: str | Path, *, metrics: Metrics, parameters: Sequence[Parameter]) -> None:
     """Plot a search as a PNG file.
 
     Args:
         trials: The trials; running ones are left out.
         path: The path of the file; it must end in ``.png``.
-        metric: The name of the optimized metric.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        metrics: The optimized metrics.
         parameters: The hyper-parameters: ``Space.parameters``.
 
     Raises:
@@ -85,14 +83,16 @@ def plot_search(
     target = arguments.path("path", path)
     if not target.lower().endswith(".png"):
         raise ConfigurationError(f"path={target!r}: the plot is a PNG file, so the path must end in .png.")
-    figure = draw_search(trials, metric=metric, sign=sign, parameters=parameters)
+    figure = draw_search(trials, metrics=metrics, parameters=parameters)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI)
     filesystem.write_bytes(target, picture.getvalue())
 
 
-def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, parameters: Sequence[Parameter]) -> Figure:
+def draw_search(trials: Sequence[Trial], *, metrics: Metrics, parameters: Sequence[Parameter]) -> Figure:
     """The figure of a search: its first axes show the values over time, each further one a hyper-parameter.
+
+    With several metrics, the first axes show the first metric by each of the others instead.
 
     Raises:
         ConfigurationError: matplotlib is not installed, or no trial has a value.
@@ -104,7 +104,8 @@ def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, parameters
         raise ConfigurationError(
             "plotting a search needs matplotlib, which is not installed: pip install matplotlib."
         ) from error
-    shown = _Shown.of(trials, sign)
+    shown = _Shown.of(trials, metrics)
+    metric, sign = next(iter(metrics.items()))
     used = [each for each in parameters if any(each.is_used(trial.chosen) for trial in shown.valued)]
     rows = math.ceil(len(used) / _COLUMNS)
     columns = math.ceil(len(used) / max(1, rows)) or 1
@@ -113,18 +114,24 @@ def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, parameters
         figure = Figure(figsize=(_WIDTH, heights.sum()), dpi=DPI, layout="constrained")
         grid = figure.add_gridspec(1 + rows, columns, height_ratios=list(heights))
         importance = importances(shown.valued, used)
-        over_time = figure.add_subplot(grid[0, :])
-        _draw_over_time(over_time, shown)
+        if len(metrics) == 1:
+            first = figure.add_subplot(grid[0, :])
+            _draw_over_time(first, shown)
+        else:
+            first = _draw_front(figure, grid[0, :].subgridspec(1, len(metrics) - 1), shown, metrics)
         for index, parameter in enumerate(used):
             row, column = divmod(index, columns)
-            axes = figure.add_subplot(grid[1 + row, column], sharey=over_time)
+            axes = figure.add_subplot(grid[1 + row, column], sharey=first)
             axes.tick_params(left=not column, labelleft=not column)
             if importance:
                 axes.set_title(f"importance {importance[parameter.name]:.2f}", fontsize=8.5, loc="right")
             heights[1 + row] = max(heights[1 + row], _ROW + _draw_parameter(axes, shown, parameter, columns))
         name, count = shorten(metric, 40), len(shown.valued) + len(shown.failed)
-        title = f"Best {name}: {format_number(shown.best.value or 0.0)} (trial {shown.best.number})"
-        title += f", {count} trial{'s' if count != 1 else ''} in {format_duration(shown.seconds)}"
+        if len(metrics) == 1:
+            title = f"Best {name}: {format_number(shown.best[0].value or 0.0)} (trial {shown.best[0].number}),"
+        else:
+            title = f"Pareto front: {len(shown.best)} of"
+        title += f" {count} trial{'s' if count != 1 else ''} in {format_duration(shown.seconds)}"
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)
         figure.supylabel(f"{name} ({'smaller' if sign > 0 else 'larger'} is better)", fontsize=9, parse_math=False)
         figure.set_figheight(heights.sum())
@@ -138,19 +145,20 @@ class _Shown:
     Attributes:
         valued: The trials that have a value, in the order in which they ended.
         failed: The failed trials, in the same order.
-        best: The best trial.
+        best: The best trial, or those of the Pareto front.
         sign: 1 if smaller values are better, -1 if larger ones are.
         limit: The worst value that the axes show; worse ones are drawn at the edge.
     """
 
     valued: Sequence[Trial]
     failed: Sequence[Trial]
-    best: Trial
+    best: Sequence[Trial]
     sign: float
     limit: float
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], sign: float) -> _Shown:
+    def of(cls, trials: Sequence[Trial], metrics: Metrics) -> _Shown:
+        sign, *others = metrics.values()
         trials = sorted(trials, key=lambda trial: (trial.ended, trial.number))
         ended = [trial for trial in trials if trial.status in _MARKERS]
         valued = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
@@ -158,7 +166,9 @@ class _Shown:
             raise ConfigurationError("there is nothing to plot: no trial has a value yet.")
         failed = [trial for trial in trials if trial.status == FAILED]
         limit = sign * visible_loss([sign * (trial.value or 0.0) for trial in valued])
-        return cls(valued, failed, ranked(valued, sign)[0], sign, limit)
+        best = pareto_front(valued, sign, *others) if others else ranked(valued, sign)[:1]
+        limit = sign * max(sign * limit, *(sign * (trial.value or 0.0) for trial in best))  # shows the whole front
+        return cls(valued, failed, best, sign, limit)
 
     @property
     def seconds(self) -> float:
@@ -217,9 +227,11 @@ class _Shown:
             worst = [1.0 if self.sign > 0 else 0.0] * len(failed)  # the edge where the worst values are
             transform, label = axes.get_xaxis_transform(), f"{len(self.failed)} {FAILED}"
             axes.plot(failed, worst, "x", color=_RED, ms=5, transform=transform, clip_on=False, label=label)
-        if self.best.number in places:
-            place, height = places[self.best.number], self.height(self.best)
-            axes.plot(place, height, "*", ms=14, mfc=_YELLOW, mec=_BLACK, clip_on=False, zorder=4, label="best")
+        best = [(places[trial.number], self.height(trial)) for trial in self.best if trial.number in places]
+        if best:
+            size, label = (14, "best") if len(self.best) == 1 else (10, "Pareto front")
+            x, y = zip(*best, strict=True)
+            axes.plot(x, y, "*", ms=size, mfc=_YELLOW, mec=_BLACK, clip_on=False, zorder=4, label=label)
 
 
 def visible_loss(losses: Sequence[float]) -> float:
@@ -243,10 +255,36 @@ def _draw_over_time(axes: Axes, shown: _Shown) -> None:
     axes.step(times, [*best, best[-1]], where="post", color=_BLACK, linewidth=1.4, label="best so far")
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{name} since the search began (later trials are darker)")
+    _draw_legend(axes, shown)
+
+
+def _draw_legend(axes: Axes, shown: _Shown) -> None:
     legend = axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, ncols=9, frameon=False)
     handles: list[Any] = legend.legend_handles[: len(shown.groups())]
     for handle in handles:
         handle.set(array=None, facecolor=_COLORS[1])
+
+
+def _draw_front(figure: Figure, grid: GridSpecFromSubplotSpec, shown: _Shown, metrics: Metrics) -> Axes:
+    """Draw the first metric by each of the others; returns the first axes."""
+    first: Axes | None = None
+    for index, (metric, sign) in enumerate(list(metrics.items())[1:]):
+        axes = figure.add_subplot(grid[index], sharey=first)
+        axes.tick_params(left=first is None, labelleft=first is None)
+        first = first or axes
+        values = {trial.number: trial.values[index + 1] for trial in shown.valued}
+        low, high = min(values.values()), max(values.values())
+        if low > 0 and high > 100 * low:
+            axes.set_xscale("log")
+        shown.draw(axes, values)
+        _set_ticks(axes, 8, is_whole=all(value == int(value) for value in values.values()))
+        if len(metrics) == 2:  # of more, the front is a surface
+            points = sorted((values[trial.number], shown.height(trial)) for trial in shown.best)
+            axes.step(*zip(*points, strict=True), where="post" if sign > 0 else "pre", color=_BLACK, linewidth=1.4)
+        axes.set_xlabel(f"{shorten(metric, 40)} ({'smaller' if sign > 0 else 'larger'} is better)", parse_math=False)
+    assert first is not None
+    _draw_legend(first, shown)
+    return first
 
 
 def _draw_parameter(axes: Axes, shown: _Shown, parameter: Parameter, columns: int) -> float:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
+from sparkkeras.errors import counted
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.parameters import Parameter, describe_params
-from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Metrics, Trial, pareto_front, ranked
 from sparkkeras.progress.status_line import StatusLine, format_duration
 
 TABLE_ROWS = 5
 """The number of best trials in the final table."""
+
+FRONT_ROWS = 10
+"""The number of trials of a Pareto front in the table; of a larger front, it has those at even distances."""
 
 
 class SearchProgress:
@@ -21,8 +27,7 @@ class SearchProgress:
         verbose: 0 is silent; 1 updates one progress line (if no line can change, it writes a line for each new best trial,
             and see `StatusLine`); 2 writes a line for each trial.
         ledger: The trials.
-        metric: The name of the optimized metric.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        metrics: The metrics.
         max_evals: The total number of trials; ``None`` if unlimited.
         num_workers: The number of workers.
         parameters: The hyper-parameters.
@@ -32,13 +37,12 @@ class SearchProgress:
         self,
         verbose: int,
         ledger: TrialLedger,
-        metric: str,
-        sign: float,
+        metrics: Metrics,
         max_evals: int | None,
         num_workers: int,
         parameters: Sequence[Parameter],
     ) -> None:
-        self._verbose, self._ledger, self._metric, self._sign = verbose, ledger, metric, sign
+        self._verbose, self._ledger, self._metrics = verbose, ledger, metrics
         self._max_evals, self._num_workers, self._parameters = max_evals, num_workers, parameters
         self._earlier = frozenset(trial.number for trial in ledger.finished)
         self._reported = set(self._earlier)
@@ -57,13 +61,13 @@ class SearchProgress:
         """Report the trials that have ended since the last call, and update the progress line."""
         if not self._verbose:
             return
-        finished = self._ledger.finished
+        finished, signs = self._ledger.finished, self._metrics.values()
         for trial in finished:
             if trial.number in self._reported:
                 continue
             self._reported.add(trial.number)
             seen = [each for each in finished if each.number in self._reported]
-            is_best = ranked(seen, self._sign)[:1] == [trial]
+            is_best = trial in (pareto_front(seen, *signs) if len(signs) > 1 else ranked(seen, *signs)[:1])
             is_first_failure = trial.status == FAILED and sum(each.status == FAILED for each in seen) == 1
             if self._verbose == 2 or is_first_failure or (is_best and not self._status.changes):
                 self._status.write(self._line(trial))
@@ -75,9 +79,15 @@ class SearchProgress:
             self.tick()
             reason = f" The search ended early: {self._ledger.reason}." if self._ledger.reason else ""
             self._status.write(f"{self.summary()}.{reason}")
-            best = ranked(self._ledger.finished, self._sign)[:TABLE_ROWS]
+            finished, signs = self._ledger.finished, self._metrics.values()
+            best = ranked(finished, *signs)[:TABLE_ROWS]
+            if len(signs) > 1 and best:
+                front = pareto_front(finished, *signs)
+                best = [front[int(index)] for index in np.linspace(0, len(front) - 1, min(len(front), FRONT_ROWS)).round()]
+                shown = f"; {len(best)} of them:" if len(best) < len(front) else "."
+                self._status.write(f"Pareto front: {counted(len(front), 'trial')} that no other one dominates{shown}")
             if best:
-                self._status.write(table(best, self._metric, self._parameters))
+                self._status.write(table(best, list(self._metrics), self._parameters))
 
     def interrupted(self) -> None:
         """Write the summary after an interrupt (Ctrl-C)."""
@@ -95,8 +105,10 @@ class SearchProgress:
         parts = [f"{len(finished)}{'' if self._max_evals is None else f'/{self._max_evals}'} trials"]
         parts += [f"{len(running)} running"] if running else []
         parts += [f"{counts[status]} {status}" for status in (PRUNED, STOPPED, FAILED) if counts[status]]
-        best = ranked(finished, self._sign)[:1]
-        parts += [f"best {self._metric} {best[0].value:.4g} (trial {best[0].number})"] if best else []
+        for index, (metric, sign) in enumerate(self._metrics.items()):
+            values = ((sign * trial.values[index], trial.number) for trial in finished if trial.values)
+            value, number = min(values, default=(0.0, -1))
+            parts += [f"best {metric} {sign * value:.4g} (trial {number})"] if number >= 0 else []
         parts.append(format_duration(self._ledger.seconds) + (" with earlier calls" if self._earlier else ""))
         seconds_left = self._seconds_left(finished)
         return " - ".join(parts) + (f", about {format_duration(seconds_left)} left" if seconds_left else "")
@@ -110,20 +122,20 @@ class SearchProgress:
         return sum(durations) / len(durations) * left / max(1, min(self._num_workers, left))
 
     def _line(self, trial: Trial) -> str:
-        value = "" if trial.value is None else f" {self._metric} {trial.value:.4g}"
+        value = "".join(f" {name} {each:.4g}" for name, each in zip(self._metrics, trial.values, strict=False))
         status = "" if trial.status == OK else f" {trial.status}"
         error = f": {trial.error.splitlines()[0]}" if trial.error else ""
         params = describe_params(self._parameters, trial.chosen)
         return f"trial {trial.number}{status}{value} {params} ({format_duration(trial.seconds)}){error}"
 
 
-def table(trials: Sequence[Trial], metric: str, parameters: Sequence[Parameter]) -> str:
+def table(trials: Sequence[Trial], metrics: Sequence[str], parameters: Sequence[Parameter]) -> str:
     """A table of trials as text."""
-    rows = [["trial", metric, "status", "best/epochs", "time", "parameters"]]
+    rows = [["trial", *metrics, "status", "best/epochs", "time", "parameters"]]
     for trial in trials:
         epochs = "/".join(str(number) for number in (trial.best_epoch, trial.epochs) if number)
-        value = "" if trial.value is None else f"{trial.value:.4g}"
+        values = [f"{value:.4g}" for value in trial.values] or [""] * len(metrics)
         params = describe_params(parameters, trial.chosen)
-        rows.append([str(trial.number), value, trial.status, epochs, format_duration(trial.seconds), params])
+        rows.append([str(trial.number), *values, trial.status, epochs, format_duration(trial.seconds), params])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

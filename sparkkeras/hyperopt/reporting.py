@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -27,22 +27,25 @@ class Reporter:
 
     Args:
         send: Sends an epoch, counted from 1, and its value; returns the driver's reply, whether to continue.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        sign: 1 if smaller values are better, -1 if larger ones are; of the first metric.
+        num_metrics: The number of metrics that the search optimizes.
 
     Attributes:
         epoch: The last epoch that was logged, counted from 1.
         history: The values of all metrics at each epoch, by name.
-        best: The best value; ``None`` before the first finite one.
+        best: The best value of the first metric; ``None`` before the first finite one.
+        values: The values of all metrics at its epoch; empty before, or if other metrics are not reported.
         best_epoch: The epoch of the best value, counted from 1.
         diverged_at: The epoch, counted from 1, whose value was not finite; training ends there.
         status: The status of the trial according to its reports.
     """
 
-    def __init__(self, send: Callable[[int, float], str], sign: float) -> None:
-        self._send, self._sign = send, sign
+    def __init__(self, send: Callable[[int, float], str], sign: float, num_metrics: int = 1) -> None:
+        self._send, self._sign, self._num_metrics = send, sign, num_metrics
         self.epoch = 0
         self.history: dict[str, list[Any]] = {}
         self.best: float | None = None
+        self.values: tuple[float, ...] = ()
         self.best_epoch: int | None = None
         self.diverged_at: int | None = None
         self.status = OK
@@ -54,21 +57,30 @@ class Reporter:
         for name, value in metrics.items():
             self.history.setdefault(name, []).append(np.asarray(value, np.float64).tolist())
 
-    def record(self, value: float, is_last: bool = False, on_best: Callable[[], None] = lambda: None) -> None:
+    def record(
+        self,
+        value: float,
+        is_last: bool = False,
+        on_best: Callable[[], None] = lambda: None,
+        others: Sequence[float] = (),
+    ) -> None:
         """Record the value of the last logged epoch, and send it to the driver; `should_end` has the reply.
 
         Args:
-            value: The value.
+            value: The value of the first metric.
             is_last: Whether this seems to be the last epoch, so that pruning would save nothing; see `check_continue`.
             on_best: Called if the value is the best so far, before it is sent: a signal may end the trial at any moment.
+            others: The values of the other metrics.
         """
-        value = float(value)
-        if not np.isfinite(value):
+        values = tuple(map(float, (value, *others)))
+        value = values[0]
+        if not np.isfinite(values).all():
             self.diverged_at = self.epoch
             return
         if self.best is None or self._sign * value < self._sign * self.best:
             on_best()
             self.best, self.best_epoch = value, self.epoch
+            self.values = values if len(values) == self._num_metrics else ()
         reply = self._send(self.epoch, value)
         if reply != CONTINUE:
             self._next_status = PRUNED if reply == PRUNE else STOPPED
@@ -134,16 +146,17 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Outside of a search it does nothing.
 
     Args:
-        metric: The name of the metric, as in the logs of ``fit``.
+        metric: The name of the metric, as in the logs of ``fit``; of several metrics, the first is reported.
         validation_freq: The ``validation_freq`` of ``fit``, if it has one: epochs without validation are not reported.
 
     Attributes:
         best_weights: The weights of the best epoch, as NumPy arrays; ``None`` before the first report.
     """
 
-    def __init__(self, metric: str = "val_loss", validation_freq: int | Collection[int] = 1) -> None:
+    def __init__(self, metric: str | Sequence[str] = "val_loss", validation_freq: int | Collection[int] = 1) -> None:
         super().__init__()
-        self._metric, self._validation_freq = metric, validation_freq
+        self._metrics = tuple(metric) if isinstance(metric, (list, tuple)) else (metric,)
+        self._validation_freq = validation_freq
         self.best_weights: list[Array] | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -157,17 +170,19 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         logs = logs or {}
         current.log(logs)
-        if self._metric not in logs:
-            if self._metric.startswith("val_") and (self._metric in current.history or not self._is_validated(epoch + 1)):
-                return
-            raise SearchDefinitionError(unknown_metric(self._metric, logs))
-        value = logs[self._metric]
-        if np.ndim(value):
-            raise SearchDefinitionError(
-                f"metric={self._metric!r} has {np.size(value)} values, but a search optimizes a single one: use a metric "
-                'that averages them, such as keras.metrics.F1Score(average="macro").'
-            )
-        current.record(value, is_last=epoch + 1 >= self.params.get("epochs", 0) > 0, on_best=self._keep_weights)
+        for metric in self._metrics:
+            if metric not in logs:
+                if metric.startswith("val_") and (metric in current.history or not self._is_validated(epoch + 1)):
+                    return
+                raise SearchDefinitionError(unknown_metric(metric, logs))
+            if np.ndim(logs[metric]):
+                raise SearchDefinitionError(
+                    f"metric={metric!r} has {np.size(logs[metric])} values, but a search optimizes a single one: use a "
+                    'metric that averages them, such as keras.metrics.F1Score(average="macro").'
+                )
+        value, *others = (logs[metric] for metric in self._metrics)
+        is_last = epoch + 1 >= self.params.get("epochs", 0) > 0
+        current.record(value, is_last, self._keep_weights, others)
         if current.should_end:
             self.model.stop_training = True
 

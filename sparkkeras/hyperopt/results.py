@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError, ModelError, SearchError
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.importance import MIN_TRIALS, importances
@@ -17,7 +18,7 @@ from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import build_model, unpack_weights
 from sparkkeras.hyperopt.space import Space
-from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
+from sparkkeras.hyperopt.trials import FAILED, Metrics, Trial, pareto_front, ranked
 from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import optimizer_variables
@@ -44,8 +45,7 @@ class SearchResults:
         ledger: The trials.
         journal: The models that are kept.
         space: The search space.
-        metric: The name of the optimized metric.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        metrics: The metrics.
         build: Returns a compiled model for hyper-parameters; ``None`` if an objective made the models.
         sample: Features of some rows, for building a model whose input shape is unknown.
         objects: The user's objects in the space, as they were before the search: each model gets separate copies.
@@ -54,8 +54,7 @@ class SearchResults:
     ledger: TrialLedger
     journal: Journal
     space: Space
-    metric: str
-    sign: float
+    metrics: Metrics
     build: Callable[[Any], Any] | None = None
     sample: Any = None
     objects: ByValue[list[Any]] = field(default_factory=lambda: ByValue.dump([], "space"))
@@ -68,41 +67,68 @@ class SearchResults:
     @property
     def ranked(self) -> list[Trial]:
         """The trials that have a value, the best first."""
-        return ranked(self.trials, self.sign)
+        return ranked(self.trials, *self.metrics.values())
+
+    @property
+    def pareto_front(self) -> list[Trial]:
+        """The trials that no other one dominates, see `HyperParamModel.pareto_front`."""
+        return pareto_front(self.trials, *self.metrics.values())
+
+    @property
+    def metric(self) -> str | tuple[str, ...]:
+        """The name of the metric; of several, a tuple."""
+        return tuple(self.metrics) if len(self.metrics) > 1 else next(iter(self.metrics))
 
     @property
     def best(self) -> Trial:
         """The best trial.
 
         Raises:
+            ConfigurationError: There are several metrics.
             SearchError: No trial has a value.
         """
+        self._check_single()
+        return self._ranked()[0]
+
+    def _check_single(self) -> None:
+        if len(self.metrics) > 1:
+            raise ConfigurationError(
+                f"a search of several metrics ({', '.join(self.metrics)}) has no best trial: choose one of pareto_front, "
+                "the trials that no other one dominates. Its params are trial.params, and minimize keeps its model, "
+                "model_of(trial.number)."
+            )
+
+    def _ranked(self) -> list[Trial]:
+        """The trials that have a value, the best first; at least one."""
         ranked = self.ranked
         if not ranked:
             reason = f" ({self.ledger.reason})" if self.ledger.reason else ""
             raise SearchError(
                 f"none of the {len(self.trials)} trials has a value{reason}: see trials for errors, and search again."
             )
-        return ranked[0]
+        return ranked
 
-    def importances(self) -> dict[str, float]:
+    def importances(self, metric: str | None = None) -> dict[str, float]:
         """The importance of each hyper-parameter, see `HyperParamModel.importances`."""
+        names = tuple(self.metrics)
+        index = 0 if metric is None else names.index(arguments.one_of("metric", metric, names))
         count = len(self.ranked)
         if count < MIN_TRIALS:
             raise SearchError(
                 f"importances need at least {MIN_TRIALS} trials with a value; there are {count}: search further."
             )
-        return importances(self.trials, self.space.parameters)
+        return importances(self.trials, self.space.parameters, index)
 
     def plot(self, path: str | Path) -> None:
         """Plot the search, see `HyperParamModel.plot`."""
         from sparkkeras.hyperopt.plot import plot_search
 
-        _ = self.best
-        plot_search(self.trials, path, metric=self.metric, sign=self.sign, parameters=self.space.parameters)
+        self._ranked()
+        plot_search(self.trials, path, metrics=self.metrics, parameters=self.space.parameters)
 
     def models(self, count: int, loading: Loading) -> list[keras.Model]:
         """The models of the ``count`` best trials, see `HyperParamModel.best_models`."""
+        self._check_single()
         best = self.ranked[:count]
         kept = [trial for trial in best if self.journal.has_model(trial.number)]
         if len(kept) < len(best) or not best:

@@ -18,7 +18,14 @@ from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, CustomObjectError, SearchError, counted, warn
 from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
-from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
+from sparkkeras.hyperopt.arguments import (
+    TrialFitArguments,
+    make_limits,
+    make_objective,
+    metrics_of,
+    names_of,
+    num_kept_models,
+)
 from sparkkeras.hyperopt.connect_workers import ConnectWorkers
 from sparkkeras.hyperopt.data import ReadRows, SearchData, check_columns, prepared, reader_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
@@ -142,8 +149,8 @@ class HyperParamModel:
         objective: Callable[..., Any] | None = None,
         epochs: int = 1,
         batch_size: int = 32,
-        metric: str = "val_loss",
-        mode: Mode = "auto",
+        metric: str | Sequence[str] = "val_loss",
+        mode: Mode | Sequence[Mode] = "auto",
         validation_split: float = 0.0,
         validation_data: Any = None,
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
@@ -182,9 +189,11 @@ class HyperParamModel:
                 epoch, or pass `ReportCallback` to its ``fit``.
             epochs: The number of epochs of each trial.
             batch_size: The number of rows in a batch.
-            metric: The metric to optimize, named as in the logs of ``fit``; its value at the best epoch counts.
+            metric: The metric to optimize, named as in the logs of ``fit``; its value at the best epoch counts. Or a
+                sequence of several, which need a sampler of Optuna as ``algo``: all count at the first one's best epoch.
+                With ``objective``, several names mean that it returns a sequence of losses in their order.
             mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from words in the metric's name and raises
-                an error if there are none.
+                an error if there are none. For several metrics, one for all or a sequence.
             validation_split: The fraction of rows, in [0, 1), to use for validation: the last ones.
             validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, an RDD or a DataFrame to validate on instead.
             callbacks: Keras callbacks; each trial has separate copies, which run on its worker.
@@ -206,13 +215,15 @@ class HyperParamModel:
             max_failures: The search fails if more than this number of trials fail. ``None``: only if all fail.
             save_to: A folder (any path that Spark can access) in which the search saves every trial that has ended. Another
                 call with the same folder resumes the search and repeats no finished trial.
-            keep_models: How many trained models to keep on disk, those of the best trials; ``"all"``, or 0 for none.
+            keep_models: How many trained models to keep on disk, those of the best trials; ``"all"``, or 0 for none. With
+                several metrics, those of `pareto_front` first, in its order.
             verbose: 0 is silent, 1 shows a progress line, 2 writes a line for each trial; ``"auto"`` is 1.
             monitor: A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets each
                 trial when it starts, reports an epoch and ends.
 
         Returns:
-            The best model, compiled, with the weights of its best epoch; ``None`` if no models are kept.
+            The best model, compiled, with the weights of its best epoch; ``None`` if no models are kept, or with several
+            metrics: see `pareto_front` and `model_of`.
 
         Raises:
             ConfigurationError: An argument is unknown or out of range, the space cannot be searched, the metric is not in
@@ -244,12 +255,11 @@ class HyperParamModel:
             )
         search_space = Space(space)
         trials_know_epochs = objective is not None or (isinstance(space, Mapping) and "epochs" in space)
-        algorithm = make_algorithm(algo, search_space)
-        metric = metric if objective is None else "loss"
-        sign = sign_of(metric, mode)
+        metrics = metrics_of(metric if objective is None or len(names_of(metric)) > 1 else "loss", mode)
+        algorithm = make_algorithm(algo, search_space, len(metrics))
         limits = make_limits(
             search_space,
-            sign,
+            metrics,
             max_evals=max_evals,
             pruner=pruner,
             epochs=None if trials_know_epochs else epochs,
@@ -271,8 +281,8 @@ class HyperParamModel:
                 f"save_to={folder!r}: with Spark Connect, only a query could write there, and the trials hold all slots. "
                 "Give a local path."
             )
-        journal = Journal(folder, num_models, sign)
-        definition = SearchDefinition(search_space, algorithm, metric, sign, choose_seed(seed, journal))
+        journal = Journal(folder, num_models, *metrics.values())
+        definition = SearchDefinition(search_space, algorithm, metrics, choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
         started = definition.started(
             getattr(objective or model, "__name__", "search"),
@@ -295,12 +305,12 @@ class HyperParamModel:
                 saver = TrialSaver(journal)
                 ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
                 sample = None if model is None else search_data.sample
-                results = SearchResults(ledger, journal, search_space, metric, sign, model, sample, objects)
+                results = SearchResults(ledger, journal, search_space, metrics, model, sample, objects)
                 self._results, self.seed = results, definition.seed
                 settings = TrialSettings(
                     trial_objective,
                     objects,
-                    sign,
+                    metrics,
                     definition.seed,
                     read_data,
                     workers.in_child_processes,
@@ -310,7 +320,7 @@ class HyperParamModel:
                 stack.enter_context(saver.running(ledger))
                 self._search(workers, settings, search_data, results, limits.max_evals, verbose, events)
             results.check(limits.max_failures)
-        return self.best_model
+        return self.best_model if len(metrics) == 1 else None
 
     @property
     def trials(self) -> list[Trial]:
@@ -323,8 +333,8 @@ class HyperParamModel:
         return "" if self._results is None else self._results.ledger.reason
 
     @property
-    def metric(self) -> str:
-        """The name of the metric that the search optimizes; ``"loss"`` for an objective."""
+    def metric(self) -> str | tuple[str, ...]:
+        """The name of the metric that the search optimizes; ``"loss"`` for an objective; a tuple of several."""
         return "" if self._results is None else self._results.metric
 
     @property
@@ -332,9 +342,19 @@ class HyperParamModel:
         """The best trial.
 
         Raises:
+            ConfigurationError: The search has several metrics: see `pareto_front`.
             SearchError: No trial has a value yet.
         """
         return self._require_results().best
+
+    @property
+    def pareto_front(self) -> list[Trial]:
+        """The trials that no other one dominates, in the order of their first metric, the best first.
+
+        A trial dominates another one if it is better in one metric, and at least as good in all others. With a single
+        metric, these are the best trial, and those with the same value. Empty if no trial has a value yet.
+        """
+        return [] if self._results is None else self._results.pareto_front
 
     @property
     def best_params(self) -> Any:
@@ -359,7 +379,7 @@ class HyperParamModel:
         """The trained models of the best trials, the best first; fewer if fewer trials have a value.
 
         Raises:
-            ConfigurationError: Fewer models were kept.
+            ConfigurationError: Fewer models were kept, or the search has several metrics.
             SearchError: There are no trials yet.
         """
         return self._require_results().models(arguments.integer("nb_models", nb_models), self._loading)
@@ -371,7 +391,8 @@ class HyperParamModel:
         """Combine the models of the best trials into one; see `EnsembleModel`.
 
         Raises:
-            ConfigurationError: Fewer models were kept, or the models do not support this kind of voting.
+            ConfigurationError: Fewer models were kept, the models do not support this kind of voting, or the search has
+                several metrics.
             SearchError: There are no trials yet.
         """
         return EnsembleModel(self.best_models(nb_models), voting=voting, weights=weights, custom_objects=self.custom_objects)
@@ -386,21 +407,29 @@ class HyperParamModel:
         """
         return self._require_results().model_of(number, self._loading)
 
-    def importances(self) -> dict[str, float]:
+    @known_arguments
+    def importances(self, metric: str | None = None) -> dict[str, float]:
         """The share of the variance of the trials' ranks that each hyper-parameter explains alone, the largest first.
 
         It estimates the first-order Sobol index: the ``epsilon^2`` of the options of a choice, or of up to six ranges of a
         number. The sum may be less than 1, since interactions of hyper-parameters do not count, and more than 1 if their
         values are correlated. Names are those of the table and the plot.
 
+        Args:
+            metric: The metric, of several; ``None`` is the first.
+
         Raises:
+            ConfigurationError: The search has no such metric.
             SearchError: Fewer than 20 trials have a value.
         """
-        return self._require_results().importances()
+        return self._require_results().importances(metric)
 
     @known_arguments
     def plot(self, path: str | Path) -> None:
         """Plot the search as a PNG: the best value over time, and the value by each hyper-parameter, with its importance.
+
+        With several metrics, the first is plotted by each of the others instead of over time, and by each hyper-parameter;
+        stars mark the trials of `pareto_front`.
 
         Args:
             path: The local path of the file; it must end in ``.png``.
@@ -437,7 +466,7 @@ class HyperParamModel:
                 f"num_workers={self.num_workers}, but Spark has room for {counted(slots, 'trial')}: no more than {slots} "
                 "will run at the same time. Omit num_workers, or give Spark more cores."
             )
-        progress = SearchProgress(verbose, ledger, results.metric, results.sign, max_evals, count, results.space.parameters)
+        progress = SearchProgress(verbose, ledger, results.metrics, max_evals, count, results.space.parameters)
         progress.begin()
         trials = TrialEvents(events, ledger, results.space.parameters)
         trials.begin(count)

@@ -28,7 +28,7 @@ from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
 from sparkkeras.hyperopt.rows_on_disk import RowsOnDisk
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_in_child, run_inline
-from sparkkeras.hyperopt.trials import FAILED, STOPPED
+from sparkkeras.hyperopt.trials import FAILED, STOPPED, Metrics
 from sparkkeras.hyperopt.workers import RunsTasks
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
@@ -58,7 +58,7 @@ class TrialSettings:
     Attributes:
         objective: What a trial does.
         objects: The user's objects in the space.
-        sign: 1 if smaller values are better, -1 if larger ones are.
+        metrics: The metrics.
         seed: The seed of the search, from which the seeds of the trials are derived.
         read: Reads the data on the workers; ``None`` if the driver sends it.
         in_child_processes: Whether each trial runs in a separate child process.
@@ -68,7 +68,7 @@ class TrialSettings:
 
     objective: Objective
     objects: ByValue[list[Any]]
-    sign: float
+    metrics: Metrics
     seed: int
     read: ByValue[Callable[[], Any]] | None = None
     in_child_processes: bool = True
@@ -155,7 +155,8 @@ def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: A
 
     def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:
         params = decode(assignment.params, settings.objects.fresh())
-        return run_trial(settings.objective, params, data, seed, lambda epoch, value: ask((epoch, value)), settings.sign)
+        (sign, *_), count = settings.metrics.values(), len(settings.metrics)
+        return run_trial(settings.objective, params, data, seed, lambda epoch, value: ask((epoch, value)), sign, count)
 
     if settings.in_child_processes and not device.is_uninitialized():
         raise ClusterError(

@@ -6,7 +6,7 @@ call        meaning                                                     body of 
 `ask`       get the next trial, or wait and ask again                   - / the hyper-parameters, as JSON
 `report`    report the metric at an epoch; replies whether to continue
 `renew`     heartbeat: renew the lease; replies whether to continue
-`offer`     ask whether the model of a trial with this value is wanted
+`offer`     ask whether the model is wanted, given the trial's values
 `model`     upload a piece of that model                                the piece / -
 `finish`    report the result of the trial                              the result, as JSON / -
 `release`   report that the trial's process ended: assign it again
@@ -46,6 +46,7 @@ class Outcome:
     """The result of a trial, as its worker reports it; `Trial` describes the attributes that are not listed here.
 
     Attributes:
+        values: May be empty for a single metric.
         is_definition_error: Whether the search itself is invalid, so that other trials would fail in the same way; unless
             one already has a value, the search ends.
         model: The bytes of the model's file.
@@ -62,12 +63,13 @@ class Outcome:
     is_definition_error: bool = False
     model: bytes = field(default=b"", repr=False)
     suffix: str = ""
+    values: Sequence[float] = ()
 
 
 SUFFIXES = ("npz", "keras")
 """The suffixes of model files: the weights alone, or the whole model."""
 
-_OUTCOME_FIELDS = ("status", "value", "best_epoch", "history", "error", "traceback", "extra")
+_OUTCOME_FIELDS = ("status", "value", "values", "best_epoch", "history", "error", "traceback", "extra")
 
 
 class SearchService(Service):
@@ -111,7 +113,7 @@ class SearchService(Service):
 
     def _offer(self, call: Call) -> Reply:
         self._ledger.extend_for_upload(_lease_of(call))
-        return Reply({"wanted": self._journal.wants(call.field("value", float))})
+        return Reply({"wanted": self._journal.wants(*call.field("values", _floats))})
 
     def _model(self, call: Call) -> Reply:
         lease, start = _lease_of(call), call.field("start", int)
@@ -211,7 +213,7 @@ class SearchClient(Client):
             LeaseLostError: Another worker has the trial.
         """
         if outcome.model and outcome.value is not None:
-            reply, _ = self._call("offer", {"lease": lease, "value": outcome.value})
+            reply, _ = self._call("offer", {"lease": lease, "values": outcome.values or [outcome.value]})
             model = memoryview(outcome.model) if reply["wanted"] else memoryview(b"")
             for start in range(0, len(model), PIECE_BYTES):
                 self._call("model", {"lease": lease, "start": start}, (model[start : start + PIECE_BYTES],))
@@ -229,6 +231,10 @@ class SearchClient(Client):
 
 def _pack(outcome: Outcome) -> bytes:
     return json.dumps({name: getattr(outcome, name) for name in _OUTCOME_FIELDS}).encode()
+
+
+def _floats(given: Any) -> tuple[float, ...]:
+    return tuple(map(float, given))
 
 
 def _lease_of(call: Call) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparkkeras.errors import SearchError
+from sparkkeras.errors import ConfigurationError, SearchError
 from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, uniform
 from sparkkeras.hyperopt.importance import MIN_TRIALS, importances
 from sparkkeras.hyperopt.space import Space
@@ -117,3 +117,20 @@ def test_a_search_on_workers_has_importances():
         search.importances()
     search.minimize(max_evals=25, **arguments)
     assert search.importances()["x"] > 0.8
+
+
+def test_the_importance_for_one_of_several_metrics():
+    optuna = pytest.importorskip("optuna")
+    search = Search(
+        {"x": uniform(0, 1), "y": uniform(0, 1)},
+        metric=("loss", "size"),
+        mode="min",
+        algo=optuna.samplers.RandomSampler(seed=1),
+    )
+    for _ in range(40):
+        trial = search.ask()
+        search.tell(trial, (trial.params["x"], trial.params["y"]))
+    assert list(search.importances()) == list(search.importances("loss")) == ["x", "y"]
+    assert list(search.importances("size")) == ["y", "x"]
+    with pytest.raises(ConfigurationError, match="metric='sizes' is not known. Known: 'loss', 'size'"):
+        search.importances("sizes")

@@ -37,14 +37,14 @@ def opened(journal, settings=SETTINGS):
         return trials
 
 
-def keep(journal, number, value, data=b"weights"):
+def keep(journal, number, *values, data=b"weights"):
     """Offer a model and keep it if it is wanted; then write its trial, as `TrialSaver` does."""
-    if journal.wants(value):
+    if journal.wants(*values):
         draft = journal.draft(100 + number)
         draft.write_bytes(data + str(number).encode())
-        journal.keep_model(number, value, draft, "npz")
+        journal.keep_model(number, values, draft, "npz")
         assert not draft.exists()
-    journal.write(trial(number, value))
+    journal.write(trial(number, values[0], values=values))
     journal.drop_surplus()
 
 
@@ -303,6 +303,33 @@ def test_the_models_of_the_best_trials_are_kept(folder, sign, count):
         assert journal.model_file(number) == (f"{number:05d}.npz", b"weights" + str(number).encode())
 
 
+def test_the_models_of_the_pareto_front_are_kept_first(folder):
+    journal = Journal(folder, 2, 1.0, -1.0)
+    with journal.opened(SETTINGS, params):
+        for number, values in enumerate([(0.5, 1.0), (0.4, 0.5), (0.45, 0.4)]):  # the last one is dominated
+            keep(journal, number, *values)
+        assert models(journal) == ["00000.npz", "00001.npz"]
+        assert not journal.wants(0.55, 0.9)
+        assert not journal.wants(0.6, 2.0)  # on the front, but the others are better in the first metric
+        keep(journal, 3, 0.6, 2.0)
+        assert models(journal) == ["00000.npz", "00001.npz"]
+        keep(journal, 4, 0.45, 1.5)
+        assert models(journal) == ["00001.npz", "00004.npz"]
+    again = Journal(folder, 1, 1.0, -1.0)
+    assert [each.values for each in opened(again)] == [(0.5, 1.0), (0.4, 0.5), (0.45, 0.4), (0.6, 2.0), (0.45, 1.5)]
+    assert models(again) == ["00001.npz"]
+
+
+def test_trials_that_were_written_without_values_are_read(folder):
+    """Of a single metric, before there could be several."""
+    write(Journal(folder, 10, 1.0), trial(0), trial(1, None, FAILED))
+    for path in (Path(folder) / "trials").iterdir():
+        saved = json.loads(path.read_text())
+        assert saved.pop("values") == [] if saved["status"] == FAILED else [0.5]
+        path.write_text(json.dumps(saved))
+    assert [each.values for each in opened(Journal(folder, 10, 1.0))] == [(0.5,), ()]
+
+
 def test_ties_keep_the_model_of_the_lowest_trial_number(folder):
     journal = Journal(folder, 1, 1.0)
     with journal.opened(SETTINGS, params):
@@ -317,7 +344,7 @@ def test_a_model_is_removed_only_after_the_better_trial_is_written(folder):
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
         journal.draft(7).write_bytes(b"better")
-        journal.keep_model(1, 0.25, journal.draft(7), "npz")
+        journal.keep_model(1, (0.25,), journal.draft(7), "npz")
         assert models(journal) == ["00000.npz", "00001.npz"]
     crashed = Journal(folder, 1, 1.0)
     assert opened(crashed) == [trial(0)]
@@ -330,7 +357,7 @@ def test_resuming_removes_surplus_models_of_a_crashed_driver(folder):
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
         journal.draft(7).write_bytes(b"better")
-        journal.keep_model(1, 0.25, journal.draft(7), "npz")
+        journal.keep_model(1, (0.25,), journal.draft(7), "npz")
         journal.write(trial(1, 0.25))
     crashed = Journal(folder, 1, 1.0)
     assert [each.number for each in opened(crashed)] == [0, 1]
@@ -345,7 +372,7 @@ def test_a_failure_to_keep_a_model_removes_no_other_model(folder, monkeypatch):
         journal.draft(7).write_bytes(b"better")
         monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(StorageError, match="cannot write .*00001.npz.*No space left"):
-            journal.keep_model(1, 0.25, journal.draft(7), "npz")
+            journal.keep_model(1, (0.25,), journal.draft(7), "npz")
         monkeypatch.undo()
         journal.drop_surplus()
     assert [path.name for path in (Path(folder) / "models").iterdir()] == ["00000.npz"]
@@ -358,7 +385,7 @@ def test_the_model_of_a_repeated_trial_is_the_last_one(folder):
     with journal.opened(SETTINGS, params):
         for lease, (value, suffix) in enumerate(((0.25, "keras"), (0.5, "npz"))):
             journal.draft(lease).write_bytes(suffix.encode())
-            journal.keep_model(0, value, journal.draft(lease), suffix)
+            journal.keep_model(0, (value,), journal.draft(lease), suffix)
         journal.write(trial(0, 0.5))
         journal.drop_surplus()
     assert journal.model_file(0) == ("00000.npz", b"npz")
@@ -420,7 +447,7 @@ def test_models_are_stored_as_weights_or_whole_models(folder):
     with journal.opened(SETTINGS, params):
         for number, suffix in enumerate(("npz", "keras")):
             journal.draft(number).write_bytes(suffix.encode())
-            journal.keep_model(number, 0.5, journal.draft(number), suffix)
+            journal.keep_model(number, (0.5,), journal.draft(number), suffix)
             journal.write(trial(number))
     again = Journal(folder, 3, 1.0)
     opened(again)

@@ -770,6 +770,16 @@ def test_trials_that_run_at_the_end_have_their_best_reported_value():
         assert_lease_lost(bench.ledger.renew, one)
 
 
+def test_reports_are_no_value_for_several_metrics():
+    bench = Bench(num_metrics=2)
+    _, lease = bench.ask()
+    bench.report(lease, 0.5)
+    bench.ledger.stop("enough")
+    bench.ledger.end_running()
+    (trial,) = bench.ledger.finished
+    assert (trial.status, trial.value, trial.values) == (STOPPED, None, ())
+
+
 def test_a_stopped_trial_keeps_the_value_that_its_worker_reported():
     bench = Bench()
     _, lease = bench.ask()

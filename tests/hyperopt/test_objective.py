@@ -75,14 +75,14 @@ class SetWeights(keras.callbacks.Callback):
 
 
 def run_fit(build=build, params=None, data=DATA, *, metric="loss", send=None, seed=3, sign=1.0, has_rows=True, **arguments):
-    given = {"epochs": 3, "batch_size": 8, **arguments}
-    fit = Fit(ByValue.dump(build, "build"), ByValue.dump(given, "arguments"), metric, has_rows)
-    return run_trial(fit, params or {"lr": 0.1}, data, seed, send or Driver(), sign)
+    given, metrics = {"epochs": 3, "batch_size": 8, **arguments}, (metric,) if isinstance(metric, str) else metric
+    fit = Fit(ByValue.dump(build, "build"), ByValue.dump(given, "arguments"), metrics, has_rows)
+    return run_trial(fit, params or {"lr": 0.1}, data, seed, send or Driver(), sign, len(metrics))
 
 
-def run_objective(function, params=None, *, send=None, sign=1.0, **data):
-    call = CallObjective(ByValue.dump(function, "objective"), bool(data))
-    return run_trial(call, params, data.get("data"), 3, send or Driver(), sign)
+def run_objective(function, params=None, *, send=None, sign=1.0, metrics=("loss",), **data):
+    call = CallObjective(ByValue.dump(function, "objective"), bool(data), metrics)
+    return run_trial(call, params, data.get("data"), 3, send or Driver(), sign, len(metrics))
 
 
 @pytest.fixture(autouse=True)
@@ -467,3 +467,77 @@ def test_epochs_are_whole_numbers(epochs):
     assert fit_arguments_of({"epochs": 3.0, "batch_size": np.int64(8)}) == {"epochs": 3, "batch_size": 8}
     with pytest.raises(ConfigurationError, match=rf"'epochs' is {epochs!r}, and fit takes whole numbers: use integer"):
         fit_arguments_of({"epochs": epochs})
+
+
+# Several metrics
+
+
+class Size(keras.callbacks.Callback):
+    """Adds a metric with given values to the logs."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.sizes = sizes
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["size"] = self.sizes[epoch]
+
+
+def test_the_metrics_of_the_best_epoch_count():
+    driver = Driver()
+    callbacks = [SetWeights(1.0, 0.25, 0.5), Size(7, 8, 9)]
+    outcome = run_fit(metric=("loss", "size"), send=driver, callbacks=callbacks)
+    best = int(np.argmin([loss for _, loss in driver.reports]))
+    assert outcome.values == (driver.reports[best][1], (7.0, 8.0, 9.0)[best])
+    assert (outcome.value, outcome.best_epoch) == (outcome.values[0], best + 1)
+    assert outcome.history["size"] == [7.0, 8.0, 9.0]
+
+
+def test_a_fit_that_is_stopped_has_the_values_of_its_best_epoch():
+    stopped = run_fit(metric=("loss", "size"), send=Driver(CONTINUE, STOP), callbacks=[Size(7, 8, 9)], epochs=3)
+    assert (stopped.status, len(stopped.values), stopped.value) == (STOPPED, 2, min(stopped.history["loss"]))
+    assert stopped.values[1] == stopped.history["size"][stopped.best_epoch - 1]
+    assert stopped.model
+
+
+def test_a_second_metric_that_is_missing_or_not_finite():
+    outcome = run_fit(metric=("loss", "size"))
+    assert outcome.is_definition_error
+    assert outcome.error.startswith("metric='size' is not in the logs of fit. Known: 'loss'.")
+    outcome = run_fit(metric=("loss", "val_loss"), validation_data=(X, X[:, :1]), validation_freq=5)
+    assert outcome.error.startswith("metric='val_loss' is not in the logs of fit.")
+    outcome = run_fit(metric=("loss", "size"), callbacks=[Size(7, math.nan, 9)])
+    assert (outcome.best_epoch, outcome.values[1], len(outcome.history["size"])) == (1, 7.0, 2)
+    assert outcome.error == "the value of epoch 2 is not finite: training diverged there"
+
+
+@pytest.mark.parametrize("returned", [(0.5, 7), [0.5, 7.0], np.array([0.5, 7.0]), {"loss": (np.float32(0.5), 7)}])
+def test_an_objective_may_return_several_losses(returned):
+    outcome = run_objective(lambda params: returned, metrics=("loss", "size"))
+    assert (outcome.status, outcome.value, outcome.values) == (OK, 0.5, (0.5, 7.0))
+
+
+@pytest.mark.parametrize("returned", [0.5, (0.5,), (1, 2, 3), (0.5, "7"), "ab", {"loss": 0.5}, {"loss": {"a": 1, "b": 2}}])
+def test_an_objective_must_return_a_number_for_each_metric(returned):
+    outcome = run_objective(lambda params: returned, metrics=("loss", "size"))
+    assert outcome.is_definition_error
+    assert "expected a sequence of 2 numbers (loss, size)" in outcome.error
+
+
+def test_one_of_several_losses_that_is_not_finite():
+    outcome = run_objective(lambda params: (0.5, math.nan), metrics=("loss", "size"))
+    assert (outcome.status, outcome.value, outcome.values) == (FAILED, None, ())
+    assert outcome.error == "the objective returned the loss (0.5, nan)"
+
+
+def test_reports_of_an_objective_are_of_the_first_metric():
+    def objective(params):
+        for loss in (0.5, 0.25, 0.75):
+            report(loss, size=3)
+        return 0.25, 3
+
+    driver = Driver()
+    outcome = run_objective(objective, send=driver, metrics=("loss", "size"))
+    assert (outcome.values, outcome.best_epoch, len(driver.reports)) == ((0.25, 3.0), 2, 3)
+    stopped = run_objective(objective, send=Driver(CONTINUE, STOP), metrics=("loss", "size"))
+    assert (stopped.status, stopped.value) == (STOPPED, None)  # the others are unknown

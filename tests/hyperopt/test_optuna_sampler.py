@@ -214,3 +214,154 @@ def test_spaces_that_optuna_cannot_search_are_rejected():
         Search({"x": normal(0, 1)}, algo=sampler)
     with pytest.raises(ConfigurationError, match="algo=RandomSampler is a class; expected an object"):
         Search(SPACE, algo=optuna.samplers.RandomSampler)
+
+
+# Several metrics
+
+LINE = {"x": uniform(0, 2), "n": integer(1, 9)}
+TWO = {"metric": ("loss", "size"), "mode": "min"}
+
+
+def two_losses(params):
+    """Any x is on the front, and only the smallest n."""
+    return params["x"] ** 2 + params["n"], (params["x"] - 2) ** 2 + params["n"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optuna.samplers.TPESampler(seed=1),
+        lambda: optuna.samplers.TPESampler(seed=1, multivariate=True),
+        lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=10),
+    ],
+)
+def test_samplers_find_the_pareto_front_of_several_metrics(make):
+    def hypervolume(search):
+        front = search.pareto_front
+        assert {trial.number for trial in front} == {
+            trial.number
+            for trial in search.trials
+            if not any(
+                all(np.less_equal(o.values, trial.values)) and any(np.less(o.values, trial.values)) for o in search.trials
+            )
+        }
+        assert [trial.value for trial in front] == sorted(trial.value for trial in front)
+        return optuna._hypervolume.compute_hypervolume(np.array([trial.values for trial in front]), np.array([13.0, 13.0]))
+
+    found = hypervolume(run(Search(LINE, algo=make(), seed=1, **TWO), 60, two_losses))
+    assert found > hypervolume(run(Search(LINE, algo=optuna.samplers.RandomSampler(seed=1), **TWO), 60, two_losses))
+
+
+def test_the_trials_of_several_metrics_are_those_of_optuna():
+    own = run(Search(LINE, algo=optuna.samplers.TPESampler(seed=3), metric=("a", "b"), mode=("min", "max")), 40, two_losses)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=3), directions=["minimize", "maximize"])
+    study.optimize(lambda trial: two_losses({"x": trial.suggest_float("x", 0, 2), "n": trial.suggest_int("n", 1, 9)}), 40)
+    assert [trial.params for trial in study.trials] == params_of(own)
+    assert {trial.number for trial in study.best_trials} == {trial.number for trial in own.pareto_front}
+    model = HyperParamModel(LocalWorkers())
+    sampler = optuna.samplers.TPESampler(seed=3)
+    arguments = {"metric": ("a", "b"), "mode": ("min", "max"), "algo": sampler, "max_evals": 40, "verbose": 0}
+    assert model.minimize(objective=two_losses, space=LINE, **arguments) is None
+    assert [trial.values for trial in model.trials] == [trial.values for trial in own.trials]
+    assert model.pareto_front[0].values == own.pareto_front[0].values
+    assert model.metric == ("a", "b")
+
+
+def test_a_search_of_several_metrics_can_be_resumed(tmp_path):
+    seen = []
+
+    class Sampler(optuna.samplers.RandomSampler):
+        def before_trial(self, study, trial):
+            seen.append([each.values for each in study.trials if each.state.is_finished()])
+
+    def search(**arguments):
+        given = {"metric": ("loss", "size"), "mode": ("min", "max"), "algo": Sampler(seed=1), **arguments}
+        return Search(LINE, save_to=tmp_path / "search", **given)
+
+    with search() as first:
+        run(first, 3, two_losses)
+        first.tell(first.ask(), error="it broke")
+    with search() as again:
+        assert [trial.values for trial in again.trials] == [trial.values for trial in first.trials]
+        again.ask()
+    assert seen[-1] == [[loss, -size] for loss, size in (trial.values for trial in first.trials[:3])] + [None]
+    for arguments, difference in (
+        ({"metric": "loss", "mode": "min"}, r"its metric differs \(\['loss', 'size'\] in the folder, 'loss' now\)"),
+        ({"metric": ("size", "loss")}, "its metric differs"),
+        ({"mode": "min"}, r"its mode differs \(\['min', 'max'\] in the folder, \['min', 'min'\] now\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"holds another search: {difference}"):
+            search(**arguments)
+
+
+def test_telling_several_values():
+    search = Search(LINE, algo=optuna.samplers.RandomSampler(seed=1), **TWO)
+    assert search.pareto_front == []
+    trial = search.ask()
+    for value, message in (
+        (0.3, r"value=0.3: expected a sequence of 2 numbers \(loss, size\)"),
+        ((1, 2, 3), "expected a sequence of 2 numbers"),
+        ({"loss": 1, "size": 2}, "expected a sequence of 2 numbers"),
+        ((1, "2"), "value='2': expected a number"),
+        (None, r"trial 0 has no value: tell\(trial, \(loss, size\)\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            search.tell(trial, value)
+    assert not search.report(trial, 0.5)
+    assert not search.report(trial, 0.25)
+    with pytest.raises(ConfigurationError, match="trial 0 has no value"):
+        search.tell(trial)
+    told = search.tell(trial, np.array([0.25, 3.0]))
+    assert (told.status, told.value, told.values, told.best_epoch) == ("ok", 0.25, (0.25, 3.0), 2)
+    failed = search.tell(search.ask(), (0.1, math.nan))
+    assert (failed.status, failed.error, failed.values) == ("failed", "its value is nan, not a finite number", ())
+    diverged = search.ask()
+    assert search.report(diverged, math.inf)
+    assert search.tell(diverged).status == "failed"
+    assert [trial.number for trial in search.pareto_front] == [0]
+
+
+def test_several_metrics_have_no_best_trial():
+    search = HyperParamModel(LocalWorkers())
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    search.minimize(objective=two_losses, space=LINE, max_evals=2, algo=sampler, verbose=0, **TWO)
+    for access in (
+        lambda: search.best_trial,
+        lambda: search.best_params,
+        lambda: search.best_value,
+        lambda: search.best_model,
+        search.best_models,
+        search.best_ensemble,
+    ):
+        with pytest.raises(ConfigurationError, match=r"\(loss, size\) has no best trial: .* pareto_front, .* model_of\("):
+            access()
+
+
+def test_arguments_that_do_not_suit_several_metrics():
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    for arguments, message in (
+        ({"algo": "tpe"}, "algo='tpe' searches a single metric, and metric= names 2: give a sampler of Optuna"),
+        ({"pruner": "asha"}, "pruner='asha' decides by a single value.*Omit pruner="),
+        ({"mode": "auto"}, "metric='size': cannot infer.*give mode= a sequence"),
+        ({"mode": ("min",)}, "has 2 names, and mode=.* 1 mode: give one mode for each metric"),
+        ({"metric": ("loss", "loss")}, "names a metric twice"),
+        ({"metric": ("loss", 3)}, "metric=3: expected the name of a metric"),
+    ):
+        given = {"algo": sampler, **TWO, **arguments}
+        with pytest.raises(ConfigurationError, match=message):
+            Search(LINE, **given)
+        with pytest.raises(ConfigurationError, match=message):
+            HyperParamModel(LocalWorkers()).minimize(objective=two_losses, space=LINE, max_evals=1, **given)
+    with pytest.raises(ConfigurationError, match=r"metric=\(\): expected the name of a metric"):
+        Search(LINE, metric=())
+    for name, value in (("loss_threshold", 0.1), ("early_stop_fn", lambda trials: (False, []))):
+        with pytest.raises(ConfigurationError, match=f"{name}=.* decides by a single value"):
+            HyperParamModel(LocalWorkers()).minimize(
+                objective=two_losses, space=LINE, max_evals=1, algo=sampler, **TWO, **{name: value}
+            )
+
+
+def test_samplers_of_a_single_objective_are_rejected():
+    pytest.importorskip("cmaes")
+    with pytest.raises(ConfigurationError, match=r"algo=CmaEsSampler\(...\) cannot search the 2 metrics.*NSGAIISampler"):
+        Search(LINE, algo=optuna.samplers.CmaEsSampler(seed=1), **TWO)

@@ -41,8 +41,8 @@ def example_trials():
     ]
 
 
-def draw(trials, parameters=PARAMETERS, sign=1.0, metric="val_loss"):
-    figure = draw_search(trials, metric=metric, sign=sign, parameters=parameters)
+def draw(trials, parameters=PARAMETERS, sign=1.0, metric="val_loss", metrics=None):
+    figure = draw_search(trials, metrics=metrics or {metric: sign}, parameters=parameters)
     FigureCanvasAgg(figure)
     return figure
 
@@ -364,7 +364,7 @@ def test_names_with_dollar_signs_are_not_formulas():
 
 def test_the_file_is_a_png(tmp_path):
     for path in (tmp_path / "one.png", str(tmp_path / "other.PNG")):
-        assert plot_search(example_trials(), path, metric="loss", sign=1.0, parameters=PARAMETERS) is None
+        assert plot_search(example_trials(), path, metrics={"loss": 1.0}, parameters=PARAMETERS) is None
     for path in tmp_path.iterdir():
         data = path.read_bytes()
         assert data.startswith(PNG)
@@ -378,7 +378,7 @@ def test_the_file_is_a_png(tmp_path):
 @pytest.mark.parametrize("name", ["search.pdf", "search", "png"])
 def test_a_path_that_does_not_end_in_png_is_rejected(tmp_path, name):
     with pytest.raises(ConfigurationError, match=f"{name}': the plot is a PNG file, so the path must end in .png"):
-        plot_search(example_trials(), tmp_path / name, metric="loss", sign=1.0, parameters=PARAMETERS)
+        plot_search(example_trials(), tmp_path / name, metrics={"loss": 1.0}, parameters=PARAMETERS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -392,20 +392,20 @@ def small(monkeypatch):
 def test_an_existing_file_is_overwritten(tmp_path):
     path = tmp_path / "search.png"
     path.write_text("old")
-    plot_search(example_trials(), path, metric="loss", sign=1.0, parameters=PARAMETERS)
+    plot_search(example_trials(), path, metrics={"loss": 1.0}, parameters=PARAMETERS)
     assert path.read_bytes().startswith(PNG)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_path_that_cannot_be_written_is_reported(tmp_path):
     with pytest.raises(StorageError, match="cannot write .*nowhere/search.png"):
-        plot_search(example_trials(), tmp_path / "nowhere" / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
+        plot_search(example_trials(), tmp_path / "nowhere" / "search.png", metrics={"loss": 1.0}, parameters=PARAMETERS)
 
 
 @pytest.mark.parametrize("trials", [[], [trial(0, None, FAILED)], [trial(0, float("nan"))]], ids=["none", "failed", "nan"])
 def test_a_search_without_a_value_cannot_be_plotted(trials, tmp_path):
     with pytest.raises(ConfigurationError, match="no trial has a value yet"):
-        plot_search(trials, tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
+        plot_search(trials, tmp_path / "search.png", metrics={"loss": 1.0}, parameters=PARAMETERS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -414,7 +414,7 @@ def test_missing_matplotlib_is_reported_with_the_pip_command(tmp_path, monkeypat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match="pip install matplotlib"):
-        plot_search(example_trials(), tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
+        plot_search(example_trials(), tmp_path / "search.png", metrics={"loss": 1.0}, parameters=PARAMETERS)
 
 
 @pytest.mark.programs
@@ -424,7 +424,53 @@ def test_pyplot_is_not_imported(tmp_path):
     code = (
         "import sys\n"
         "from sparkkeras.hyperopt.plot import plot_search\nfrom sparkkeras.hyperopt.trials import Trial\n"
-        f"plot_search([Trial(0, {{}}, 'ok', 1.0)], {str(tmp_path / 'a.png')!r}, metric='loss', sign=1.0, parameters=[])\n"
+        f"plot_search([Trial(0, {{}}, 'ok', 1.0)], {str(tmp_path / 'a.png')!r}, metrics={{'loss': 1.0}}, parameters=[])\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+# Several metrics
+
+
+TWO = {"val_loss": 1.0, "size": 1.0}
+
+
+def front_example(*further):
+    """Trials 0, 2 and 4 are on the front of two metrics."""
+    sizes = (10.0, 30.0, 50.0, None, 20.0)
+    return [
+        each if size is None else replace(each, values=(each.value, size, *further))
+        for each, size in zip(example_trials(), sizes, strict=True)
+    ]
+
+
+def test_two_metrics_are_drawn_as_points_with_their_front():
+    figure = draw(front_example(), metrics=TWO)
+    first, *others = figure.axes
+    assert points(first, "ok") == [(10.0, 0.5), (50.0, 0.2)]
+    assert points(first, "Pareto front") == [(10.0, 0.5), (20.0, 0.3), (50.0, 0.2)]
+    (line,) = [line for line in first.lines if line.get_drawstyle() == "steps-post"]
+    assert line.get_xydata().tolist() == [[10.0, 0.5], [20.0, 0.3], [50.0, 0.2]]
+    assert first.get_xlabel() == "size (smaller is better)"
+    assert figure.get_suptitle().startswith("Pareto front: 3 of 5 trials in ")
+    assert len(points(others[0], "Pareto front")) == 3
+    maximized = draw(front_example(), metrics={"val_loss": 1.0, "size": -1.0}).axes[0]
+    assert [line.get_xydata().tolist() for line in maximized.lines if line.get_drawstyle() == "steps-pre"] == [[[50.0, 0.2]]]
+    assert maximized.get_xlabel() == "size (larger is better)"
+
+
+def test_three_metrics_are_drawn_as_the_first_by_each_of_the_others():
+    first, second, *_ = draw(front_example(7.0), metrics={**TWO, "seconds": 1.0}).axes
+    assert [axes.get_xlabel() for axes in (first, second)] == ["size (smaller is better)", "seconds (smaller is better)"]
+    assert points(second, "Pareto front") == [(7.0, 0.2), (7.0, 0.3), (7.0, 0.5)]
+    assert not [line for line in (*first.lines, *second.lines) if line.get_drawstyle().startswith("steps")]
+
+
+def test_the_whole_front_is_shown_and_sizes_on_a_log_scale():
+    trials = [trial(number, 1.0 + 0.01 * number) for number in range(8)]
+    trials = [replace(each, values=(each.value, 1000.0 + each.number)) for each in trials]
+    trials.append(trial(8, 1e6, values=(1e6, 1.0)))
+    first = draw(trials, metrics=TWO).axes[0]
+    assert (1.0, 1e6) in points(first, "Pareto front")
+    assert first.get_xscale() == "log"

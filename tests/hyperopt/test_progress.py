@@ -19,7 +19,7 @@ LR, OPTIMIZER = Parameter("lr", "lr", "uniform"), Parameter("o", "fit.optimizer"
 class Bench:
     """A search on a simulated clock, with its progress output."""
 
-    def __init__(self, verbose=1, *, max_evals=10, sign=1.0, earlier=(), workers=2):
+    def __init__(self, verbose=1, *, max_evals=10, sign=1.0, earlier=(), workers=2, others=()):
         self.now = 0.0
         self.ledger = TrialLedger(
             lambda number, trials: Suggestion({"lr": 0.001 * (number + 1)}, {}),
@@ -28,7 +28,7 @@ class Bench:
             earlier,
             save=lambda trial, model: self.ledger.saved(trial.number),
         )
-        self.progress = SearchProgress(verbose, self.ledger, "val_loss", sign, max_evals, workers, [LR])
+        self.progress = SearchProgress(verbose, self.ledger, {"val_loss": sign, **dict(others)}, max_evals, workers, [LR])
 
     def end(self, value=None, status=OK, seconds=2.0, **fields):
         """Run a trial that takes two seconds, and update the progress."""
@@ -271,7 +271,7 @@ def test_the_table_has_columns():
         Trial(12, {}, STOPPED, 7.0, seconds=65, chosen={"lr": 0.1, "o": 0}),
         Trial(4, {}, FAILED, chosen={"lr": 0.1}),
     ]
-    assert table(trials, "val_loss", [LR, OPTIMIZER]).splitlines() == [
+    assert table(trials, ["val_loss"], [LR, OPTIMIZER]).splitlines() == [
         "trial  val_loss  status   best/epochs  time    parameters",
         "3      0.1235    ok       2/3          3.2s    lr=0.001235 fit.optimizer=sgd",
         "12     7         stopped               1m 05s  lr=0.1 fit.optimizer=adam",
@@ -299,3 +299,29 @@ def test_the_table_has_columns():
 )
 def test_durations_as_text(seconds, output):
     assert format_duration(seconds) == output
+
+
+def test_several_metrics(capsys):
+    bench = Bench(others={"size": -1.0})
+    for values in ((0.5, 10.0), (0.75, 5.0), (0.25, 2.0)):
+        bench.end(values[0], values=values)
+    bench.end(None, FAILED, error="it raised")
+    written = lines(capsys)
+    assert written[0] == "trial 0 val_loss 0.5 size 10 lr=0.001 (2.0s)"
+    assert [line.split()[1] for line in written if line.startswith("trial")] == ["0", "2", "3"]  # 1 is dominated
+    bench.progress.end()
+    summary, front, *rows = lines(capsys)
+    assert summary.startswith("4/10 trials - 1 failed - best val_loss 0.25 (trial 2) - best size 10 (trial 0) - ")
+    assert front == "Pareto front: 2 trials that no other one dominates."
+    assert [row.split()[:3] for row in rows] == [["trial", "val_loss", "size"], ["2", "0.25", "2"], ["0", "0.5", "10"]]
+
+
+def test_a_large_pareto_front_is_shown_at_even_distances(capsys):
+    bench = Bench(max_evals=None, others={"size": 1.0})
+    for number in range(28):
+        bench.end(float(number), values=(float(number), -float(number)))
+    lines(capsys)
+    bench.progress.end()
+    _, front, *rows = lines(capsys)
+    assert [row.split()[0] for row in rows] == ["trial", *map(str, range(0, 28, 3))]
+    assert front == "Pareto front: 28 trials that no other one dominates; 10 of them:"

@@ -61,7 +61,7 @@ def run_search(
         work = TrialSettings(
             CallObjective(ByValue.dump(objective, "objective"), True),
             ByValue.dump(SPACE.objects, "space"),
-            1.0,
+            {"loss": 1.0},
             0,
             read,
             False,
@@ -149,7 +149,12 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     saver = TrialSaver(journal)
     ledger = ledger_of(saver, max_evals=10_000)
     work = TrialSettings(
-        CallObjective(ByValue.dump(objective, "objective"), True), ByValue.dump(SPACE.objects, "space"), 1.0, 0, None, False
+        CallObjective(ByValue.dump(objective, "objective"), True),
+        ByValue.dump(SPACE.objects, "space"),
+        {"loss": 1.0},
+        0,
+        None,
+        False,
     )
     handler = SearchService(ledger, journal, SPACE.encode)
     with (
@@ -510,7 +515,7 @@ def test_the_task_consumes_all_its_rows(served):
     ledger, _, address = served
     ledger.stop("enough")
     work = TrialSettings(
-        CallObjective(ByValue.dump(abs, "objective"), False), ByValue.dump([], "space"), 1.0, 0, None, False
+        CallObjective(ByValue.dump(abs, "objective"), False), ByValue.dump([], "space"), {"loss": 1.0}, 0, None, False
     )
     rows = iter([1, 2])
     assert list(SearchTask(LocalShared(work), LocalShared(None), address)(TaskContext(0), rows)) == []

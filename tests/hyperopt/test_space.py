@@ -305,7 +305,7 @@ class TestAlgorithms:
 
 def test_each_trial_has_a_separate_seed():
     space = Space({"x": hp.uniform("x", -10, 10)})
-    definition = SearchDefinition(space, make_algorithm("random", space), "loss", 1.0, 7)
+    definition = SearchDefinition(space, make_algorithm("random", space), {"loss": 1.0}, 7)
     suggestions = [definition.suggest(number, ()).params["x"] for number in range(5)]
     assert len(set(suggestions)) == 5
     assert definition.suggest(3, ()).params["x"] == suggestions[3]

@@ -1,10 +1,12 @@
 """Trials and their ranking."""
 
 import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from sparkkeras.hyperopt.trials import Trial, ranked
+from sparkkeras.hyperopt.trials import Trial, pareto_front, ranked
 
 
 def valued(*values):
@@ -24,6 +26,52 @@ def test_zero_counts_as_a_value():
 
 def test_trials_without_a_value_are_not_ranked():
     assert ranked(valued(None, None), 1.0) == ranked([], -1.0) == []
+
+
+def of_values(*values):
+    return [Trial(number, {}, value=each[0], values=each) for number, each in enumerate(values)]
+
+
+def numbers(trials):
+    return [trial.number for trial in trials]
+
+
+def test_the_pareto_front_has_the_trials_that_no_other_one_dominates():
+    trials = of_values((1, 5), (2, 2), (2, 3), (3, 2), (0.5, 9), (5, 1), (2, 2), (6, 6))
+    assert numbers(pareto_front(trials, 1.0, 1.0)) == [4, 0, 1, 6, 5]
+    assert numbers(ranked(trials, 1.0, 1.0)) == [4, 0, 1, 6, 5, 2, 3, 7]
+    assert numbers(pareto_front(trials, -1.0, -1.0)) == [7, 4]
+    assert numbers(pareto_front(trials, 1.0, -1.0)) == [4]
+    assert numbers(pareto_front(trials, -1.0, 1.0)) == [7, 5]
+    assert pareto_front([Trial(0, {})], 1.0, 1.0) == pareto_front([], 1.0, 1.0) == []
+
+
+def test_the_pareto_front_of_a_single_metric_has_the_best_trials():
+    assert numbers(pareto_front(valued(0.5, None, 0.25, 0.25, 0.75), 1.0)) == [2, 3]
+    assert numbers(pareto_front(valued(0.5, None, 0.25, 0.25, 0.75), -1.0)) == [4]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_fronts_are_those_that_remain_when_the_fronts_before_are_removed(count):
+    points = np.random.default_rng(count).integers(0, 6, (60, count)).astype(float)
+    left, expected = of_values(*map(tuple, points.tolist())), []
+    while left:
+        front = [
+            trial
+            for trial in left
+            if not any(np.all(np.less_equal(o.values, trial.values)) and o.values != trial.values for o in left)
+        ]
+        assert pareto_front(left, *[1.0] * count) == sorted(front, key=lambda trial: (trial.value, trial.number))
+        expected += sorted(front, key=lambda trial: (trial.value, trial.number))
+        left = [trial for trial in left if trial not in front]
+    assert ranked(expected[::-1], *[1.0] * count) == expected
+
+
+def test_values_begin_with_the_value():
+    assert (Trial(0, {}).values, Trial(0, {}, value=0.5).values) == ((), (0.5,))
+    trial = Trial(0, {}, value=0.5, values=[0.5, 2.0])
+    assert trial.values == replace(trial, ended=1.0).values == (0.5, 2.0)
+    assert (replace(trial, value=None).values, replace(trial, value=1.0).values) == ((), (1.0,))
 
 
 def test_epochs_counts_reported_epochs():
