@@ -47,7 +47,7 @@ LIBRARIES = {
     "cryptography": {"rpc"},
     "flask": {"rpc"},
     "google_crc32c": {"formats"},
-    "h5py": {"training"},
+    "h5py": {"modeling", "training"},
     "hyperopt": {"hyperopt"},
     "matplotlib": {"hyperopt"},
     "mlflow": {"tracking"},
