@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 @hushed()
-def main() -> None:
-    options = command_line()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments)
     picture = options.output / "asynchronous.png"
     options.output.mkdir(parents=True, exist_ok=True)
 
@@ -89,7 +90,7 @@ def main() -> None:
     print(f"Picture                 {picture}")
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare training modes on a digit classifier.")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
@@ -117,7 +118,7 @@ def command_line() -> argparse.Namespace:
         help="how many exchanges a worker may be ahead of the slowest one (default: no bound)",
     )
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def digits() -> list[np.ndarray]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from surroundings import hushed, start_spark
@@ -28,8 +29,8 @@ SEED = 7
 
 
 @hushed()
-def main() -> None:
-    options = command_line()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments)
     print(f"Connecting to {options.remote} ...")
     spark = start_spark(options.remote, remote=True)
     data = load_digits()
@@ -59,13 +60,13 @@ Uncertain   {unsure} of them: no class has a probability of 0.5 or more
 Model       saved on this machine and loaded again, with equal predictions""")
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a digit classifier through Spark Connect.")
     parser.add_argument(
         "--remote", metavar="URL", default="local[2]", help="server URL sc://host:port, or local[N] (default: %(default)s)"
     )
     parser.add_argument("--epochs", type=int, metavar="N", default=10, help="training epochs (default: %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def build_model() -> keras.Model:

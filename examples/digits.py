@@ -14,12 +14,12 @@ SEED = 7
 BATCH_SIZE = 32
 
 
-def command_line(description: str, epochs: int) -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None, description: str, epochs: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--epochs", type=int, metavar="N", default=epochs, help="training epochs (default: %(default)s)")
     parser.add_argument("--workers", type=int, metavar="N", default=2, help="processes that train (default: %(default)s)")
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print(f"Starting Spark on {options.master} ...")
     return options
 

@@ -1,16 +1,17 @@
-"""Train a generative adversarial network, a model with two optimizers and its own training step, on two workers.
+"""Train a generative adversarial network on two workers: a model with two optimizers and its own training step.
 
 ::
 
     python examples/gan.py [--output DIR] [--epochs N] [--master local[2]]
 
-The model is that of Keras's guide "Customizing what happens in fit()", with get_config so that it can be sent to workers. It
-learns to draw points on a ring. Needs TensorFlow, whose gradients the training step uses.
+The model is that of Keras's guide "Customizing what happens in fit()", with ``get_config`` so that it can be sent to workers.
+It learns to draw points on a ring. Needs TensorFlow, whose gradients the training step uses.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from surroundings import hushed, start_spark
@@ -29,8 +30,8 @@ REAL, GENERATED = "#8a8f98", "#2a7f62"
 
 
 @hushed()
-def main() -> None:
-    options = command_line()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     model_file, picture = options.output / "gan.keras", options.output / "gan.png"
     points = ring(4096)
@@ -57,14 +58,14 @@ Picture     {picture}
 Model       {model_file}, with both optimizers""")
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a generative adversarial network on two workers.")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
     parser.add_argument("--epochs", type=int, metavar="N", default=60, help="training epochs (default: %(default)s)")
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def ring(count: int) -> np.ndarray:

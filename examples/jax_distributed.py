@@ -10,6 +10,7 @@ digits come with scikit-learn: nothing is downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from surroundings import hushed, start_spark
@@ -65,8 +66,8 @@ def padded(ranks: Any) -> Any:
 
 
 @hushed()
-def main() -> None:
-    options = command_line("Train a digit classifier with jax.distributed on Spark.", epochs=10)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments, "Train a digit classifier with jax.distributed on Spark.", epochs=10)
     spark = start_spark(options.master)
     x_train, x_test, y_train, y_test = split_digits()
     weights = SparkRunner(options.workers).run(train, options.epochs, data=(x_train, y_train))

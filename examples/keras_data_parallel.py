@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from surroundings import hushed, start_spark
@@ -57,8 +58,8 @@ def build_model() -> keras.Model:
 
 
 @hushed()
-def main() -> None:
-    options = command_line("Train a digit classifier under Keras's DataParallel on Spark.", epochs=10)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments, "Train a digit classifier under Keras's DataParallel on Spark.", epochs=10)
     spark = start_spark(options.master)
     x_train, x_test, y_train, y_test = split_digits()
     weights = SparkRunner(options.workers).run(train, options.epochs, data=(x_train, y_train))

@@ -1,4 +1,4 @@
-"""Train a model whose weights no single worker holds, under Keras's ModelParallel on JAX, and put it together again.
+"""Train a digit classifier under Keras's ModelParallel on JAX: no single worker holds all weights, the driver joins them.
 
 ::
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from surroundings import hushed, start_spark
@@ -70,8 +71,8 @@ def build_model() -> keras.Model:
 
 
 @hushed()
-def main() -> None:
-    options = command_line("Train a digit classifier under Keras's ModelParallel on Spark.", epochs=10)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments, "Train a digit classifier under Keras's ModelParallel on Spark.", epochs=10)
     spark = start_spark(options.master)
     x_train, x_test, y_train, y_test = split_digits()
     parts = SparkRunner(options.workers).run(train, x_train, y_train, options.epochs)

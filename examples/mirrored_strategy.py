@@ -10,6 +10,7 @@ digits come with scikit-learn: nothing is downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from surroundings import hushed, start_spark
@@ -60,8 +61,8 @@ def train(epochs: int) -> list[Any]:
 
 
 @hushed()
-def main() -> None:
-    options = command_line("Train a digit classifier under MultiWorkerMirroredStrategy on Spark.", epochs=10)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments, "Train a digit classifier under MultiWorkerMirroredStrategy on Spark.", epochs=10)
     spark = start_spark(options.master)
     x_train, x_test, y_train, y_test = split_digits()
     weights = SparkRunner(options.workers).run(train, options.epochs, data=(x_train, y_train))

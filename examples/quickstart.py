@@ -5,13 +5,14 @@
     python examples/quickstart.py [--output DIR] [--epochs N] [--master local[2]] [--checkpoint DIR]
 
 It starts Spark on this machine. The 1,797 handwritten digits come with scikit-learn: nothing is downloaded.
-With --checkpoint, the same command continues a training that was killed.
+With ``--checkpoint``, the same command continues a training that was killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from surroundings import hushed, start_spark
@@ -31,8 +32,8 @@ CORRECT, INCORRECT, FAINT = "#2a7f62", "#c8102e", "#8a8f98"
 
 
 @hushed()
-def main() -> None:
-    options = command_line()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments)
     model_file, picture = options.output / "digits.keras", options.output / "digits.png"
     options.output.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
@@ -66,7 +67,7 @@ Picture     {picture}
 Model       {model_file}; the loaded model gives equal predictions""")
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a digit classifier on Spark and plot the results.")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
@@ -74,7 +75,7 @@ def command_line() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, metavar="N", default=20, help="training epochs (default: %(default)s)")
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     parser.add_argument("--checkpoint", metavar="DIR", help="write checkpoints here, and continue from the newest")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def digits() -> list[np.ndarray]:

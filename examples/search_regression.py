@@ -11,6 +11,7 @@ each) comes with scikit-learn: nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from surroundings import hushed, start_spark
@@ -35,8 +36,8 @@ SPACE = {
 
 
 @hushed()
-def main() -> None:
-    options = command_line()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     x, y = load_diabetes(return_X_y=True)
     order = np.random.default_rng(SEED).permutation(len(x))
@@ -69,14 +70,14 @@ Picture     {options.output / "search_regression.png"}""")
     spark.stop()
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tune a regression with a custom objective.")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
     parser.add_argument("--trials", type=int, metavar="N", default=16, help="number of trials (default: %(default)s)")
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def cross_validated(x: np.ndarray, y: np.ndarray) -> object:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,8 +50,8 @@ class Learner:
 
 
 @hushed()
-def main() -> None:
-    options = command_line()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments)
     picture = options.output / "streaming.png"
     options.output.mkdir(parents=True, exist_ok=True)
 
@@ -79,7 +80,7 @@ def main() -> None:
     print(f"Picture {picture}")
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a digit classifier on a stream.")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
@@ -89,7 +90,7 @@ def command_line() -> argparse.Namespace:
         "--epochs", type=int, metavar="N", default=4, help="training epochs for each batch (default: %(default)s)"
     )
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def write_batches(spark: SparkSession, folder: str, batches: int) -> tuple[object, str]:

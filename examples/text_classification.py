@@ -10,6 +10,7 @@ The reviews are sentences made of a few hundred phrases: nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from surroundings import hushed, start_spark
@@ -29,8 +30,8 @@ ASIDES = ["I saw it twice", "my sister disagrees", "the seats were full", "it ra
 
 
 @hushed()
-def main() -> None:
-    options = command_line()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     model_file = options.output / "reviews.keras"
 
@@ -57,7 +58,7 @@ def main() -> None:
     spark.stop()
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Classify film reviews in a DataFrame.")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
@@ -65,7 +66,7 @@ def command_line() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, metavar="N", default=8, help="training epochs (default: %(default)s)")
     parser.add_argument("--reviews", type=int, metavar="N", default=4000, help="number of reviews (default: %(default)s)")
     parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def write_reviews(count: int) -> list[Row]:

@@ -10,6 +10,7 @@ come with scikit-learn: nothing is downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from surroundings import hushed, start_spark
@@ -55,8 +56,8 @@ def build() -> Any:
 
 
 @hushed()
-def main() -> None:
-    options = command_line("Train a digit classifier with DistributedDataParallel on Spark.", epochs=20)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line(arguments, "Train a digit classifier with DistributedDataParallel on Spark.", epochs=20)
     spark = start_spark(options.master)
     x_train, x_test, y_train, y_test = split_digits()
     weights = SparkRunner(options.workers).run(train, options.epochs, data=(x_train, y_train))
