@@ -4,8 +4,8 @@
 
     python examples/gan.py [--output DIR] [--epochs N] [--master local[2]]
 
-The model is that of Keras's guide "Customizing what happens in fit()", with ``get_config`` so that it can be sent to workers.
-It learns to draw points on a ring. Needs TensorFlow, whose gradients the training step uses.
+The model is that of Keras's guide "Customizing what happens in fit()", with ``get_config`` so that it can be sent to
+workers. It learns to draw points on a ring. Needs TensorFlow, whose gradients the training step uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The snippets in README and docs run unmodified, each page as one script; tests/test_tutorials.py runs the tutorials."""
+"""The snippets in README and docs run unmodified, each page as one script; tests/test_notebooks.py runs the tutorials."""
 
 import importlib
 import re
@@ -12,7 +12,7 @@ from tests.scripts import ROOT, SECONDS, Script, run_scripts
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIALS = ROOT / "docs" / "tutorials"
-OTHER_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"]
+OTHER_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "examples/README.md"]
 
 
 def snippets(page):

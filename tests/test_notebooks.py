@@ -1,4 +1,7 @@
-"""The tutorials run as notebooks, as the build of the site runs them, and reach what their text says."""
+"""Tutorials run as notebooks, as the build of the site runs them, and reach what their text says; examples are such pages, too.
+
+tests/test_examples.py runs the examples, as programs.
+"""
 
 import json
 import re
@@ -8,11 +11,12 @@ import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 
 from tests.scripts import ROOT, SECONDS
 
-tutorials = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "theme" / "tutorials.py")))
+notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "theme" / "notebooks.py")))
 
 PRINTED = {
     "1-tabular": r"plain Keras: AUC 0\.[67].*sparkkeras:  AUC 0\.[67].*risk of an unknown flight: \d+%",
@@ -25,51 +29,168 @@ PRINTED = {
 }
 """For each tutorial: a pattern of what it prints."""
 
-LEFT_OUT = "ANN,D,PTH,T20"
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem not in ("digits", "surroundings"))
+
+LEFT_OUT = "E402,ANN,D,PTH,T20"
 """The rules of ruff that code in a page need not follow, as in examples."""
 
+JOINED = "E402,F811,I,D,T20"
+"""Those that a program need not follow when the modules that it shares with others are part of it."""
 
-def test_all_tutorials_are_run():
-    assert tutorials.names() == list(PRINTED)
+
+def test_all_tutorials_are_run_and_all_examples_are_pages():
+    assert notebooks.names() == [*(f"tutorials/{name}" for name in PRINTED), *(f"examples/{name}" for name in EXAMPLES)]
 
 
 @pytest.mark.programs
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_tutorial_runs(name, tmp_path):
-    executed = tutorials.execute(name, tmp_path)
-    printed = tutorials.printed(executed)
+    executed = notebooks.execute(f"tutorials/{name}", tmp_path)
+    printed = notebooks.printed(executed)
     assert re.search(PRINTED[name], printed, re.DOTALL), printed
+    assert pictures(executed)
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(SECONDS)
+def test_an_example_runs_as_a_notebook(tmp_path):
+    executed = notebooks.execute("examples/gan", tmp_path)
+    printed = notebooks.printed(executed)
+    assert re.search(r"Steps +discriminator 1920, generator 1920\n", printed), printed
+    assert len(pictures(executed)) == 1
+
+
+def pictures(executed):
     outputs = [output for cell in executed["cells"] for output in cell.get("outputs", [])]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    return [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-@pytest.mark.parametrize("name", PRINTED)
 @pytest.mark.skipif(not find_spec("ruff"), reason="ruff is not installed")
-def test_the_code_of_a_tutorial_follows_the_rules_of_the_repository(name, tmp_path):
-    path = tmp_path / f"{name}.ipynb"
-    path.write_text(json.dumps(tutorials.notebook((tutorials.PAGES / f"{name}.md").read_text())))
-    settings = ["--config", str(tutorials.PAGES / "ruff.toml")]
-    command = [sys.executable, "-m", "ruff", "check", "--ignore", f"E402,{LEFT_OUT}", *settings, path]
+@pytest.mark.parametrize("name", notebooks.names())
+def test_a_notebook_is_valid_and_its_code_follows_the_rules_of_the_repository(name, tmp_path):
+    made = notebooks.notebook(notebooks.page_text(name))
+    nbformat.validate(made)
+    path = tmp_path / "page.ipynb"
+    path.write_text(json.dumps(made))
+    of_tutorials = name.startswith("tutorials/")
+    config = ROOT / ("docs/tutorials/ruff.toml" if of_tutorials else "pyproject.toml")
+    ignored = LEFT_OUT if of_tutorials else JOINED
+    command = [sys.executable, "-m", "ruff", "check", "--ignore", ignored, "--config", str(config), str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_page_shows_the_outputs_of_its_notebook_only_while_its_code_is_the_same(tmp_path):
-    module = runpy.run_path(str(ROOT / "docs" / "theme" / "tutorials.py"))
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorials/sum.md"))
-    text = "# Sum\n\nA [link](../x.md).\n\n```python\nprint(1 + 1, '<b>')\n```\n"
-    shown = module["on_page_markdown"]
-    shown.__globals__.update(PAGES=tmp_path, EXECUTED=tmp_path)
-    (tmp_path / "sum.md").write_text(text)
-    assert "outputs are missing" in shown(text, page, None, None)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_notebook_of_an_example_has_its_code_and_runs_without_its_neighbours(name):
+    made = notebooks.notebook(notebooks.page_text(f"examples/{name}"))
+    cells = [cell["source"] for cell in made["cells"] if cell["cell_type"] == "code"]
+    for cell in cells:
+        compile(cell, name, "exec")
+    code = "\n".join(cells)
+    assert not re.search(r"(from|import) (surroundings|digits)\b", code)
+    program = (ROOT / "examples" / f"{name}.py").read_text()
+    definitions = re.findall(r"^(?:def|class) \w+", program, re.MULTILINE)
+    assert [cell for cell in cells if cell.startswith(("def ", "class ", "@"))][-len(definitions) :]
+    for definition in definitions:
+        assert sum(definition in cell for cell in cells) == 1, definition
+    assert "\nmain([])" in code
+    assert ("Image(" in code) == (".png" in program)
 
-    executed = module["notebook"](text)
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_in_the_navigation_and_in_the_list(name):
+    assert f"examples/{name}.md\n" in (ROOT / "mkdocs.yml").read_text()
+    assert f"[`{name}.py`]({name}.py)" in (ROOT / "examples" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_docstring_of_an_example_names_the_backend_that_it_needs(name):
+    program = (ROOT / "examples" / f"{name}.py").read_text()
+    used = {
+        module for module in ("jax", "torch") if re.search(rf'import {module}\b|"KERAS_BACKEND"\] = "{module}"', program)
+    }
+    named = {module for package, module in notebooks.NEEDED.items() if f"Needs {package}" in program}
+    assert named - {"tensorflow"} == used
+
+
+@pytest.fixture
+def module(tmp_path):
+    """The module with pages and executed notebooks in a folder of the test, which has one tutorial."""
+    found = runpy.run_path(str(ROOT / "docs" / "theme" / "notebooks.py"))
+    found["names"].__globals__.update(DOCS=tmp_path, EXAMPLES=tmp_path, EXECUTED=tmp_path / "executed")
+    (tmp_path / "executed" / "tutorials").mkdir(parents=True)
+    (tmp_path / "tutorials").mkdir()
+    return SimpleNamespace(**found)
+
+
+def shown(module, name, text):
+    return module.on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=f"{name}.md")), None, None)
+
+
+def test_a_page_shows_the_outputs_of_its_notebook_only_while_its_code_is_the_same(tmp_path, module):
+    text = "# Sum\n\nA [link](../x.md).\n\n```python\nprint(1 + 1, '<b>')\n```\n"
+    (tmp_path / "tutorials" / "sum.md").write_text(text)
+    assert "outputs are missing" in shown(module, "tutorials/sum", text)
+
+    executed = module.notebook(text)
     executed["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "2 <b>\n"}]
     executed["metadata"]["sparkkeras"] = {"seconds": 3, "cores": 2}
-    (tmp_path / "sum.ipynb").write_text(json.dumps(executed))
+    (tmp_path / "executed" / "tutorials" / "sum.ipynb").write_text(json.dumps(executed))
     assert executed["cells"][0]["source"] == "# Sum\n\nA link."
-    assert "<pre><code>2 &lt;b&gt;</code></pre>" in shown(text, page, None, None)
+    assert "<pre><code>2 &lt;b&gt;</code></pre>" in shown(module, "tutorials/sum", text)
 
-    (tmp_path / "sum.md").write_text(text.replace("1 + 1", "1 + 2"))
-    assert "outputs are missing" in shown(text, page, None, None)
+    (tmp_path / "tutorials" / "sum.md").write_text(text.replace("1 + 1", "1 + 2"))
+    assert "outputs are missing" in shown(module, "tutorials/sum", text)
+
+
+PROGRAM = '''"""Add numbers: two of them. Needs PyTorch.
+
+::
+
+    python examples/add.py [--more N]
+
+It uses ``sum``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from surroundings import hushed
+
+FIRST = 1
+
+
+@hushed()
+def main(arguments: list[str] | None = None) -> None:
+    sys.stdout.write(f"{sum([FIRST, 1])}\\n")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def test_the_page_of_a_program(tmp_path, module, monkeypatch):
+    (tmp_path / "add.py").write_text(PROGRAM)
+    (tmp_path / "surroundings.py").write_text('"""Shared."""\n\ndef hushed():\n    return lambda function: function\n')
+    assert module.names() == ["examples/add"]
+    text = module.page_text("examples/add")
+    assert text.startswith("# Add numbers\n\nTwo of them. Needs PyTorch.\n\nIt uses `sum`.\n\n")
+    assert "```text\npython examples/add.py [--more N]\n```" in text
+    assert '??? quote "Shared"\n\n    ```python\n    def hushed():\n        return' in text
+    cells = [cell["source"] for cell in module.notebook(text)["cells"]]
+    assert cells[1:4] == [
+        "def hushed():\n    return lambda function: function",
+        "from __future__ import annotations\n\nimport sys\n\nFIRST = 1",
+        '@hushed()\ndef main(arguments: list[str] | None = None) -> None:\n    sys.stdout.write(f"{sum([FIRST, 1])}\\n")',
+    ]
+    assert cells[-1] == "main([])"
+    assert cells[0].endswith("## Code\n\nShared:")
+
+    monkeypatch.setitem(module.execute.__globals__, "find_spec", lambda name: None)
+    made = module.execute("examples/add", tmp_path)
+    (tmp_path / "executed" / "examples").mkdir()
+    (tmp_path / "executed" / "examples" / "add.ipynb").write_text(json.dumps(made))
+    assert "built without PyTorch, so outputs are missing" in shown(module, "examples/add", text)

@@ -1,7 +1,8 @@
 """Pages for files outside of docs/ that pages link to, so that links which work in the repository work in the site too.
 
 A Markdown file becomes a page, a script or another source file a page that shows it, a folder a list of its files, and
-anything else (images, JSON) is copied. All are in ``repository/``, where mkdocs.yml can name them in its navigation.
+anything else (images, JSON) is copied. All are in ``repository/``, where mkdocs.yml can name them in its navigation; but
+links to examples lead to their pages in ``examples/``, which notebooks.py makes.
 """
 
 import os
@@ -15,7 +16,9 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-ALWAYS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")]
+ALWAYS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+ALWAYS += [ROOT / name / "README.md" for name in ("benchmarks", "examples")]
+EXAMPLES = {path for path in (ROOT / "examples").glob("*.py") if "def main(" in path.read_text()}
 
 LANGUAGES = {".py": "python", ".sh": "bash", "": "bash", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 LANGUAGES |= {".conf": "properties", ".properties": "properties"}
@@ -34,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             added.add(target)
             if target.suffix == ".md" or target.is_dir():
                 to_read.append(target)
-    for path in sorted(added):
+    for path in sorted(added - EXAMPLES):
         files.append(_file(path, config))
     return files
 
@@ -103,6 +106,10 @@ def _uri(path: Path) -> str:
     """The place of a file of the repository in the site."""
     if DOCS in path.parents:
         return path.relative_to(DOCS).as_posix()
+    if path in EXAMPLES:
+        return f"examples/{path.stem}.md"
+    if path == ROOT / "examples" / "README.md":
+        return "examples/index.md"
     inside = Path("repository") / path.relative_to(ROOT)
     if path.is_dir():
         return f"{inside.as_posix()}/index.md"

@@ -6,8 +6,8 @@
 
 The pages in docs/tutorials/ and the programs in examples/ are the only source; no output is stored in the repository.
 Programs are made into pages first. Each fence of Python is a cell. As a hook of MkDocs, this file adds to each page the
-outputs of its notebook, if that was made of the same cells, and the notebook for download. A page whose notebook is missing or
-older is shown without outputs, and says so.
+outputs of its notebook, if that was made of the same cells, and the notebook for download. A page whose notebook is missing
+or older is shown without outputs, and says so.
 """
 
 import ast
