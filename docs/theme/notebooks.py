@@ -241,6 +241,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = page.file.src_uri.removesuffix(".md")
     if name not in names():
         return markdown
+    if name.startswith("examples/"):
+        page.meta["hide"] = ["toc"]  # which has two headings, and takes the room of long lines of code
     executed = _executed(name)
     if executed is None:
         _log.info("%s is shown without outputs: run bash scripts/docs without --no-snippets", name)
