@@ -89,7 +89,7 @@ def example_page(stem: str) -> str:
     parts = [
         f"# {title}",
         prose,
-        f"As a program, in a clone of the repository:\n\n```text\n{usage}\n```",
+        f"As a program, in a clone of the repository:\n\n```text\n{usage}\n```\n\nThe output is [at the end](#output).",
         "## Code",
         *map(_shared_block, modules),
         *map(_fence, _pieces(SHARED.sub("", source))),
