@@ -149,6 +149,7 @@ PROGRAM = '''"""Add numbers: two of them. Needs PyTorch.
 ::
 
     python examples/add.py [--more N]
+                           [--less N]
 
 It uses ``sum``.
 """
@@ -178,7 +179,7 @@ def test_the_page_of_a_program(tmp_path, module, monkeypatch):
     assert module.names() == ["examples/add"]
     text = module.page_text("examples/add")
     assert text.startswith("# Add numbers\n\nTwo of them. Needs PyTorch.\n\nIt uses `sum`.\n\n")
-    assert "```text\npython examples/add.py [--more N]\n```" in text
+    assert "```text\npython examples/add.py [--more N]\n                       [--less N]\n```" in text
     assert '??? quote "Shared"\n\n    ```python\n    def hushed():\n        return' in text
     cells = [cell["source"] for cell in module.notebook(text)["cells"]]
     assert cells[1:4] == [
@@ -194,3 +195,7 @@ def test_the_page_of_a_program(tmp_path, module, monkeypatch):
     (tmp_path / "executed" / "examples").mkdir()
     (tmp_path / "executed" / "examples" / "add.ipynb").write_text(json.dumps(made))
     assert "built without PyTorch, so outputs are missing" in shown(module, "examples/add", text)
+
+    monkeypatch.setitem(module.execute.__globals__, "find_spec", lambda name: object())
+    monkeypatch.setitem(module.execute.__globals__, "_run", lambda made, folder, settings: made | settings)
+    assert module.execute("examples/add", tmp_path) == module.notebook(text) | module.SETTINGS

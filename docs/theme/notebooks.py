@@ -104,7 +104,7 @@ def example_page(stem: str) -> str:
 
 def _described(docstring: str) -> tuple[str, str, str]:
     """The title, the text and the usage that the docstring of an example gives."""
-    head, usage, *paragraphs = docstring.replace("``", "`").replace("::\n\n    ", "").split("\n\n")
+    head, usage, *paragraphs = docstring.replace("``", "`").replace("::\n\n", "").split("\n\n")
     title, _, rest = head.removesuffix(".").partition(": ")
     if rest:
         paragraphs.insert(0, f"{rest[0].upper()}{rest[1:]}.")
@@ -117,14 +117,13 @@ def _docstring(source: str) -> str:
 
 def _pieces(source: str) -> list[str]:
     """The code of a program in pieces, each but the first one with a definition; without its docstring and its last call."""
-    first, *others = ast.parse(source).body
+    first, *others, last = ast.parse(source).body
     lines = source.splitlines()
     starts = [first.end_lineno or 0]
     for node in others:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             starts.append(min(part.lineno for part in (node, *node.decorator_list)) - 1)
-    end = lines.index('if __name__ == "__main__":') if 'if __name__ == "__main__":' in lines else len(lines)
-    return ["\n".join(lines[start:stop]) for start, stop in itertools.pairwise([*starts, end])]
+    return ["\n".join(lines[start:stop]) for start, stop in itertools.pairwise([*starts, last.lineno - 1])]
 
 
 def _shared_block(module: str) -> str:
