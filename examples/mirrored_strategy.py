@@ -35,7 +35,7 @@ def train(epochs: int) -> list[Any]:
         kernel = tf.Variable(tf.random.stateless_normal((64, 10), (SEED, 0)) / 8, aggregation=total)
         bias = tf.Variable(tf.zeros(10), aggregation=total)
 
-    @tf.function
+    @tf.function(autograph=False)  # no Python control flow to convert
     def step(x: Any, y: Any, rows: Any) -> Any:
         """A step of gradient descent on the union of the batches of all ranks, which may differ in size."""
 

@@ -50,6 +50,9 @@ SETTINGS = {
 SETTINGS_OF = {"examples/connect": {"SPARK_TESTING": "1"}}
 """More of it: this starts the Connect server on any free port."""
 
+LOG_OF_RANK = re.compile(r"^\[\d+\] (?:\[Gloo\]|WARNING: All log messages|[IW]\d{4} ).*\n", re.MULTILINE)
+"""What TensorFlow and Gloo log in the ranks of a SparkRunner, whose standard error is shown with their output."""
+
 STOP = "if 'spark' in globals():\n    spark.stop()"
 """What runs after the last cell, and is not shown, so that Spark removes its files."""
 
@@ -192,10 +195,19 @@ def _run(made: Notebook, folder: Path, settings: dict[str, str]) -> Notebook:
     done: Notebook = json.loads(nbformat.writes(given))
     for cell in done["cells"]:
         cell["metadata"] = {}
-        if cell["cell_type"] == "code":  # standard error has the logs of Java and of TensorFlow
-            cell["outputs"] = [each for each in cell["outputs"] if each.get("name") != "stderr"]
+        if cell["cell_type"] == "code":
+            cell["outputs"] = list(_without_logs(cell["outputs"]))
     done["metadata"]["sparkkeras"] = {"seconds": round(time.monotonic() - started), "cores": os.cpu_count()}
     return done
+
+
+def _without_logs(outputs: list[Notebook]) -> Iterator[Notebook]:
+    """The outputs of a cell without standard error, which has the logs of Java and of TensorFlow, and without those of ranks."""
+    for output in outputs:
+        if output["output_type"] == "stream":
+            output["text"] = LOG_OF_RANK.sub("", _joined(output["text"]))
+        if output.get("name") != "stderr":
+            yield output
 
 
 def printed(executed: Notebook) -> str:
