@@ -202,7 +202,7 @@ def _run(made: Notebook, folder: Path, settings: dict[str, str]) -> Notebook:
 
 
 def _without_logs(outputs: list[Notebook]) -> Iterator[Notebook]:
-    """The outputs of a cell without standard error, which has the logs of Java and of TensorFlow, and without those of ranks."""
+    """The outputs of a cell without standard error, where Java and TensorFlow log, and without the logs of ranks."""
     for output in outputs:
         if output["output_type"] == "stream":
             output["text"] = LOG_OF_RANK.sub("", _joined(output["text"]))
