@@ -1,17 +1,17 @@
 """Saves a model again and again with other values of its variables, which costs little more than writing these values.
 
-Keras writes the first file. Its HDF5 file of weights has the same bytes each time except for the values, so later files are
-made of it. Where that does not hold, as for layers with an own format, Keras writes each file.
+The HDF5 file of weights that Keras writes has the same bytes each time, except for the values. So a file of Keras with
+values that tell the variables apart gives a template, which is filled with the values of each checkpoint. Where that does
+not hold, as with layers that save something else than their variables, Keras writes each file.
 """
 
 from __future__ import annotations
 
 import io
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,13 +32,11 @@ _WEIGHTS = "model.weights.h5"
 """The file of an archive with the values of weights and of optimizer variables."""
 
 _COPIED_BYTES = 1024 * 1024
-"""The size of pieces in which weights are copied: `zipfile` itself takes 8 KiB, which costs more than writing them."""
+"""The size of pieces in which a file is copied: with small ones, `zipfile` takes longer than writing them."""
 
 
 class ModelSaver:
     """Saves ``.keras`` files of an archived model with other weights and optimizer variables, in any thread.
-
-    It has its own copy of the model, so that training can go on meanwhile.
 
     Args:
         archive: The archive.
@@ -46,12 +44,13 @@ class ModelSaver:
     """
 
     def __init__(self, archive: ModelArchive, model: keras.Model) -> None:
-        self._archive, self._model = archive, archive.unpack()
-        self._layouts = layout(weight_variables(model)), layout(optimizer_variables(model))
-        if layout(optimizer_variables(self._model)) != self._layouts[1]:
-            self._archive = ModelArchive.pack(model, archive.custom.load())
-            self._model = self._archive.unpack()
-        self._template: _Template | None = None
+        layouts = _Layouts(layout(weight_variables(model)), layout(optimizer_variables(model)))
+        copy = archive.unpack()
+        if layout(optimizer_variables(copy)) != layouts.optimizer:
+            archive = ModelArchive.pack(model, archive.custom.load())
+            copy = archive.unpack()
+        self._archive = archive
+        self._weights: _ByKeras | _Template = _ByKeras(copy, layouts)
         self._looked_for_template = False
 
     def save(self, state: ModelState, file: BinaryIO | io.RawIOBase) -> dict[int, list[Span]]:
@@ -60,108 +59,155 @@ class ModelSaver:
         Returns:
             The parts of the file that are the vectors of the state, by ``id(vector)``, as far as they are known.
         """
-        if not self._looked_for_template:
-            self._template, self._looked_for_template = self._find_template(state), True
-            if self._template is not None:
-                self._model = None  # frees its memory
-        with (
-            zipfile.ZipFile(io.BytesIO(self._archive.data)) as archive,
-            zipfile.ZipFile(file, "w") as target,
-        ):
+        if isinstance(self._weights, _ByKeras) and not self._looked_for_template:
+            self._weights = _Template.of(self._weights) or self._weights
+            self._looked_for_template = True
+        with zipfile.ZipFile(io.BytesIO(self._archive.data)) as archive, zipfile.ZipFile(file, "w") as target:
             for name in archive.namelist():
                 if not name.startswith(_WEIGHTS):
                     target.writestr(name, archive.read(name))
             with target.open(_WEIGHTS, "w", force_zip64=True) as entry:
-                if self._template is None:
-                    with self._saved_by_keras(state) as source:
-                        shutil.copyfileobj(source, entry, _COPIED_BYTES)
-                    return {}
                 start = file.tell()
-                for piece in self._template.filled(self._values(state)):
+                for piece in self._weights.pieces(state):
                     entry.write(piece)
-        return self._spans(state, start)
+        return {key: [(start + first, start + end) for first, end in spans] for key, spans in self._weights.spans(state)}
 
-    def _values(self, state: ModelState) -> list[Array]:
+
+@dataclass(frozen=True)
+class _Layouts:
+    """The layouts of a model's weights and of its optimizer variables."""
+
+    weights: Layout
+    optimizer: Layout
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The dtype of each variable."""
+        return [*self.weights.dtypes, *self.optimizer.dtypes]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each variable."""
+        return [*self.weights.shapes, *self.optimizer.shapes]
+
+    def values(self, state: ModelState) -> list[Array]:
         """The value of each variable."""
-        weights, optimizer = self._layouts
-        return [*weights.unpack(state.weights), *optimizer.unpack(state.optimizer)]
+        return [*self.weights.unpack(state.weights), *self.optimizer.unpack(state.optimizer)]
 
-    def _saved_by_keras(self, state: ModelState) -> BinaryIO:
-        """The file of weights as Keras writes it."""
-        state.put(self._model)
+    def state(self, values: Sequence[Array]) -> ModelState:
+        """The inverse of `values`."""
+        count = len(self.weights.shapes)
+        return ModelState(self.weights.pack(values[:count]), self.optimizer.pack(values[count:]))
+
+
+@dataclass(frozen=True)
+class _ByKeras:
+    """The file of weights as Keras writes it, from a copy of the model, so that training can go on meanwhile."""
+
+    model: keras.Model
+    layouts: _Layouts
+
+    @contextmanager
+    def file(self, state: ModelState) -> Iterator[BinaryIO]:
+        """The file with a state."""
+        state.put(self.model)
         with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
             path = Path(folder) / _WEIGHTS
-            self._model.save_weights(path)
-            return path.open("rb")  # which remains readable when it is deleted
+            self.model.save_weights(path)
+            with path.open("rb") as file:
+                yield file
 
-    def _find_template(self, state: ModelState) -> _Template | None:
-        """The template of the file of weights; ``None`` if filling it does not give the same file as Keras."""
-        marks = _marks(self._values(state))
-        if marks is None:
-            return None
-        template = None
-        with suppress(Exception), self._saved_by_keras(_state_of(marks, self._layouts)) as file:  # a layer may reject them
-            template = _Template.of(file, marks)
-        if template is None:
-            return None
-        with self._saved_by_keras(state) as file:
-            same = all(file.read(len(piece)) == piece for piece in template.filled(self._values(state))) and not file.read(1)
-        return template if same else None
+    def pieces(self, state: ModelState) -> Iterator[bytes]:
+        """The file with a state, in pieces."""
+        with self.file(state) as file:
+            yield from iter(lambda: file.read(_COPIED_BYTES), b"")
 
-    def _spans(self, state: ModelState, start: int) -> dict[int, list[Span]]:
-        """Where the vectors are, if all of their values have their dtype in the file."""
-        assert self._template is not None
-        spans = iter([(start + first, start + end) for first, end in self._template.spans])
-        found: dict[int, list[Span]] = {}
-        for each, flat in zip(self._layouts, (state.weights, state.optimizer), strict=True):
-            floating = [(dtype, span) for dtype in each.dtypes if (span := next(spans)) and is_floating(dtype)]
-            if all(dtype == flat.vector.dtype.name for dtype, _ in floating):
-                found[id(flat.vector)] = [span for _, span in floating]
-        return found
+    def spans(self, state: ModelState) -> Iterator[tuple[int, list[Span]]]:
+        """Nothing is known."""
+        return iter(())
 
 
 @dataclass(frozen=True)
 class _Template:
-    """A file with the values of variables in known places.
+    """The file of weights with the values of variables in known places.
 
     Attributes:
+        layouts: The layouts of the variables.
         parts: The bytes before the first of the values, between two of them, and after the last, in the order of places.
-        order: The numbers of the values in the order of their places.
-        spans: The place of each value.
+        order: The numbers of the variables in the order of their places; Keras saves some of them twice.
+        places: The last place of each variable.
     """
 
+    layouts: _Layouts
     parts: tuple[bytes, ...]
     order: tuple[int, ...]
-    spans: tuple[Span, ...]
+    places: tuple[Span, ...]
 
     @classmethod
-    def of(cls, file: BinaryIO, marks: Sequence[Array]) -> _Template | None:
-        """The template that gives this file with these `_marks`; ``None`` if one of them is not in it exactly once."""
+    def of(cls, by_keras: _ByKeras) -> _Template | None:
+        """Make a template; ``None`` if filling it does not give the files of Keras.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        marks = _marks(by_keras.layouts)
+        if marks is None:
+            return None
+        try:
+            with by_keras.file(by_keras.layouts.state(marks)) as file:
+                template = cls._found(by_keras.layouts, marks, file)
+            return template if template is not None and template._fits(by_keras) else None
+        except OSError:
+            raise
+        except Exception:  # a layer may reject these values
+            return None
+
+    @classmethod
+    def _found(cls, layouts: _Layouts, marks: Sequence[Array], file: BinaryIO) -> _Template | None:
+        """The template that gives this file with these values; ``None`` if one of them is not in it."""
         numbers = {(mark.nbytes, mark.flat[:1].tobytes()): number for number, mark in enumerate(marks)}
-        found: dict[int, Span] = {}
+        found: list[tuple[Span, int]] = []
         for (first, end), itemsize in _datasets(file):
             file.seek(first)
             number = numbers.get((end - first, file.read(itemsize)))
-            if number in found:
-                return None
             if number is not None:
-                found[number] = first, end
-        if len(found) < len(marks):
+                found.append(((first, end), number))
+        found.sort()
+        places = {number: span for span, number in found}
+        if len(places) < len(marks):
             return None
-        order = sorted(found, key=found.__getitem__)
-        edges = [0, *(edge for number in order for edge in found[number]), file.seek(0, io.SEEK_END)]
+        edges = [0, *(edge for span, _ in found for edge in span), file.seek(0, io.SEEK_END)]
         parts = []
         for first, end in list(pairwise(edges))[::2]:
             file.seek(first)
             parts.append(file.read(end - first))
-        return cls(tuple(parts), tuple(order), tuple(found[number] for number in range(len(marks))))
+        order = tuple(number for _, number in found)
+        return cls(layouts, tuple(parts), order, tuple(places[number] for number in range(len(marks))))
 
-    def filled(self, values: Sequence[Array]) -> Iterator[memoryview]:
-        """The file with other values, in pieces."""
-        for part, number in zip(self.parts, self.order, strict=False):
+    def _fits(self, by_keras: _ByKeras) -> bool:
+        """Whether it gives the file of Keras for values that all differ, also in one variable."""
+        state = self.layouts.state([_distinct(shape, dtype) for shape, dtype in _shapes_and_dtypes(self.layouts)])
+        with by_keras.file(state) as file:
+            return all(file.read(len(piece)) == piece for piece in self.pieces(state)) and not file.read(1)
+
+    def pieces(self, state: ModelState) -> Iterator[memoryview]:
+        """The file with a state, in pieces."""
+        values = self.layouts.values(state)
+        for part, number in zip(self.parts, self.order, strict=False):  # one part follows
             yield memoryview(part)
-            yield _bytes(values[number]).data
+            yield np.ascontiguousarray(values[number]).reshape(-1).view(np.uint8).data
         yield memoryview(self.parts[-1])
+
+    def spans(self, state: ModelState) -> Iterator[tuple[int, list[Span]]]:
+        """The places of the vectors whose values all have the dtype of the vector in the file, by ``id(vector)``."""
+        count = len(self.layouts.weights.shapes)
+        for each, flat, places in (
+            (self.layouts.weights, state.weights, self.places[:count]),
+            (self.layouts.optimizer, state.optimizer, self.places[count:]),
+        ):
+            floating = [(dtype, place) for dtype, place in zip(each.dtypes, places, strict=True) if is_floating(dtype)]
+            if all(dtype == flat.vector.dtype.name for dtype, _ in floating):
+                yield id(flat.vector), [place for _, place in floating]
 
 
 def _datasets(file: BinaryIO) -> list[tuple[Span, int]]:
@@ -178,18 +224,24 @@ def _datasets(file: BinaryIO) -> list[tuple[Span, int]]:
     return found
 
 
-def _marks(values: Sequence[Array]) -> list[Array] | None:
-    """For each value one of its shape and dtype that no other one has; ``None`` if a dtype has too few numbers."""
-    marks = [np.broadcast_to(np.asarray(number, value.dtype), value.shape) for number, value in enumerate(values, 1)]
-    fit = all(mark.size and mark.flat[0] == number for number, mark in enumerate(marks, 1))
-    return marks if fit else None
+def _shapes_and_dtypes(layouts: _Layouts) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
+    return zip(layouts.shapes, map(np.dtype, layouts.dtypes), strict=True)
 
 
-def _state_of(values: Sequence[Array], layouts: tuple[Layout, Layout]) -> ModelState:
-    weights, optimizer = layouts
-    count = len(weights.shapes)
-    return ModelState(weights.pack(values[:count]), optimizer.pack(values[count:]))
+def _distinct(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Values that differ as far as the dtype allows, half of the floating-point ones negative."""
+    generator = np.random.default_rng(0)
+    values = generator.normal(0, 50, shape) if is_floating(dtype) else generator.integers(0, 128, shape)
+    return np.asarray(values).astype(dtype)
 
 
-def _bytes(value: Array) -> Array:
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+def _marks(layouts: _Layouts) -> list[Array] | None:
+    """For each variable a value whose numbers are its own; ``None`` if a dtype has too few numbers, or one is empty."""
+    marks = []
+    for number, (shape, dtype) in enumerate(_shapes_and_dtypes(layouts), 1):
+        with np.errstate(invalid="ignore"):
+            mark = np.float64(number).astype(dtype)
+        if float(mark) != number or 0 in shape:
+            return None
+        marks.append(np.broadcast_to(mark, shape))
+    return marks

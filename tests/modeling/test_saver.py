@@ -43,6 +43,28 @@ class Summed(Scale):
 
 
 @keras.saving.register_keras_serializable("tests_of_saver")
+class Reversed(Scale):
+    """A layer that saves its weights in another order, which shows only if they differ."""
+
+    def save_own_variables(self, store):
+        store["factors"] = keras.ops.convert_to_numpy(self.factors)[::-1]
+
+    def load_own_variables(self, store):
+        self.factors.assign(np.array(store["factors"])[::-1])
+
+
+@keras.saving.register_keras_serializable("tests_of_saver")
+class Bytes(keras.layers.Layer):
+    """A layer with an integer variable of eight bits, after many others."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(2,), dtype="int8", initializer="ones", trainable=False, name="table")
+
+    def call(self, x):
+        return x
+
+
+@keras.saving.register_keras_serializable("tests_of_saver")
 class Bounded(Scale):
     """A layer that does not save values above one."""
 
@@ -63,9 +85,11 @@ class Flagged(Scale):
         ]
 
 
-def of_one(*layers):
+def of_one(*layers, scaled=False):
+    """A model of some layers; with an optimizer that scales the loss, as Keras adds it with mixed precision, if wanted."""
     model = keras.Sequential([keras.Input((3,)), *layers], name="one")
-    model.compile(keras.optimizers.Adam(), "mse")
+    optimizer = keras.optimizers.Adam()
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, "mse")
     return model
 
 
@@ -103,7 +127,13 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "build", [classifier, lambda: of_one(keras.layers.BatchNormalization())], ids=["dense", "statistics"]
+    "build",
+    [
+        classifier,
+        lambda: of_one(keras.layers.BatchNormalization()),
+        lambda: of_one(keras.layers.Dense(3, dtype="mixed_float16"), scaled=True),
+    ],
+    ids=["dense", "statistics", "scaled losses"],
 )
 def test_files_are_those_that_keras_would_write(build, tmp_path):
     model = build()
@@ -127,17 +157,19 @@ def test_files_are_those_that_keras_would_write(build, tmp_path):
         lambda: of_one(Summed()),
         lambda: of_one(Flagged()),
         lambda: of_one(keras.layers.Dense(3), Bounded()),
+        lambda: of_one(Reversed()),
+        lambda: of_one(*(keras.layers.Dense(1) for _ in range(64)), Bytes()),
         pytest.param(gan, marks=pytest.mark.skipif(keras.backend.backend() == "jax", reason="needs two optimizers")),
     ],
-    ids=["float16", "derived", "flags", "bounded", "two optimizers"],
+    ids=["float16", "derived", "flags", "bounded", "reversed", "many", "two optimizers"],
 )
 def test_files_of_other_models_have_the_values_as_well(build):
     model = build()
     saver = ModelSaver(ModelArchive.pack(model), model)
-    for state in states(model):
+    for state in (ModelState.take(model), *states(model)):
         file, spans = saved(saver, state)
         assert same(ModelState.take(load_bytes(file.getvalue(), {}, safe_mode=True)), state)
-        assert id(state.weights.vector) not in spans or build is gan
+        assert (id(state.weights.vector) in spans) == (build is gan)
 
 
 def test_low_rank_factors_are_merged_by_keras():
@@ -162,3 +194,20 @@ def test_a_saver_of_an_archive_from_before_a_step_built_the_optimizers():
     loaded = load_bytes(file.getvalue(), {}, safe_mode=True)
     assert same(ModelState.take(loaded), state)
     assert description(loaded) == description(model) == before
+
+
+def test_an_error_of_the_disk_is_raised_and_forgotten(monkeypatch):
+    model = classifier()
+    saver, (state, *_) = ModelSaver(ModelArchive.pack(model), model), states(model)
+    with monkeypatch.context() as patch:
+        patch.setattr("sparkkeras.modeling.saver.tempfile.TemporaryDirectory", raising(OSError("the disk is full")))
+        with pytest.raises(OSError, match="the disk is full"):
+            saved(saver, state)
+    assert id(state.weights.vector) in saved(saver, state)[1]
+
+
+def raising(error):
+    def fail(*args, **options):
+        raise error
+
+    return fail
