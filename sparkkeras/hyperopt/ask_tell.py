@@ -268,8 +268,8 @@ class Search:
         number = given.number if isinstance(given, Trial) else given
         is_number = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
         if not is_number or number not in self._leases:
-            told = [each for each in self._ledger.finished if is_number and each.number == number]
-            problem = f"was told before (status {told[0].status!r}, value {told[0].value})" if told else "is not pending"
+            ended = [each for each in self._ledger.finished if is_number and each.number == number]
+            problem = f"has ended (status {ended[0].status!r}, value {ended[0].value})" if ended else "is not pending"
             problem += ", and the search was closed" if self._is_closed else ""
             raise ConfigurationError(
                 f"trial={number!r} {problem}: expected a trial that ask() returned, or its number. Pending: "
@@ -284,7 +284,7 @@ class Search:
         return next(each for each in self._ledger.running if each.number == number)
 
     def _as_numbers(self, given: Any) -> tuple[float, ...]:
-        """The values that were told, one for each metric."""
+        """The values given to `tell`, one for each metric."""
         if len(self._names) == 1:
             return (_as_number(given),)
         values = tuple(given) if isinstance(given, (list, tuple, np.ndarray)) else ()

@@ -31,6 +31,8 @@ from sparkkeras.errors import ConfigurationError
 ROOT = "params"
 """The label of a distribution that is the whole space, and so has no key."""
 
+_CONSTANTS = (str, int, float, np.generic, type(None))
+
 _ROUNDING = 1e-9
 """The part of a step that counts as a rounding error."""
 
@@ -263,14 +265,14 @@ def all_labeled(space: Any) -> Iterator[Labeled]:
 
 
 def constant_lists(space: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """The names of the lists of several numbers or strings in a space, and these lists; not those in options.
+    """The names of the lists of several numbers, strings and the like in a space, and these lists; not those in options.
 
     Other libraries choose one item of such a list.
     """
     if isinstance(space, dict):
         for key, item in space.items():
             yield from constant_lists(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(space, list) and len(space) > 1 and all(isinstance(item, (str, int, float)) for item in space):
+    elif isinstance(space, list) and len(space) > 1 and all(isinstance(item, _CONSTANTS) for item in space):
         yield name, space
 
 

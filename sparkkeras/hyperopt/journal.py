@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparkkeras.errors import ConfigurationError, StorageError
-from sparkkeras.hyperopt.trials import Trial, losses, ranked, ranking_keys
+from sparkkeras.hyperopt.trials import Trial, losses, ranking_keys
 from sparkkeras.spark import filesystem
 
 _FORMAT = 2
@@ -44,7 +44,8 @@ class Journal:
     Args:
         folder: The path, on any file system that Spark can access; ``None`` makes a temporary folder, which is removed with
             this object.
-        keep: The number of models to keep, those of the best trials; ``None`` keeps all.
+        keep: The number of models to keep, those of the best trials, and with several metrics at least those of the Pareto
+            front; ``None`` keeps all.
         signs: For each metric 1 if smaller values are better, -1 if larger ones are.
     """
 
@@ -96,9 +97,9 @@ class Journal:
     def wants(self, *values: float) -> bool:
         """Whether the model of a trial with these values may be among those to keep; ties keep the earlier trial."""
         with self._lock:
-            others = [self._kept[number] for number in self._written & self._kept.keys()]
-        own, *keys = ranking_keys([losses(values, self._signs), *others])
-        return self._keep is None or sum(key < own for key in keys) < self._keep
+            others = {number: self._kept[number] for number in self._written & self._kept.keys()}
+        own = -1  # before all others with the same values, since its number may be smaller than theirs
+        return own in self._to_keep({**others, own: losses(values, self._signs)})
 
     def draft(self, lease: int) -> Path:
         """The local path of the file in which the driver assembles an uploaded model; removed when the search ends."""
@@ -113,11 +114,23 @@ class Journal:
 
     def drop_surplus(self) -> None:
         """Remove the worst models beyond the number to keep; a model counts only once its trial is written."""
-        written = sorted(self._written & self._kept.keys())
-        keys = ranking_keys([self._kept[number] for number in written])
-        best_first = [number for _, number in sorted(zip(keys, written, strict=True))]
-        for number in [] if self._keep is None else best_first[self._keep :]:
+        written = {number: self._kept[number] for number in self._written & self._kept.keys()}
+        for number in sorted(written.keys() - self._to_keep(written)):
             self._drop(number)
+
+    def _to_keep(self, found: Mapping[int, tuple[float, ...]]) -> set[int]:
+        """The numbers of the trials whose models are kept, of those with these losses.
+
+        With several metrics, the whole front is among them: trials that leave it never return, so that a trial of the last
+        front has a model, whatever came in between.
+        """
+        if not self._keep:
+            return set() if self._keep == 0 else set(found)
+        numbers = sorted(found)
+        keys = ranking_keys([found[number] for number in numbers])
+        front = sum(index == 0 for index, _ in keys) if len(self._signs) > 1 else 0
+        best_first = [number for _, number in sorted(zip(keys, numbers, strict=True))]
+        return set(best_first[: max(self._keep, front)])
 
     def has_model(self, number: int) -> bool:
         """Whether the model of a trial is kept."""
@@ -200,17 +213,17 @@ class Journal:
     def _find_models(self, trials: Sequence[Trial]) -> None:
         """Index the models in the folder, and remove those that are not of the best trials."""
         self._written = {trial.number for trial in trials}
-        values = {trial.number: trial.values for trial in ranked(trials, *self._signs)[: self._keep]}
-        for name in filesystem.names_in(f"{self.folder}/models"):
-            match = _MODEL.fullmatch(name)
-            if match is None:  # not written by a search
-                continue
-            number = int(match[1])
-            found = None if name.startswith(".") else values.get(number)
-            if found is None:
+        found = {trial.number: losses(trial.values, self._signs) for trial in trials if trial.values}
+        names = {
+            name: int(match[1]) for name in filesystem.names_in(f"{self.folder}/models") if (match := _MODEL.fullmatch(name))
+        }
+        complete = {number for name, number in names.items() if not name.startswith(".")}
+        kept = self._to_keep({number: found[number] for number in complete & found.keys()})
+        for name, number in names.items():
+            if name.startswith(".") or number not in kept:
                 filesystem.remove(f"{self.folder}/models/{name}")
             else:
-                self._kept[number], self._files[number] = losses(found, self._signs), name
+                self._kept[number], self._files[number] = found[number], name
 
     def _drop(self, number: int) -> None:
         with self._lock:

@@ -265,7 +265,7 @@ class TrialLedger:
                         held.holder.pruned = True  # a repeated report, since the reply was lost, gets the same reply
                     return PRUNE if held.holder.pruned else CONTINUE
             except (Exception, SystemExit) as error:
-                self.fail(_failed("the pruner", pruner, error))
+                self.fail(_failed(f"the pruner {pruner!r}", error))
                 return STOP
 
     def renew(self, lease: int) -> str:
@@ -410,7 +410,7 @@ class TrialLedger:
             self.fail(error)
             return None
         except (Exception, SystemExit) as error:
-            self.fail(_failed("the search algorithm", self._suggest, error))
+            self.fail(_failed("the search algorithm (algo=)", error))
             return None
         if suggested is None:
             self._exhausted = True
@@ -484,7 +484,7 @@ class TrialLedger:
                 if early_stop(finished):
                     self.stop("early_stop_fn requested it")
         except (Exception, SystemExit) as error:
-            self.fail(_failed("early_stop_fn", early_stop, error))
+            self.fail(_failed(f"early_stop_fn {early_stop!r}", error))
 
     def _check_limits(self) -> None:
         limits, finished = self._limits, list(self._finished.values())
@@ -502,6 +502,6 @@ class TrialLedger:
             self.stop(f"more trials failed than max_failures={limits.max_failures}")
 
 
-def _failed(what: str, given: object, error: BaseException) -> ConfigurationError:
+def _failed(what: str, error: BaseException) -> ConfigurationError:
     lines = "".join(traceback.format_exception(error))
-    return ConfigurationError(f"{what} {given!r} failed: {type(error).__name__}: {error}\n\n{lines}")
+    return ConfigurationError(f"{what} failed: {type(error).__name__}: {error}\n\n{lines}")

@@ -262,7 +262,9 @@ def _reported_outcome(
     """The outcome according to the reports; without a finite value it failed if it diverged, else has the given status."""
     error = ""
     if reporter.diverged_at is not None:
-        error = f"the value of epoch {reporter.diverged_at} is not finite: training diverged there"
+        name = reporter.diverged_metric
+        where = f"of {name!r} in epoch {reporter.diverged_at}" if name else f"of epoch {reporter.diverged_at}"
+        error = f"the value {where} is not finite: {'the trial ended' if name else 'training diverged'} there"
     if not reporter.values:
         return Outcome(FAILED if error else status_without_value, history=reporter.history, error=error)
     return Outcome(

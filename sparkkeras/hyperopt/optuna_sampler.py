@@ -100,14 +100,16 @@ def check_several(sampler: optuna.samplers.BaseSampler, space: Space, num_metric
         ConfigurationError: It does not.
     """
     try:
-        copied = copy.deepcopy(sampler)
+        copies = [copy.deepcopy(sampler) for _ in range(2)]
     except TypeError:  # it has a lock, a file, or the like; its first trial will show the error
         return
     try:
-        OptunaAlgorithm(copied, space, num_metrics).suggest(0, (), 0)
+        OptunaAlgorithm(copies[0], space).suggest(0, (), 0)
+    except ValueError:  # nor a single metric: the search will say why
+        return
+    try:
+        OptunaAlgorithm(copies[1], space, num_metrics).suggest(0, (), 0)
     except ValueError as error:
-        if isinstance(error, ConfigurationError):
-            raise
         raise ConfigurationError(
             f"algo={type(sampler).__name__}(...) cannot search the {num_metrics} metrics of metric= ({error}) Give another "
             "sampler, such as optuna.samplers.TPESampler() or NSGAIISampler()."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -37,6 +38,7 @@ class Reporter:
         values: The values of all metrics at its epoch; empty before, or if other metrics are not reported.
         best_epoch: The epoch of the best value, counted from 1.
         diverged_at: The epoch, counted from 1, whose value was not finite; training ends there.
+        diverged_metric: The name of the metric that was not finite, if it is not the first one.
         status: The status of the trial according to its reports.
     """
 
@@ -48,6 +50,7 @@ class Reporter:
         self.values: tuple[float, ...] = ()
         self.best_epoch: int | None = None
         self.diverged_at: int | None = None
+        self.diverged_metric = ""
         self.status = OK
         self._next_status = OK
 
@@ -62,7 +65,7 @@ class Reporter:
         value: float,
         is_last: bool = False,
         on_best: Callable[[], None] = lambda: None,
-        others: Sequence[float] = (),
+        others: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Record the value of the last logged epoch, and send it to the driver; `should_end` has the reply.
 
@@ -70,12 +73,16 @@ class Reporter:
             value: The value of the first metric.
             is_last: Whether this seems to be the last epoch, so that pruning would save nothing; see `check_continue`.
             on_best: Called if the value is the best so far, before it is sent: a signal may end the trial at any moment.
-            others: The values of the other metrics.
+            others: The values of further metrics by name; those that the search does not optimize are not used.
         """
-        values = tuple(map(float, (value, *others)))
-        value = values[0]
+        value, *further = values = tuple(map(float, (value, *others.values())))[: self._num_metrics]
         if not np.isfinite(values).all():
-            self.diverged_at = self.epoch
+            name = (
+                ""
+                if not np.isfinite(value)
+                else next(n for n, v in zip(others, further, strict=False) if not np.isfinite(v))
+            )
+            self.diverged_at, self.diverged_metric = self.epoch, name
             return
         if self.best is None or self._sign * value < self._sign * self.best:
             on_best()
@@ -180,9 +187,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     f"metric={metric!r} has {np.size(logs[metric])} values, but a search optimizes a single one: use a "
                     'metric that averages them, such as keras.metrics.F1Score(average="macro").'
                 )
-        value, *others = (logs[metric] for metric in self._metrics)
+        first, *others = self._metrics
         is_last = epoch + 1 >= self.params.get("epochs", 0) > 0
-        current.record(value, is_last, self._keep_weights, others)
+        current.record(logs[first], is_last, self._keep_weights, {name: logs[name] for name in others})
         if current.should_end:
             self.model.stop_training = True
 

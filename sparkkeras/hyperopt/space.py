@@ -137,9 +137,10 @@ class Space:
 def _warn_of_lists(space: Any) -> None:
     for name, values in constant_lists(space):
         shown = reprlib.repr(values)
+        items = "*items" if "..." in shown else shown[1:-1]
         warn(
             f"space: {name!r} is the list {shown}, which is a constant: every trial gets all of it. To choose one of its "
-            f"items, write choice({shown[1:-1]}); for a constant, write a tuple, which gives no warning."
+            f"items, write choice({items}); for a constant, write a tuple, which gives no warning."
         )
 
 

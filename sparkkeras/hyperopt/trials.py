@@ -62,8 +62,10 @@ class Trial:
 
     def __post_init__(self) -> None:
         """Keep ``values`` consistent with ``value``, which is enough for a single metric."""
-        given = () if self.value is None else (self.value,)
-        object.__setattr__(self, "values", tuple(self.values) if tuple(self.values[:1]) == given else given)
+        given, values = () if self.value is None else (self.value,), tuple(self.values)
+        if len(values) > 1 and given and values[:1] != given:
+            raise ValueError(f"value={self.value} is not the first of values={values}")
+        object.__setattr__(self, "values", values if values[:1] == given else given)
 
     @property
     def epochs(self) -> int:

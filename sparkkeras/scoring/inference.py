@@ -134,12 +134,12 @@ def transform_failed(error: Exception, rows: str) -> str:
     """The error message for a failed transform."""
     reason = f"{type(error).__name__}: {error}".rstrip(".")
     return (
-        f"transform failed{_users_line(error)} on {rows}: {reason}. It is called as transform(x, y) with arrays "
+        f"transform failed{_line_outside(error)} on {rows}: {reason}. It is called as transform(x, y) with arrays "
         "that have the rows on their first axis, and must return (x, y)."
     )
 
 
-def _users_line(error: Exception) -> str:
+def _line_outside(error: Exception) -> str:
     """The first line outside of this package that an error passed through, for a message; empty without one."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not frame.f_globals.get("__name__", "").startswith("sparkkeras."):

@@ -206,7 +206,7 @@ class TestFolder:
         monkeypatch.undo()
         assert search.tell(trial, 0.25).value == search.best_value == 0.25
         assert saved_values(tmp_path / "search") == {0: 0.25}
-        with pytest.raises(ConfigurationError, match="was told before"):
+        with pytest.raises(ConfigurationError, match="has ended"):
             search.tell(trial, 0.25)
         assert search.ask().number == 1
 
@@ -256,7 +256,7 @@ class TestErrors:
         for call in (lambda: search.tell(trial, 1.0), lambda: search.report(trial, 1.0), lambda: search.tell([], 1.0)):
             with pytest.raises(
                 ConfigurationError,
-                match=r"(pending|told before .*): expected a trial that ask\(\) returned.*\[\]",
+                match=r"(pending|has ended .*): expected a trial that ask\(\) returned.*\[\]",
             ):
                 call()
 
@@ -330,7 +330,7 @@ def test_what_tell_refuses_says_why():
     trial, other = search.ask(), search.ask()
     search.tell(trial, 0.25)
     for call, message in (
-        (lambda: search.tell(trial, 1.0), r"was told before \(status 'ok', value 0\.25\)"),
+        (lambda: search.tell(trial, 1.0), r"has ended \(status 'ok', value 0\.25\)"),
         (lambda: search.tell(other, "0.3"), r"value='0\.3': expected a number"),
         (lambda: search.tell(other, 3.0, error="no"), r"value=3\.0 and error='no': a trial has a value, or it failed"),
     ):

@@ -303,21 +303,31 @@ def test_the_models_of_the_best_trials_are_kept(folder, sign, count):
         assert journal.model_file(number) == (f"{number:05d}.npz", b"weights" + str(number).encode())
 
 
-def test_the_models_of_the_pareto_front_are_kept_first(folder):
-    journal = Journal(folder, 2, 1.0, -1.0)
+def test_all_models_of_the_pareto_front_are_kept(folder):
+    """Also of trials that leave the best two and return to them when others have left the front."""
+    values = [(1.0, 10.0), (2.0, 9.0), (2.5, 9.5), (3.0, 8.0), (0.5, 8.5), (4.0, 9.9)]
+    after = [[0], [0, 1], [0, 1], [0, 1, 3], [3, 4], [3, 4]]
+    journal = Journal(folder, 2, 1.0, 1.0)
     with journal.opened(SETTINGS, params):
-        for number, values in enumerate([(0.5, 1.0), (0.4, 0.5), (0.45, 0.4)]):  # the last one is dominated
+        for number, expected in enumerate(after):
+            keep(journal, number, *values[number])
+            assert models(journal) == [f"{each:05d}.npz" for each in expected]
+        assert not journal.wants(3.5, 9.0)
+        assert journal.wants(0.4, 20.0)
+    for count, expected in ((None, [3, 4]), (1, [3, 4]), (0, [])):
+        again = Journal(folder, count, 1.0, 1.0)
+        assert [each.values for each in opened(again)] == values
+        assert models(again) == [f"{each:05d}.npz" for each in expected]
+
+
+def test_with_several_metrics_other_models_are_kept_up_to_the_number(folder):
+    journal = Journal(folder, 3, 1.0, -1.0)
+    with journal.opened(SETTINGS, params):
+        for number, values in enumerate([(0.5, 1.0), (0.6, 0.5), (0.55, 0.4), (0.7, 0.3), (0.4, 2.0)]):
             keep(journal, number, *values)
-        assert models(journal) == ["00000.npz", "00001.npz"]
-        assert not journal.wants(0.55, 0.9)
-        assert not journal.wants(0.6, 2.0)  # on the front, but the others are better in the first metric
-        keep(journal, 3, 0.6, 2.0)
-        assert models(journal) == ["00000.npz", "00001.npz"]
-        keep(journal, 4, 0.45, 1.5)
-        assert models(journal) == ["00001.npz", "00004.npz"]
-    again = Journal(folder, 1, 1.0, -1.0)
-    assert [each.values for each in opened(again)] == [(0.5, 1.0), (0.4, 0.5), (0.45, 0.4), (0.6, 2.0), (0.45, 1.5)]
-    assert models(again) == ["00001.npz"]
+        assert models(journal) == ["00000.npz", "00002.npz", "00004.npz"]
+    opened(again := Journal(folder, 3, 1.0, -1.0))
+    assert models(again) == ["00000.npz", "00002.npz", "00004.npz"]
 
 
 def test_trials_that_were_written_without_values_are_read(folder):

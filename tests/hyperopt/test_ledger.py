@@ -841,7 +841,7 @@ def test_has_value_finds_trials_with_a_value(values, expected):
 def test_a_suggest_function_that_raises_ends_the_search():
     bench = Bench(suggest=lambda number, trials: 1 / 0)
     assert bench.ledger.ask(Worker("w")) is None
-    assert_failed(bench, "search algorithm", "suggest", "ZeroDivisionError: division by zero")
+    assert_failed(bench, "search algorithm", "algo=", "ZeroDivisionError: division by zero")
     assert bench.ledger.is_over
 
 

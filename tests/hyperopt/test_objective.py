@@ -508,7 +508,21 @@ def test_a_second_metric_that_is_missing_or_not_finite():
     assert outcome.error.startswith("metric='val_loss' is not in the logs of fit.")
     outcome = run_fit(metric=("loss", "size"), callbacks=[Size(7, math.nan, 9)])
     assert (outcome.best_epoch, outcome.values[1], len(outcome.history["size"])) == (1, 7.0, 2)
-    assert outcome.error == "the value of epoch 2 is not finite: training diverged there"
+    assert outcome.error == "the value of 'size' in epoch 2 is not finite: the trial ended there"
+
+
+def test_a_callback_that_reports_more_metrics_than_the_search_has():
+    """The trial is pruned with the value of the first one; those that follow may be anything."""
+
+    def objective(params):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        for _ in range(2):  # the second call ends at its begin
+            model.fit(**DATA, epochs=3, verbose=0, callbacks=[Size(7, math.nan, 9), ReportCallback(("loss", "size"))])
+        return 0.5
+
+    outcome = run_objective(objective, send=Driver(CONTINUE, PRUNE))
+    assert (outcome.status, outcome.best_epoch, outcome.values) == (PRUNED, 2, (outcome.value,))
 
 
 @pytest.mark.parametrize("returned", [(0.5, 7), [0.5, 7.0], np.array([0.5, 7.0]), {"loss": (np.float32(0.5), 7)}])

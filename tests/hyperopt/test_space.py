@@ -428,10 +428,13 @@ def test_invalid_spaces_are_rejected(space, message):
     [
         ({"units": [32, 64], "lr": uniform(0, 1)}, "units"),
         ({"optimizer": {"kind": ["sgd", "adam"]}, "lr": uniform(0, 1)}, "optimizer.kind"),
+        ({"units": list(range(20)), "lr": uniform(0, 1)}, "units"),
     ],
 )
 def test_a_list_that_is_perhaps_meant_as_a_choice_gives_a_warning(space, name):
-    with pytest.warns(UserWarning, match=rf"'{name}' is the list .* write choice\((32, 64|'sgd', 'adam')\)") as caught:
+    with pytest.warns(
+        UserWarning, match=rf"'{name}' is the list .* write choice\((32, 64|'sgd', 'adam'|\*items)\)"
+    ) as caught:
         Space(space)
     assert [warning.filename for warning in caught] == [__file__]
 

@@ -71,7 +71,9 @@ def test_values_begin_with_the_value():
     assert (Trial(0, {}).values, Trial(0, {}, value=0.5).values) == ((), (0.5,))
     trial = Trial(0, {}, value=0.5, values=[0.5, 2.0])
     assert trial.values == replace(trial, ended=1.0).values == (0.5, 2.0)
-    assert (replace(trial, value=None).values, replace(trial, value=1.0).values) == ((), (1.0,))
+    assert (replace(trial, value=None).values, replace(Trial(0, {}, value=0.5), value=1.0).values) == ((), (1.0,))
+    with pytest.raises(ValueError, match=r"value=1.0 is not the first of values=\(0.5, 2.0\)"):
+        replace(trial, value=1.0)
 
 
 def test_epochs_counts_reported_epochs():
