@@ -55,7 +55,7 @@ from sparkkeras.training.description import describe_fit
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
 from sparkkeras.training.progress import Progress
-from sparkkeras.training.recorder import NoRecorder
+from sparkkeras.training.recorder import NoRecorder, Recorder
 from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
 from sparkkeras.worker.batches import Transform
@@ -293,6 +293,16 @@ class SparkModel:
             if value is not None and of_all_reduce != (self.mode == "allreduce"):
                 raise ConfigurationError(f"{name}={value!r} does not fit mode={self.mode!r}, {reason}.")
 
+    def _check_model(self) -> None:
+        """Reject a model, an optimizer or a session that the mode cannot train with."""
+        check_optimizer(make_rule(self._given_rule, self.mode), self.model.optimizer)
+        if self.mode in ASYNCHRONOUS_MODES:
+            check_driver()
+        if self.mode == "allreduce":
+            from sparkkeras.training.allreduce import check_all_reduce
+
+            check_all_reduce(self.model)
+
     @property
     def master_network(self) -> keras.Model:
         """The Keras model, the same as `model`; for compatibility with Elephas."""
@@ -414,14 +424,8 @@ class SparkModel:
                 "they are. Return batches of this size, for instance with dataset.batch(batch_size)."
             )
         self._check_mode()
+        self._check_model()
         rule = make_rule(self._given_rule, self.mode)
-        check_optimizer(rule, self.model.optimizer)
-        if self.mode in ASYNCHRONOUS_MODES:
-            check_driver()
-        if self.mode == "allreduce":
-            from sparkkeras.training.allreduce import check_all_reduce
-
-            check_all_reduce(self.model)
         recorder = CheckpointRecorder.open(checkpoint, resume, self.mode)
         limit = self._slot_limit(recorder)
         saved = None if recorder is None else recorder.saved
@@ -464,23 +468,10 @@ class SparkModel:
             settings = self._settings() | {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
             recorder.check(Work.of(self.model, request, rule, self.frequency, settings), request.callbacks)
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
-        server = Server(
-            self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
-        )
         progress = Progress(request.verbose, request.epochs, missing_settings())
         others = listeners(request.callbacks)
         events = Events([*([progress] if request.verbose else []), *others], request.verbose == 1 or bool(others))
-        coordination = Coordination(
-            self.frequency,
-            rule,
-            self._rule_state,
-            server,
-            self.gradient_dtype,
-            MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
-            self.training_histories,
-            recorder or NoRecorder(),
-            events,
-        )
+        coordination = self._coordination(rule, recorder or NoRecorder(), events)
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
         with (
             events.running(describe_fit("fit", self.model, request, self._described(rule))),
@@ -717,6 +708,22 @@ class SparkModel:
         from sparkkeras.training.allreduce_hosts import all_slots, all_slots_but_one
 
         return all_slots_but_one if recorder is not None and recorder.needs_slot else all_slots
+
+    def _coordination(self, rule: UpdateRule, recorder: Recorder, events: Events) -> Coordination:
+        server = Server(
+            self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
+        )
+        return Coordination(
+            self.frequency,
+            rule,
+            self._rule_state,
+            server,
+            self.gradient_dtype,
+            MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
+            self.training_histories,
+            recorder,
+            events,
+        )
 
     def _described(self, rule: UpdateRule) -> dict[str, Any]:
         """The settings that are not in the call of `fit`, for display."""
