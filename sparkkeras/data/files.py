@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ class Handle:
         spec: Shapes and dtypes; ``None`` if there are no rows.
         labels: The value range of each array of labels.
         text_bytes: The size of all strings, in bytes.
+        checksum: A CRC-32 of the rows in their order; ``None``: unknown.
     """
 
     partition: int
@@ -53,6 +55,7 @@ class Handle:
     spec: BlockSpec | None
     labels: tuple[LabelRange, ...] = ()
     text_bytes: int = 0
+    checksum: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -181,7 +184,8 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
             labels = union(labels, label_ranges(block))
             rows += block.rows
         text_bytes = sum(file.end for file in files if isinstance(file, _TextFiles))
-    return Handle(partition, str(directory), rows, spec, labels, text_bytes)
+        checksum = zlib.crc32(repr([file.checksum for file in files]).encode())
+    return Handle(partition, str(directory), rows, spec, labels, text_bytes, checksum)
 
 
 @contextmanager
@@ -201,9 +205,11 @@ class _NewFile:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._file = stack.enter_context(path.open("wb", buffering=0))  # closing it after an error writes nothing
+        self.checksum = 0
 
     def append(self, array: Array) -> None:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self.checksum = zlib.crc32(data, self.checksum)
         while data:
             data = data[self._file.write(data) :]
 
@@ -217,6 +223,10 @@ class _ArrayFile:
 
     def append(self, array: Array) -> None:
         self._file.append(array)
+
+    @property
+    def checksum(self) -> int:
+        return self._file.checksum
 
 
 class _TextFiles:
@@ -233,3 +243,7 @@ class _TextFiles:
         self._offsets.append(self.end + offsets[1:])
         self._text.append(data)
         self.end += len(data)
+
+    @property
+    def checksum(self) -> int:
+        return self._offsets.checksum ^ self._text.checksum

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import (
@@ -115,7 +118,8 @@ class LocalRows:
         """The metadata of the partition with this index."""
         if self.block is None or not self.block.rows:
             return Handle(number, "", 0, None)
-        return Handle(number, "", self.block.rows, self.block.spec, label_ranges(self.block))
+        checksum = zlib.crc32(b"".join(np.asarray(array).tobytes() for array in self.block.dense().arrays))
+        return Handle(number, "", self.block.rows, self.block.spec, label_ranges(self.block), checksum=checksum)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.saved_progress import EpochRecord, TrainingProgress
-from sparkkeras.training.saved_run import SavedRun, Work, data_of
+from sparkkeras.training.saved_run import Rows, SavedRun, Work, data_of
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.training.termination import Termination, termination
 from sparkkeras.weights import Array
@@ -131,7 +131,8 @@ class CheckpointRecorder:
                 f"Checkpoint(every={self.every_steps}): data is a function that reads batches, so the steps of an epoch are "
                 'not known in advance. Use every="epoch", and steps_per_epoch= for shorter epochs.'
             )
-        self._data, self._partitions = data_of(job, dataset), list(job.split.train)
+        self._data = data_of(job, dataset)
+        self._rows = Rows(list(job.split.train), [handle.checksum for handle in dataset.handles])
         saved = self.saved
         if not self.is_complete(job.epochs):
             self._store.check_writable()
@@ -139,8 +140,13 @@ class CheckpointRecorder:
             return
         self._check(differences(saved.data, self._data))
         reasons = []
-        if saved.partitions != self._partitions:
-            reasons.append(f"its workers had {_listed(saved.partitions)} rows, and these have {_listed(self._partitions)}")
+        if not saved.has_rows_of(self._rows):
+            if saved.has_changed_rows(self._rows):
+                reasons.append(_CHANGED_ROWS + (_VALIDATED_ROWS if any(job.split.validate) else ""))
+            else:
+                reasons.append(
+                    f"its workers had {_listed(saved.partitions)} rows, and these have {_listed(self._rows.counts)}"
+                )
             if saved.progress.part.batches:
                 saved = self._at_epoch_end(saved)
                 part = saved.progress.part
@@ -258,7 +264,7 @@ class CheckpointRecorder:
     @property
     def workers(self) -> LedgerProgress | None:
         """See `Recorder.workers`."""
-        same = self.saved is not None and self.saved.partitions == self._partitions
+        same = self.saved is not None and self.saved.has_rows_of(self._rows)
         return self.saved.progress.workers if same and self.saved is not None else None
 
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
@@ -309,7 +315,7 @@ class CheckpointRecorder:
         same = False
         if part is not None and self.saved is not None:
             self._restore(self.saved.progress)  # the callbacks may have changed the learning rate a second time
-            same = self.saved.partitions == self._partitions
+            same = self.saved.has_rows_of(self._rows)
         self._record = self._take_record()
         return part if part is not None and same else EpochPart(epoch)
 
@@ -388,7 +394,8 @@ class CheckpointRecorder:
             "progress": progress.pack(),
             "work": vars(self._work),
             "data": self._data,
-            "partitions": self._partitions,
+            "partitions": self._rows.counts,
+            "checksums": self._rows.checksums,
             "backend": keras.backend.backend(),
             "every": self._checkpoint.every,
         }
@@ -405,6 +412,12 @@ class CheckpointRecorder:
             self._job.events.emit(Incident("warning", message))
             warn(message)
 
+
+_CHANGED_ROWS = (
+    "its workers had other rows, or the same in another order, as after repartition(n) of a DataFrame (num_workers=n keeps "
+    "the order)"
+)
+_VALIDATED_ROWS = ", and validation_split now takes other rows, some of which were trained on"
 
 _SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 """Callbacks that change the learning rate of a model, also in an epoch that was interrupted."""

@@ -85,6 +85,14 @@ def known_rates(stored: Rates, now: Rates) -> tuple[Rates, Rates]:
     return {name: stored[name] for name in names}, {name: now[name] for name in names}
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of each worker: the numbers of those to train on, and the checksums of all, see `Handle`."""
+
+    counts: list[int | None]
+    checksums: list[int | None]
+
+
 def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:
     """What must be the same of the data to resume, as values for JSON."""
     spec = common_spec(dataset.handles)
@@ -112,6 +120,7 @@ class SavedRun:
         work: What it belongs to.
         data: The data, see `data_of`.
         partitions: The number of training rows of each worker.
+        checksums: The checksum of the rows of each worker, see `Handle`; empty in checkpoints of earlier versions.
         backend: The backend of Keras.
         every: How often checkpoints were written, see `Checkpoint`.
         model: The bytes of the ``.keras`` file.
@@ -122,6 +131,7 @@ class SavedRun:
     work: Work
     data: dict[str, Any]
     partitions: list[int | None]
+    checksums: list[int | None]
     backend: str
     every: str | int
     model: bytes
@@ -144,7 +154,17 @@ class SavedRun:
         values = stored.values
         progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
         others = {name: values[name] for name in ("data", "partitions", "backend", "every")}
-        return cls(stored.name, progress, work, **others, model=stored.model)
+        checksums = values.get("checksums", [])
+        return cls(stored.name, progress, work, **others, checksums=checksums, model=stored.model)
+
+    def has_rows_of(self, now: Rows) -> bool:
+        """Whether each worker has the same rows in the same order, as far as that is known."""
+        return self.partitions == now.counts and not self.has_changed_rows(now)
+
+    def has_changed_rows(self, now: Rows) -> bool:
+        """Whether workers have as many rows as before, but others, or in another order."""
+        pairs = zip(self.checksums, now.checksums, strict=False)
+        return self.partitions == now.counts and any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
     def restore_result(self, model: keras.Model) -> None:
         """Put the state after training into a model, or what training had reached."""

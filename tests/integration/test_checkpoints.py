@@ -94,6 +94,8 @@ def test_refused(sc, digits, tmp_path):
     with pytest.raises(ConfigurationError, match="rows: 40 in the checkpoint, 41 now"):
         SparkModel(classifier(), num_workers=1).fit(x[:41], y[:41], resume=True, **arguments)
     assert sorted(os.listdir(path)) == before
+    with pytest.warns(UserWarning, match="its workers had other rows, or the same in another order"):
+        SparkModel(classifier(), num_workers=1).fit(x[:40][::-1], y[:40][::-1], resume=True, epochs=2, **arguments)
 
 
 @dataclass(frozen=True)

@@ -626,6 +626,20 @@ def test_other_partitions_continue_with_a_warning(at_once, tmp_path, averaged):
     assert history.epoch == [0, 1]
 
 
+@pytest.mark.parametrize("kept", [3, 2])
+def test_rows_in_another_order_continue_with_a_warning(at_once, tmp_path, averaged, kept):
+    """As after a shuffle of Spark. From the middle of an epoch, training goes back to its begin."""
+    averaged.reset()
+    train(averaged, tmp_path / "run")  # two rounds in an epoch
+    cut(tmp_path / "run", tmp_path / "cut", kept)
+    reversed_rows = LocalDataset(tuple(block[::-1] for block in partitions(8, 5).blocks))
+    with pytest.warns(
+        UserWarning, match=r"will differ in their bits.*other rows, or the same in another order.*repartition"
+    ):
+        history = train(averaged, tmp_path / "cut", resume=True, dataset=reversed_rows)
+    assert history.epoch == [0, 1, 2]
+
+
 class Rates(keras.callbacks.LearningRateScheduler):
     """Halves the learning rate in each epoch, and puts its variable into the logs."""
 
