@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -189,8 +190,17 @@ def sign_of(metric: str, mode: str, fix: str = 'give mode="min" or mode="max"') 
         return 1.0 if mode == "min" else -1.0
     minimized, maximized = (_last_match_end(each, metric.lower()) for each in (_MINIMIZED, _MAXIMIZED))
     if minimized == maximized:
-        raise ConfigurationError(f"metric={metric!r}: cannot infer from its name whether to minimize or maximize it; {fix}.")
+        near = difflib.get_close_matches(metric, _COMMON_METRICS, 1, 0.8)
+        meant = f". Did you mean {near[0]!r}? Else" if near else ";"
+        raise ConfigurationError(
+            f"metric={metric!r}: cannot infer from its name whether to minimize or maximize it{meant} {fix}."
+        )
     return 1.0 if minimized > maximized else -1.0  # the last word counts: the name of an output, any word, comes first
+
+
+_COMMON_METRICS = [
+    prefix + name for prefix in ("", "val_") for name in ("loss", "accuracy", "auc", "mae", "mse", "f1_score")
+]
 
 
 def _last_match_end(words: re.Pattern[str], name: str) -> int:

@@ -153,10 +153,12 @@ class Journal:
         return [name for name in filesystem.names_in(f"{self.folder}/trials") if _TRIAL.fullmatch(name)]
 
     def _foreign_files(self) -> list[str]:
-        """The files in the folder, and in its subfolders of trials and models, that no search has written."""
+        """The files and folders in the folder, and the files in those of trials and models, that no search has written."""
         models = _MODEL if self._trials() else _NO_FILES  # a search writes no models without trials
         patterns = {"": _SEARCH_FILES, "trials/": _TRIAL, "models/": models}
-        return [
+        others = set(filesystem.folders_in(self.folder)) - {"trials", "models"}
+        folders = [f"{name}/" for name in sorted(others) if not name.startswith(".")]
+        return folders + [
             subfolder + name
             for subfolder, pattern in patterns.items()
             for name in filesystem.names_in(f"{self.folder}/{subfolder}")

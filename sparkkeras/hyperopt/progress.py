@@ -106,9 +106,11 @@ class SearchProgress:
         parts += [f"{len(running)} running"] if running else []
         parts += [f"{counts[status]} {status}" for status in (PRUNED, STOPPED, FAILED) if counts[status]]
         for index, (metric, sign) in enumerate(self._metrics.items()):
-            values = ((sign * trial.values[index], trial.number) for trial in finished if trial.values)
-            value, number = min(values, default=(0.0, -1))
-            parts += [f"best {metric} {sign * value:.4g} (trial {number})"] if number >= 0 else []
+            valued = [
+                trial for trial in ranked(finished, *self._metrics.values()) if trial.values
+            ]  # of equal ones, the first
+            best = min(valued, key=lambda trial: sign * trial.values[index], default=None)
+            parts += [] if best is None else [f"best {metric} {best.values[index]:.4g} (trial {best.number})"]
         parts.append(format_duration(self._ledger.seconds) + (" with earlier calls" if self._earlier else ""))
         seconds_left = self._seconds_left(finished)
         return " - ".join(parts) + (f", about {format_duration(seconds_left)} left" if seconds_left else "")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
@@ -255,6 +256,14 @@ def test_a_folder_with_other_files_is_rejected_and_unchanged(folder):
     with pytest.raises(ConfigurationError, match=r"holds other files \(thesis.tex\): give a new or empty folder"):
         opened(Journal(folder, 10, 1.0))
     assert [path.name for path in Path(folder).iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_of_checkpoints_is_rejected(folder):
+    CheckpointStore(folder).write({"kind": "fit"})
+    with pytest.raises(
+        ConfigurationError, match=r"holds other files \(checkpoint-00000001-\w+/\): give a new or empty folder"
+    ):
+        opened(Journal(folder, 10, 1.0))
 
 
 @pytest.mark.parametrize("name", ["models/resnet.keras", "models/00001.keras", "trials/notes.json"])
