@@ -29,8 +29,8 @@ IN_SYSTEM = sys.base_prefix in ("/usr", "/usr/local")
 
 def run(*command, seconds=600, **variables):
     """Run a command as a user does who has activated the environment of this Python, with JAX as the backend."""
-    environment = clean_environment() | {"KERAS_BACKEND": "jax", "PYTHON": sys.executable} | variables
-    environment.setdefault("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = clean_environment() | {"PATH": path, "KERAS_BACKEND": "jax", "PYTHON": sys.executable} | variables
     del environment["PYSPARK_PYTHON"]
     command = [str(argument) for argument in command]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
