@@ -126,6 +126,7 @@ def same(one, other):
     )
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "build",
     [
