@@ -188,6 +188,15 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
     return Handle(partition, str(directory), rows, spec, labels, text_bytes, checksum)
 
 
+def checksum_of(block: Block) -> int:
+    """A CRC-32 of the rows of a block in memory, in their order; not the one of the same rows on disk."""
+    checksums = []
+    for leaf, array in zip(block.spec.leaves, block.dense().arrays, strict=True):
+        parts = cast(Text, to_text(array)[0]).buffers if leaf.is_text else (array,)
+        checksums += [zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data) for part in parts]
+    return zlib.crc32(repr(checksums).encode())
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Raise a `StorageError` if files in Spark's temporary folder cannot be written within this context."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Generic, TypeVar
-
-import numpy as np
 
 from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import (
@@ -27,7 +24,7 @@ from sparkkeras.data.dataset import (
     TrainingTask,
     joined,
 )
-from sparkkeras.data.files import Handle, one_block
+from sparkkeras.data.files import Handle, checksum_of, one_block
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.sizes import PIECE_BYTES
 
@@ -118,8 +115,8 @@ class LocalRows:
         """The metadata of the partition with this index."""
         if self.block is None or not self.block.rows:
             return Handle(number, "", 0, None)
-        checksum = zlib.crc32(b"".join(np.asarray(array).tobytes() for array in self.block.dense().arrays))
-        return Handle(number, "", self.block.rows, self.block.spec, label_ranges(self.block), checksum=checksum)
+        labels, checksum = label_ranges(self.block), checksum_of(self.block)
+        return Handle(number, "", self.block.rows, self.block.spec, labels, checksum=checksum)
 
 
 @dataclass(frozen=True)

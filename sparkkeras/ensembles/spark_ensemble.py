@@ -36,7 +36,7 @@ from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
-from sparkkeras.training.saved_run import data_of
+from sparkkeras.training.saved_run import Rows, data_of
 from sparkkeras.worker.batches import Transform
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
@@ -257,7 +257,7 @@ class SparkEnsemble:
         with rows as (job, stored):
             trained = 0
             if checkpoints is not None:
-                checkpoints.begin(data_of(job, stored), job.split.train, self.models, seed)
+                checkpoints.begin(data_of(job, stored), Rows.of(job, stored), self.models, seed)
                 trained = len(checkpoints.trained)
             self.seed, self._fits = seed[0], seed[1] + 1
             if request.verbose:

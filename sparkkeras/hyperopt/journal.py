@@ -156,7 +156,11 @@ class Journal:
         """The files and folders in the folder, and the files in those of trials and models, that no search has written."""
         models = _MODEL if self._trials() else _NO_FILES  # a search writes no models without trials
         patterns = {"": _SEARCH_FILES, "trials/": _TRIAL, "models/": models}
-        others = set(filesystem.folders_in(self.folder)) - {"trials", "models"}
+        others = set(filesystem.folders_in(self.folder)) - {
+            "trials",
+            "models",
+            "lost+found",
+        }  # the last one is of the file system
         folders = [f"{name}/" for name in sorted(others) if not name.startswith(".")]
         return folders + [
             subfolder + name
@@ -198,7 +202,10 @@ class Journal:
         factor = self._signs[0] if saved.get("format", 1) == 1 else 1.0
         values = tuple(factor * value for value in saved["intermediate_values"])
         converted = {"params": params(saved["chosen"]), "intermediate_values": values}
-        return Trial(**{**{key: saved[key] for key in saved if key in known}, **converted})
+        try:
+            return Trial(**{**{key: saved[key] for key in saved if key in known}, **converted})
+        except ValueError as error:
+            raise self._damaged(f"trials/{name}", str(error)) from error
 
     def _json(self, name: str) -> dict[str, Any]:
         try:

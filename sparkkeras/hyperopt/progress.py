@@ -10,7 +10,7 @@ import numpy as np
 from sparkkeras.errors import counted
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.parameters import Parameter, describe_params
-from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Metrics, Trial, pareto_front, ranked
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Metrics, Trial, losses, pareto_front, ranked
 from sparkkeras.progress.status_line import StatusLine, format_duration
 
 TABLE_ROWS = 5
@@ -105,12 +105,10 @@ class SearchProgress:
         parts = [f"{len(finished)}{'' if self._max_evals is None else f'/{self._max_evals}'} trials"]
         parts += [f"{len(running)} running"] if running else []
         parts += [f"{counts[status]} {status}" for status in (PRUNED, STOPPED, FAILED) if counts[status]]
+        found = [(losses(trial.values, tuple(self._metrics.values())), trial.number) for trial in finished if trial.values]
         for index, (metric, sign) in enumerate(self._metrics.items()):
-            valued = [
-                trial for trial in ranked(finished, *self._metrics.values()) if trial.values
-            ]  # of equal ones, the first
-            best = min(valued, key=lambda trial: sign * trial.values[index], default=None)
-            parts += [] if best is None else [f"best {metric} {best.values[index]:.4g} (trial {best.number})"]
+            value, _, number = min(((each[index], each, number) for each, number in found), default=(0.0, (), -1))
+            parts += [f"best {metric} {sign * value:.4g} (trial {number})"] if number >= 0 else []
         parts.append(format_duration(self._ledger.seconds) + (" with earlier calls" if self._earlier else ""))
         seconds_left = self._seconds_left(finished)
         return " - ".join(parts) + (f", about {format_duration(seconds_left)} left" if seconds_left else "")

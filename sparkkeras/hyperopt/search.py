@@ -216,7 +216,7 @@ class HyperParamModel:
             save_to: A folder (any path that Spark can access) in which the search saves every trial that has ended. Another
                 call with the same folder resumes the search and repeats no finished trial.
             keep_models: How many trained models to keep on disk, those of the best trials; ``"all"``, or 0 for none. With
-                several metrics, all models of `pareto_front` are kept, and others up to this number.
+                several metrics, all models of `pareto_front` are kept, and others up to this number in total.
             verbose: 0 is silent, 1 shows a progress line, 2 writes a line for each trial; ``"auto"`` is 1.
             monitor: A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets each
                 trial when it starts, reports an epoch and ends.

@@ -186,7 +186,8 @@ class _Template:
 
     def _fits(self, by_keras: _ByKeras) -> bool:
         """Whether it gives the file of Keras for values that all differ, also in one variable."""
-        state = self.layouts.state([_distinct(shape, dtype) for shape, dtype in _shapes_and_dtypes(self.layouts)])
+        generator = np.random.default_rng(0)
+        state = self.layouts.state([_random(generator, shape, dtype) for shape, dtype in _shapes_and_dtypes(self.layouts)])
         with by_keras.file(state) as file:
             return all(file.read(len(piece)) == piece for piece in self.pieces(state)) and not file.read(1)
 
@@ -228,9 +229,8 @@ def _shapes_and_dtypes(layouts: _Layouts) -> Iterator[tuple[tuple[int, ...], np.
     return zip(layouts.shapes, map(np.dtype, layouts.dtypes), strict=True)
 
 
-def _distinct(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Values that differ as far as the dtype allows, half of the floating-point ones negative."""
-    generator = np.random.default_rng(0)
     values = generator.normal(0, 50, shape) if is_floating(dtype) else generator.integers(0, 128, shape)
     return np.asarray(values).astype(dtype)
 

@@ -131,8 +131,7 @@ class CheckpointRecorder:
                 f"Checkpoint(every={self.every_steps}): data is a function that reads batches, so the steps of an epoch are "
                 'not known in advance. Use every="epoch", and steps_per_epoch= for shorter epochs.'
             )
-        self._data = data_of(job, dataset)
-        self._rows = Rows(list(job.split.train), [handle.checksum for handle in dataset.handles])
+        self._data, self._rows = data_of(job, dataset), Rows.of(job, dataset)
         saved = self.saved
         if not self.is_complete(job.epochs):
             self._store.check_writable()
@@ -417,7 +416,7 @@ _CHANGED_ROWS = (
     "its workers had other rows, or the same in another order, as after repartition(n) of a DataFrame (num_workers=n keeps "
     "the order)"
 )
-_VALIDATED_ROWS = ", and validation_split now takes other rows, some of which were trained on"
+_VALIDATED_ROWS = ", and validation_split may now take rows that were trained on"
 
 _SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 """Callbacks that change the learning rate of a model, also in an epoch that was interrupted."""

@@ -22,7 +22,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.saved_progress import pack_state, unpack_state
-from sparkkeras.training.saved_run import Rates, arguments_of, initial_rate, known_rates
+from sparkkeras.training.saved_run import Rates, Rows, arguments_of, initial_rate, known_rates
 
 _MEMBER = re.compile("member-[0-9]{5,}")
 
@@ -108,15 +108,15 @@ class MemberCheckpoints:
     def begin(
         self,
         data: Mapping[str, Any],
-        partitions: Sequence[int | None],
+        rows: Rows,
         members: Sequence[keras.Model],
         seed: tuple[int, int],
     ) -> None:
-        """Check the data, and read what is trained; or write the initial states of the members.
+        """Check the data, and read what is trained; or write the initial states of the members. Warns of changed rows.
 
         Args:
             data: The data; see `sparkkeras.training.saved_run.data_of`.
-            partitions: The number of training rows of each partition.
+            rows: The rows of each partition.
             members: The models.
             seed: The seed of the ensemble, and the number of its calls of ``fit`` before this one.
 
@@ -124,17 +124,31 @@ class MemberCheckpoints:
             ConfigurationError: The data differs.
             StorageError: The checkpoint cannot be written, or that of a member not be read.
         """
-        found = {"data": dict(data), "partitions": list(partitions)}
+        found = {"data": dict(data), "partitions": rows.counts}
         if self._stored is not None:
             stored = self._stored.values
             self._check({name: stored[name] for name in found}, found)
+            if rows.differ_from(stored.get("checksums", [])):
+                warn(
+                    f"the members that are trained now get other rows than those in {self._store.path!r}, or the same in "
+                    "another order, as after repartition(n) of a DataFrame: validation_split may take rows that others were "
+                    "trained on, and results are not those of a training without interruption."
+                )
             self.trained = {number: trained for number in range(len(members)) if (trained := self._read(number))}
             return
         self.states = [ModelState.take(model) for model in members]
         states = [pack_state(state) for state in self.states]
         work = {"work": self._work, "rates": self._rates}
         self._name = self._store.write(
-            {"kind": "ensemble", "members": states, "seed": seed[0], "fits": seed[1], **work, **found}
+            {
+                "kind": "ensemble",
+                "members": states,
+                "seed": seed[0],
+                "fits": seed[1],
+                "checksums": rows.checksums,
+                **work,
+                **found,
+            }
         )
 
     def keep(self, trained: Trained) -> None:

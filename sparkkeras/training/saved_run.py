@@ -92,6 +92,16 @@ class Rows:
     counts: list[int | None]
     checksums: list[int | None]
 
+    @classmethod
+    def of(cls, job: Job, dataset: StoredDataset) -> Rows:
+        """The rows of a dataset, as a job splits them."""
+        return cls(list(job.split.train), [handle.checksum for handle in dataset.handles])
+
+    def differ_from(self, checksums: Sequence[int | None]) -> bool:
+        """Whether a checksum differs from one in a checkpoint, of those that are known."""
+        pairs = zip(self.checksums, checksums, strict=False)
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
 
 def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:
     """What must be the same of the data to resume, as values for JSON."""
@@ -163,8 +173,7 @@ class SavedRun:
 
     def has_changed_rows(self, now: Rows) -> bool:
         """Whether workers have as many rows as before, but others, or in another order."""
-        pairs = zip(self.checksums, now.checksums, strict=False)
-        return self.partitions == now.counts and any(None not in pair and pair[0] != pair[1] for pair in pairs)
+        return self.partitions == now.counts and now.differ_from(self.checksums)
 
     def restore_result(self, model: keras.Model) -> None:
         """Put the state after training into a model, or what training had reached."""

@@ -43,6 +43,16 @@ def test_blocks_are_appended(tmp_path):
     assert equal(handle.open(), concatenate([whole]))
 
 
+@pytest.mark.parametrize(
+    "rows", [numbered(10), from_arrays(to_text(np.array(["é", "b", "", "dd", "e"]))[0], np.ones(5), None)]
+)
+def test_a_checksum_is_of_the_rows_in_their_order(tmp_path, rows):
+    checksum = files.write([rows], 0, tmp_path).checksum
+    assert files.write(iter([rows[:3], rows[3:]]), 1, tmp_path).checksum == checksum
+    assert files.write([rows[::-1]], 0, tmp_path).checksum != checksum
+    assert files.checksum_of(rows) == files.checksum_of(pickle.loads(pickle.dumps(rows))) != files.checksum_of(rows[::-1])
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 @pytest.mark.parametrize("file", ["0.bin", "1.text", "1.offsets"])
 def test_a_full_disk_is_reported_with_a_remedy(tmp_path, file):

@@ -54,6 +54,23 @@ class Reversed(Scale):
 
 
 @keras.saving.register_keras_serializable("tests_of_saver")
+class Ordered(Scale):
+    """A layer that saves the smaller and the larger of two weights, which shows only if they differ."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.others = self.add_weight(shape=shape[1:], initializer="ones", name="others")
+
+    def save_own_variables(self, store):
+        both = [keras.ops.convert_to_numpy(each) for each in (self.factors, self.others)]
+        store["low"], store["high"] = np.minimum(*both), np.maximum(*both)
+
+    def load_own_variables(self, store):
+        self.factors.assign(store["low"])
+        self.others.assign(store["high"])
+
+
+@keras.saving.register_keras_serializable("tests_of_saver")
 class Bytes(keras.layers.Layer):
     """A layer with an integer variable of eight bits, after many others."""
 
@@ -171,6 +188,17 @@ def test_files_of_other_models_have_the_values_as_well(build):
         file, spans = saved(saver, state)
         assert same(ModelState.take(load_bytes(file.getvalue(), {}, safe_mode=True)), state)
         assert (id(state.weights.vector) in spans) == (build is gan)
+
+
+def test_a_layer_that_compares_its_weights_is_saved_by_keras():
+    model = of_one(Ordered())
+    saver = ModelSaver(ModelArchive.pack(model), model)
+    state = states(model, 1)[0]
+    state.weights.vector[:] = [2, 0, 0, 1, 1, 1]
+    file, spans = saved(saver, state)
+    assert not spans
+    loaded = load_bytes(file.getvalue(), {}, safe_mode=True)
+    assert ModelState.take(loaded).weights.vector.tolist() == [1, 0, 0, 2, 1, 1]
 
 
 def test_low_rank_factors_are_merged_by_keras():

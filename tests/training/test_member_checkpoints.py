@@ -11,7 +11,7 @@ from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
-from sparkkeras.training.saved_run import SavedRun
+from sparkkeras.training.saved_run import Rows, SavedRun
 from sparkkeras.worker.batches import FitOptions
 from tests.models import regression
 
@@ -28,7 +28,7 @@ def models():
     return [regression(seed=seed) for seed in range(2)]
 
 
-def begun(path, models, resume=False, **changed):
+def begun(path, models, resume=False, checksum=7, **changed):
     """The checkpoints of a call of ``fit`` until it would train."""
     checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
     fields = {
@@ -40,7 +40,7 @@ def begun(path, models, resume=False, **changed):
         "validates": False,
     }
     checkpoints.check(models, "bootstrap", SimpleNamespace(**fields | changed))
-    checkpoints.begin(DATA, [40], models, checkpoints.seed or (3, 0))
+    checkpoints.begin(DATA, Rows([40], [checksum]), models, checkpoints.seed or (3, 0))
     return checkpoints
 
 
@@ -48,6 +48,14 @@ def train(checkpoints, models, member):
     """Keep a member as trained; its optimizer has made a step."""
     models[member].optimizer.iterations.assign(1)
     checkpoints.keep(Trained(member, ModelState.take(models[member]), ({"loss": 0.5},)))
+
+
+def test_rows_in_another_order_give_a_warning(path, models):
+    train(begun(path, models), models, 0)
+    with pytest.warns(
+        UserWarning, match=r"get other rows than those in .* or the same in another order, as after repartition"
+    ):
+        begun(path, models, resume=True, checksum=8)
 
 
 def test_a_trained_ensemble_is_resumed_with_its_models_and_with_new_ones(path, models):
