@@ -32,6 +32,7 @@ ROOT = "params"
 """The label of a distribution that is the whole space, and so has no key."""
 
 _CONSTANTS = (str, int, float, np.generic, type(None))
+"""The types of items by which a list looks like a choice."""
 
 _ROUNDING = 1e-9
 """The part of a step that counts as a rounding error."""

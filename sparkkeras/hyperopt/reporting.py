@@ -75,14 +75,11 @@ class Reporter:
             on_best: Called if the value is the best so far, before it is sent: a signal may end the trial at any moment.
             others: The values of further metrics by name; those that the search does not optimize are not used.
         """
-        value, *further = values = tuple(map(float, (value, *others.values())))[: self._num_metrics]
-        if not np.isfinite(values).all():
-            name = (
-                ""
-                if not np.isfinite(value)
-                else next(n for n, v in zip(others, further, strict=False) if not np.isfinite(v))
-            )
-            self.diverged_at, self.diverged_metric = self.epoch, name
+        values = tuple(map(float, (value, *others.values())))[: self._num_metrics]
+        value = values[0]
+        not_finite = [name for name, each in zip(("", *others), values, strict=False) if not np.isfinite(each)]
+        if not_finite:
+            self.diverged_at, self.diverged_metric = self.epoch, not_finite[0]
             return
         if self.best is None or self._sign * value < self._sign * self.best:
             on_best()
