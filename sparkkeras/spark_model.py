@@ -18,6 +18,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import DriverDataset
+from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
 from sparkkeras.events import Events, PhaseStarted, WorkersChanged, listeners
@@ -57,6 +58,7 @@ from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder, Recorder
 from sparkkeras.training.saved_run import SavedRun, Work
+from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
 from sparkkeras.worker.batches import Transform
 from sparkkeras.worker.lockstep import GRADIENT_DTYPES
@@ -325,7 +327,7 @@ class SparkModel:
         validation_col: str | None = None,
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
@@ -361,14 +363,17 @@ class SparkModel:
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
             verbose: 0: silent; 1: a progress line; 2: one line per epoch; ``"auto"``: 1.
             callbacks: Keras callbacks. They run on the driver with the driver's model, once per epoch.
-            validation_split: The fraction of rows to validate on, in [0, 1): the last rows of each partition.
+            validation_split: The fraction of rows to validate on, in [0, 1): the last rows of arrays, as in Keras, and the
+                last ones of each partition of an RDD or a DataFrame; with ``shuffle="global"`` random ones.
             validation_data: A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to
                 validate on.
             validation_col: A boolean or numeric column of the DataFrame; rows where it is true or not 0 are used for
                 validation and not for training.
             validation_freq: The number of epochs between two validations.
             validation_batch_size: Rows in each batch of validation; ``None``: ``batch_size``.
-            shuffle: Whether each worker shuffles its rows before each epoch.
+            shuffle: Whether each worker shuffles its rows before each epoch, and arrays are dealt to the workers at random.
+                ``"global"`` also redistributes the rows of an RDD or a DataFrame at random over the workers, once, while
+                they are stored: for rows that are sorted, by label, date or key. ``False`` keeps the order of all rows.
             class_weight: A weight for each class, as in ``keras.Model.fit``. Cannot be combined with sample weights.
             sample_weight: For arrays, weights of 0 or more, shape (samples,). For a DataFrame, the column of weights.
             initial_epoch: The epoch at which training starts.
@@ -484,6 +489,7 @@ class SparkModel:
             self._fits = fits
             if recorder is not None and recorder.is_complete(request.epochs):
                 return recorder.restore_result(job, request.callbacks)
+            warn_of_sorted_rows(request, stored, averages=self.mode != "allreduce")
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)

@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike
 
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.partition_stats import PartitionStats
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.errors import DataError, StorageError
 from sparkkeras.weights import Array
@@ -47,6 +48,7 @@ class Handle:
         labels: The value range of each array of labels.
         text_bytes: The size of all strings, in bytes.
         checksum: A CRC-32 of the rows in their order; ``None``: unknown.
+        stats: Statistics of the rows; ``None`` if there are no rows, or they are not stored.
     """
 
     partition: int
@@ -56,6 +58,7 @@ class Handle:
     labels: tuple[LabelRange, ...] = ()
     text_bytes: int = 0
     checksum: int | None = None
+    stats: PartitionStats | None = None
 
     @property
     def nbytes(self) -> int:
@@ -165,6 +168,7 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
     rows = 0
     spec: BlockSpec | None = None
     labels: tuple[LabelRange, ...] = ()
+    stats: PartitionStats | None = None
     with ExitStack() as stack:
         files: list[_ArrayFile | _TextFiles] = []
         for block in blocks:
@@ -182,10 +186,12 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
                 for file, array in zip(files, block.arrays, strict=True):
                     file.append(array)
             labels = union(labels, label_ranges(block))
+            found = PartitionStats.of(block)
+            stats = found if stats is None else stats.union(found)
             rows += block.rows
         text_bytes = sum(file.end for file in files if isinstance(file, _TextFiles))
         checksum = zlib.crc32(repr([file.checksum for file in files]).encode())
-    return Handle(partition, str(directory), rows, spec, labels, text_bytes, checksum)
+    return Handle(partition, str(directory), rows, spec, labels, text_bytes, checksum, stats)
 
 
 def checksum_of(block: Block) -> int:

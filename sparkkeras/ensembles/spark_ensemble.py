@@ -17,6 +17,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.block import describe
+from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
@@ -37,6 +38,7 @@ from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
 from sparkkeras.training.saved_run import Rows, data_of
+from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 from sparkkeras.worker.batches import Transform
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
@@ -139,7 +141,7 @@ class SparkEnsemble:
         validation_col: str | None = None,
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
         steps_per_epoch: int | None = None,
@@ -167,7 +169,8 @@ class SparkEnsemble:
             validation_col: A column of the DataFrame: rows where it is true are used for validation instead.
             validation_freq: Validate every this many epochs.
             validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
-            shuffle: Whether each member shuffles its rows before each epoch.
+            shuffle: Whether each member shuffles its rows before each epoch; see `SparkModel.fit`. ``"global"`` also
+                redistributes the rows, which ``sampling="partition"`` requires if they are sorted.
             class_weight: A weight for each class, ``{class index: weight}``.
             sample_weight: Sample weights: an array for arrays, the name of a column for a DataFrame.
             steps_per_epoch: The maximum number of batches in an epoch; ``None``: all.
@@ -255,6 +258,7 @@ class SparkEnsemble:
             workers_validate=True,
         )
         with rows as (job, stored):
+            warn_of_sorted_rows(request, stored, averages=self.sampling == "partition")
             trained = 0
             if checkpoints is not None:
                 checkpoints.begin(data_of(job, stored), Rows.of(job, stored), self.models, seed)

@@ -16,6 +16,7 @@ from pyspark.ml import Estimator
 from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.column_values import SPARK_ML, worded_for
+from sparkkeras.data.placement import Shuffle
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.fit_records import own_checkpoints
@@ -85,14 +86,16 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
         callbacks: Keras callbacks that run on the driver after each epoch. They are not saved.
         worker_callbacks: Keras callbacks that run on the workers. They are not saved.
-        validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition.
+        validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition, or with
+            ``shuffle="global"`` random ones.
         validation_data: A DataFrame to validate on, with the columns of the training data. In a pipeline these are the
             columns that the estimator gets from the stages before it; ``validationIndicatorCol`` marks rows of the
             pipeline's data instead. Every fit validates on it, also those of a ``CrossValidator``. It is not saved. Only one
             of ``validation_split``, ``validation_data`` and ``validationIndicatorCol`` can be set.
         validation_freq: Validate every this many epochs.
         validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
-        shuffle: Whether each worker shuffles its rows before each epoch.
+        shuffle: Whether each worker shuffles its rows before each epoch; ``"global"`` also redistributes the rows at random,
+            see `sparkkeras.SparkModel.fit`.
         class_weight: A weight for each class, ``{class index: weight}``.
         initial_epoch: The epoch to start at, counted from 0.
         steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.
@@ -156,7 +159,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         validation_data: DataFrame | None = None,
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
         class_weight: Mapping[int, float] | None = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,

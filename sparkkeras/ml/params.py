@@ -15,6 +15,7 @@ from pyspark.ml.param import Param, Params
 
 from sparkkeras import arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.data.placement import shuffle_argument
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import converters
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
@@ -287,7 +288,10 @@ class TrainingParams(InferenceParams):
     )
     validation_freq = param("validate every this many epochs", converters.number())
     validation_batch_size = param("rows in a validation batch; None: batch_size", arguments.optional_integer)
-    shuffle = param("whether each worker shuffles its rows before each epoch", arguments.flag)
+    shuffle = param(
+        "whether each worker shuffles its rows before each epoch; 'global' also redistributes them at random",
+        shuffle_argument,
+    )
     class_weight = param("a weight for each class, {class index: weight}", arguments.class_weight)
     initial_epoch = param("the epoch to start at, counted from 0", converters.number(low=0))
     steps_per_epoch = param(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import known_arguments
+from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.mllib.conversions import (
@@ -145,7 +146,7 @@ class SparkMLlibModel:
         validation_data: Any = None,
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
         class_weight: Mapping[int, float] | None = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -167,12 +168,14 @@ class SparkMLlibModel:
             batch_size: Rows in a batch of one worker; ``None``: the model's ``batch_size``.
             verbose: 0: silent, 1: a progress bar, 2: one line per epoch; ``"auto"``: 1.
             callbacks: Keras callbacks, which run on the driver after each epoch.
-            validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition.
+            validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition, or with
+                ``shuffle="global"`` random ones.
             validation_data: An RDD of LabeledPoints, whose labels are converted like those of ``lp_rdd``; or arrays, as in
                 `SparkModel.fit`, whose labels are used unchanged.
             validation_freq: Validate every this many epochs.
             validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
-            shuffle: Whether each worker shuffles its rows before each epoch.
+            shuffle: Whether each worker shuffles its rows before each epoch; ``"global"`` also redistributes the rows at
+                random, see `SparkModel.fit`.
             class_weight: A weight for each class, ``{class index: weight}``.
             initial_epoch: The epoch to start at, counted from 0.
             steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import keras
 
+from sparkkeras.data.placement import Shuffle
 from sparkkeras.errors import ConfigurationError, DataError, counted, warn
 
 
@@ -113,7 +114,7 @@ def check_batch(model: keras.Model, rows: int) -> None:
         )
 
 
-def warn_of_shuffle(model: keras.Model, shuffle: bool) -> None:
+def warn_of_shuffle(model: keras.Model, shuffle: Shuffle) -> None:
     """Warn if rows are shuffled, so that the states of recurrent layers would continue those of other rows."""
     if shuffle and fixed_batch_size(model) is not None:
         warn(

@@ -16,11 +16,11 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, concatenate_alike, describe
 from sparkkeras.data.dataset import Rows, common_spec
 from sparkkeras.data.files import Handle
+from sparkkeras.data.placement import even_slices
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.runner.hosts import Parts
-from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.frame import Columns, is_frame
 from sparkkeras.sources.source import NamedColumns, Source, as_source, is_batch_function, is_rdd

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import sys
@@ -23,33 +22,33 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays, piece_rows
 from sparkkeras.data.dataset import Shared, StoredDataset
 from sparkkeras.data.files import Handle
+from sparkkeras.data.placement import even_slices
 from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
 from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster, check_running, start_workers
 from sparkkeras.spark.job_errors import quietly
+from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast
 
 
-def even_slices(rows: int, parts: int) -> list[slice]:
-    """``parts`` slices of consecutive rows, whose lengths differ by at most one."""
-    cuts = [rows * part // parts for part in range(parts + 1)]
-    return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
-
-
 @contextmanager
-def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkDataset]:
-    """Distribute arrays of the driver in slices of consecutive rows, until the context ends.
+def from_block(cluster: Cluster, block: Block, parts: Sequence[slice | Array]) -> Iterator[SparkDataset]:
+    """Distribute arrays of the driver, until the context ends.
 
     If the workers share the driver's disk, the arrays are written to it once, and the workers memory-map them. Otherwise,
-    and for sparse arrays, each slice is broadcast in pieces, and an executor only fetches those of its slices.
+    and for sparse arrays, each part is broadcast in pieces, and an executor only fetches those of its parts.
+
+    Args:
+        cluster: The cluster.
+        block: The arrays.
+        parts: The rows of each partition.
     """
-    slices = [block[part] for part in even_slices(block.rows, parts)]
     if not cluster.is_local or block.is_sparse:
-        blocks, broadcasts = send(cluster.context, slices)
+        blocks, broadcasts = send(cluster.context, block, parts)
         try:
             yield SparkDataset(cluster, RddBlocks(blocks))
         finally:
@@ -58,9 +57,10 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
         return
     folder = Path(tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir))
     try:
-        with ThreadPoolExecutor(max_workers=min(parts, os.cpu_count() or 1)) as writers:
-            handles = list(writers.map(lambda number: files.write([slices[number]], number, folder), range(parts)))
-        rdd = cluster.context.parallelize(handles, parts)
+        with ThreadPoolExecutor(max_workers=min(len(parts), os.cpu_count() or 1)) as writers:
+            pieces = [_pieces(block, rows, BLOCK_BYTES) for rows in parts]
+            handles = list(writers.map(lambda number: files.write(pieces[number], number, folder), range(len(parts))))
+        rdd = cluster.context.parallelize(handles, len(parts))
         yield ArraysOnDisk(cluster, RddBlocks(rdd.mapPartitions(_open_all)), rdd, tuple(handles), folder.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -93,13 +93,21 @@ class ArraysOnDisk(SparkDataset):
         yield StoredSparkDataset(self.cluster, self.blocks, self.handle_rdd, self.handles, self.name)
 
 
-def send(context: SparkContext, slices: Sequence[Block]) -> tuple[RDD[Block], list[Broadcast[Block]]]:
-    """An RDD with one partition for each slice, and the broadcasts that it reads."""
+def _pieces(block: Block, rows: slice | Array, max_bytes: int) -> Iterator[Block]:
+    """Some rows of a block in pieces of about ``max_bytes``, as they are sent: sparse rows are small."""
+    size = piece_rows(-(-block.nbytes // max(1, block.rows)), max_bytes)
+    if isinstance(rows, slice):
+        yield from block[rows].batches(size)
+    else:
+        yield from (block[rows[start : start + size]] for start in range(0, len(rows), size))
+
+
+def send(context: SparkContext, block: Block, parts: Sequence[slice | Array]) -> tuple[RDD[Block], list[Broadcast[Block]]]:
+    """An RDD with a partition for the rows of each part of a block, and the broadcasts that it reads."""
     broadcasts: list[Broadcast[Block]] = []
     rdds = []
-    for part in slices:
-        size = -(-part.nbytes // max(1, part.rows))  # of a row as it is sent; sparse rows are small
-        pieces = [context.broadcast(piece) for piece in part.batches(piece_rows(size, CHUNK_BYTES))]
+    for rows in parts:
+        pieces = [context.broadcast(piece) for piece in _pieces(block, rows, CHUNK_BYTES)]
         broadcasts += pieces
         rdds.append(context.parallelize([0], 1).mapPartitions(_Pieces(tuple(pieces))))
     return context.union(rdds), broadcasts
@@ -129,7 +137,7 @@ class ArraysRDD(PipelinedRDD):  # type: ignore[type-arg]
     """An RDD of rows that keeps the arrays it was made from, so that ``fit`` can send arrays instead of rows."""
 
     def __init__(self, context: SparkContext, block: Block, parts: int, x: Any, y: Any, sample_weight: Any) -> None:
-        blocks, _ = send(context, [block[part] for part in even_slices(block.rows, parts)])
+        blocks, _ = send(context, block, even_slices(block.rows, parts))
         super().__init__(blocks, _all_rows)
         self.x, self.y, self.sample_weight = x, y, sample_weight
 

@@ -26,7 +26,6 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError, ConfigurationError
-from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.frame_blocks import BatchesToBlocks
@@ -56,6 +55,7 @@ from sparkkeras.spark.connect import (
     restore_plan_cache,
     unpack_cells,
 )
+from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,15 +97,26 @@ class RemoteDataset:
         cluster: The cluster of its session.
         frame: The selected columns.
         read: Converts their batches to blocks.
+        repeats_rows: Whether the rows must be the same when they are read again; see `OpenFiles`.
     """
 
     cluster: RemoteCluster
     frame: DataFrame
-    read: BatchesToBlocks
+    read: Callable[[int, Iterable[pa.RecordBatch]], Iterator[Block]]
+    repeats_rows: bool = False
 
     @classmethod
-    def of(cls, cluster: RemoteCluster, block: Block, reader: Reader, num_workers: int | None) -> RemoteDataset:
-        """Send arrays of this process to the cluster, in their order and in slices of equal size."""
+    def of(
+        cls, cluster: RemoteCluster, block: Block, reader: Reader, parts: Sequence[slice | Array] | None
+    ) -> RemoteDataset:
+        """Send arrays of this process to the cluster.
+
+        Args:
+            cluster: The cluster.
+            block: The arrays.
+            reader: Reads and checks the rows on the workers.
+            parts: The rows of each partition, in ascending order; ``None``: Spark divides them.
+        """
         import pyarrow as pa
 
         names = [f"c{number}" for number in range(len(block.arrays))]
@@ -114,13 +125,15 @@ class RemoteDataset:
         if not block.rows:  # Spark cannot create a DataFrame from a table without rows
             return cls(cluster, session.range(0), read)
         table = pa.table([to_column(array) for array in block.arrays], names)
-        if num_workers is None:
+        if parts is None:
             return cls(cluster, session.createDataFrame(table), read)
-        sizes = [part.stop - part.start for part in even_slices(block.rows, min(num_workers, block.rows))]
-        table = table.append_column("worker", pa.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)))
+        worker = np.empty(block.rows, np.int32)
+        for number, rows in enumerate(parts):
+            worker[rows] = number
+        table = table.append_column("worker", pa.array(worker))
         table = table.append_column("row", pa.array(np.arange(block.rows)))
         # A union of one frame per slice does not work: Spark merges frames of one partition into a single partition.
-        frame = session.createDataFrame(table).repartitionById(len(sizes), "worker").sortWithinPartitions("row")
+        frame = session.createDataFrame(table).repartitionById(len(parts), "worker").sortWithinPartitions("row")
         return cls(cluster, frame.select(*names), read)
 
     @property
@@ -224,7 +237,8 @@ class StoredRemoteDataset:
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """Run a task over the files; see `Dataset.run`."""
         cluster = self.cluster
-        call = CapturesErrors(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
+        checksums = tuple(handle.checksum for handle in self.handles) if self.source.repeats_rows else ()
+        call = CapturesErrors(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores, checksums))
         repair = functools.partial(self._repaired, call)
         return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
 
@@ -351,12 +365,12 @@ def _results(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterat
 class OverBlocks:
     """Calls a function for the blocks of a partition."""
 
-    read: BatchesToBlocks
+    read: Callable[[int, Iterable[pa.RecordBatch]], Iterator[Block]]
     call: Callable[[int, Iterable[Block]], Iterable[Any]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         """Yield the results."""
-        partition = _partition()
+        partition = current_partition()
         yield from self.call(partition, self.read(partition, batches))
 
 
@@ -371,7 +385,7 @@ class OverPartition:
         """Yield the results."""
         for _ in batches:
             pass
-        partition = _partition()
+        partition = current_partition()
         yield from self.call(partition, iter((self.values[partition],)))
 
 
@@ -396,7 +410,7 @@ class _OfPartition:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         """Yield the results."""
-        if _partition() == self.partition:
+        if current_partition() == self.partition:
             yield from self.call(batches)
         else:
             for _ in batches:
@@ -465,7 +479,7 @@ class InPieces:
         """Yield the rows, each in its own batch."""
         import pyarrow as pa
 
-        partition = pa.array([_partition()])
+        partition = pa.array([current_partition()])
         for result in self.call(batches):
             unsplit = isinstance(result, (Missing, Failure))
             pieces = [result] if unsplit else self.merging.split(result, self.max_bytes)
@@ -474,7 +488,7 @@ class InPieces:
                 yield pa.record_batch([pa.array([index], pa.int32()), partition, cell], ["piece", "partition", "result"])
 
 
-def _partition() -> int:
+def current_partition() -> int:
     """The index of the partition of the current task."""
     from pyspark import TaskContext
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,20 +13,23 @@ from sparkkeras.data.block import Block, Form, describe
 from sparkkeras.data.columns import RowLoader
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.numeric import remedy
+from sparkkeras.data.placement import Placement, even_slices
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sparse import SparseRows, with_sparse_rows
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
+from sparkkeras.sources.arrays import ArraysRDD, from_block, send
 from sparkkeras.sources.connect import RemoteDataset
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame, split_by
 from sparkkeras.sources.frame_blocks import BatchesToBlocks, FrameBlocks
+from sparkkeras.sources.global_shuffle import shuffled, shuffled_remotely
 from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
 from sparkkeras.sources.rows import KeyedRowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, check_session, is_remote
 from sparkkeras.spark.slots import warn_of_slots
+from sparkkeras.weights import Array
 from sparkkeras.worker.batch_reader import BatchReader, MakeBatches, epoch_argument
 from sparkkeras.worker.device import Environment, worker_environment
 
@@ -64,7 +67,11 @@ class Source(Protocol):
         ...
 
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> AbstractContextManager[Dataset]:
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
@@ -74,6 +81,7 @@ class Source(Protocol):
             slices: The number of partitions of data that has none, such as arrays, if ``num_workers`` is ``None``. ``None``:
                 as many as Spark has slots.
             limit: The limit on the number of partitions; ``None``: not all of them train at the same time.
+            placement: How rows to train on are divided among the partitions; ``None``: in their order.
         """
         ...
 
@@ -318,20 +326,27 @@ class ArraySource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> Iterator[Dataset]:
-        """Split the arrays into slices of equal size."""
+        """Divide the arrays into parts of equal size."""
         cluster = self._cluster()
         parts = num_workers or slices or self._parts(cluster)
         most = limit(cluster, num_workers) if limit else parts
-        with from_block(cluster, self.block, max(1, min(parts, self.block.rows, most))) as dataset:
+        parts = max(1, min(parts, self.block.rows, most))
+        even: Sequence[slice | Array] = even_slices(self.block.rows, parts)
+        rows = placement.deal(self.block.rows, parts) if placement else even
+        with from_block(cluster, self.block, rows) as dataset:
             yield dataset
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """Broadcast the arrays in slices."""
         cluster = self._cluster()
         parts = max(1, min(slices or self._parts(cluster), self.block.rows))
-        sent, _ = send(cluster.context, [self.block[part] for part in even_slices(self.block.rows, parts)])
+        sent, _ = send(cluster.context, self.block, even_slices(self.block.rows, parts))
         return SparkDataset(cluster, RddBlocks(sent))
 
     def _cluster(self) -> Cluster:
@@ -378,12 +393,22 @@ class RemoteArraySource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> Iterator[Dataset]:
-        """Send the arrays to the cluster in slices of equal size."""
+        """Send the arrays to the cluster, divided into parts of equal size."""
         cluster = RemoteCluster(self.session, self.environment)
         parts = _together(cluster, num_workers, limit) if limit else num_workers or slices
-        yield RemoteDataset.of(cluster, self.block, self.reader, parts)
+        rows: Sequence[slice | Array] | None = None
+        if placement is not None:
+            parts = min(parts or cluster.slots, self.block.rows)
+            rows = placement.deal(self.block.rows, parts)
+        elif parts is not None:
+            rows = even_slices(self.block.rows, min(parts, self.block.rows))
+        yield RemoteDataset.of(cluster, self.block, self.reader, rows)
 
 
 @dataclass(frozen=True)
@@ -400,11 +425,22 @@ class RddSource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> Iterator[Dataset]:
         """Use the partitions of the RDD, or redistribute the rows to ``num_workers`` partitions."""
         cluster = Cluster(self.rdd.context, self.environment)
-        yield from_rows(cluster, self.rdd, self.reader, num_workers, limit(cluster, num_workers) if limit else None)
+        most = limit(cluster, num_workers) if limit else None
+        if placement is not None and placement.is_global:
+            parts = num_workers or self.rdd.getNumPartitions()
+            yield shuffled(
+                cluster, from_rows(cluster, self.rdd, self.reader, None).blocks, min(parts, most or parts), placement.seed
+            )
+        else:
+            yield from_rows(cluster, self.rdd, self.reader, num_workers, most)
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """Use the partitions of the RDD."""
@@ -426,7 +462,11 @@ class BatchSource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> Iterator[Dataset]:
         """One partition for each worker, of which there are as many as slots by default."""
         session = active_remote_session()
@@ -462,7 +502,11 @@ class KeyedRddSource(RddSource):
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> Iterator[Dataset]:
         """Use the partitions of the RDD."""
         yield self.lazy()
@@ -487,13 +531,23 @@ class FrameSource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> Iterator[Dataset]:
         """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions."""
         cluster = Cluster(self.frame.sparkSession.sparkContext, self.environment)
+        most = limit(cluster, num_workers) if limit else None
+        if placement is not None and placement.is_global:
+            blocks = FrameBlocks(self._narrowed(None), self._read)
+            parts = num_workers or blocks.num_partitions
+            yield shuffled(cluster, blocks, min(parts, most or parts), placement.seed)
+            return
         narrowed = self._narrowed(num_workers)
-        if limit:
-            narrowed = narrowed.coalesce(limit(cluster, num_workers))
+        if most:
+            narrowed = narrowed.coalesce(most)
         yield SparkDataset(cluster, FrameBlocks(narrowed, self._read))
 
     def split_by(self, column: str) -> tuple[Source, Source]:
@@ -541,12 +595,20 @@ class RemoteFrameSource(FrameSource):
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
+        self,
+        num_workers: int | None = None,
+        slices: int | None = None,
+        limit: SlotLimit | None = None,
+        placement: Placement | None = None,
     ) -> Iterator[Dataset]:
         """Like `FrameSource.dataset`, but without RDDs, so the rows are redistributed if all partitions train together."""
         cluster = RemoteCluster(self.frame.sparkSession, self.environment)
-        narrowed = self._narrowed(_together(cluster, num_workers, limit) if limit else num_workers)
-        yield RemoteDataset(cluster, narrowed, self._read)
+        parts = _together(cluster, num_workers, limit) if limit else num_workers
+        if placement is not None and placement.is_global:
+            rows = RemoteDataset(cluster, self._narrowed(None), self._read)
+            yield shuffled_remotely(rows, parts or cluster.slots, placement.seed)
+        else:
+            yield RemoteDataset(cluster, self._narrowed(parts), self._read)
 
 
 def is_batch_function(data: Any) -> bool:

@@ -12,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -111,10 +111,12 @@ class SparkDataset:
     Attributes:
         cluster: The cluster of the rows.
         blocks: The rows.
+        repeats_rows: Whether the rows must be the same when they are read again; see `OpenFiles`.
     """
 
     cluster: Cluster
     blocks: Blocks
+    repeats_rows: bool = field(default=False, kw_only=True)
 
     @property
     def num_partitions(self) -> int:
@@ -150,7 +152,7 @@ class SparkDataset:
         found: tuple[Handle, ...] = ()
         try:
             found = tuple(without_problems(self.cluster.collect(handles)))
-            yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name)
+            yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name, repeats_rows=self.repeats_rows)
         finally:
             quietly(handles.unpersist)
             quietly(lambda: self._remove(name, found))
@@ -177,6 +179,7 @@ class StoredSparkDataset:
     handle_rdd: RDD[Any]
     handles: tuple[Handle, ...]
     name: str
+    repeats_rows: bool = field(default=False, kw_only=True)
 
     @property
     def num_partitions(self) -> int:
@@ -268,13 +271,10 @@ class StoredSparkDataset:
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """Run a task over the files; see `Dataset.run`."""
-        cores = self.cluster.task_cores
-        return SparkResults(
-            self.cluster,
-            RddBlocks(self.handle_rdd),
-            OpenFiles(Deferred(task), cores),
-            repair=(self.blocks, StoreAndRun(self.name, Deferred(task), cores)),
-        )
+        checksums = tuple(handle.checksum for handle in self.handles) if self.repeats_rows else ()
+        call = OpenFiles(Deferred(task), self.cluster.task_cores, checksums)
+        repair = self.blocks, StoreAndRun(self.name, call)
+        return SparkResults(self.cluster, RddBlocks(self.handle_rdd), call, repair)
 
     def train(self, task: TrainingTask[R]) -> SparkResults[R]:
         """Run a task over the files; see `StoredDataset.train`."""

@@ -23,6 +23,7 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Shared, Task, TaskContext
 from sparkkeras.data.files import Handle, one_block
+from sparkkeras.data.placement import SAME_ROWS
 from sparkkeras.data.sizes import BLOCK_BYTES, INLINE_BYTES, PIECE_BYTES
 from sparkkeras.data.text import Text
 from sparkkeras.data.values import Pickled, ValueFile
@@ -237,14 +238,24 @@ class Store:
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """Run a task over a partition's files."""
+    """Run a task over a partition's files.
+
+    Attributes:
+        task: The task.
+        cores: The CPU cores of the task.
+        checksums: The checksums that the rows of each partition must have, where their places depend on the rows alone:
+            Spark writes the files again after it has lost an executor. Empty: rows may be in another order then.
+    """
 
     task: Task[Any]
     cores: int
+    checksums: tuple[int | None, ...] = ()
 
     def __call__(self, partition: int, handles: Iterable[Handle]) -> Iterator[Any]:
         """Yield the task's results, or `Missing`."""
         for handle in handles:
+            if self.checksums and handle.checksum != self.checksums[handle.partition]:
+                raise DataError(f"the rows changed when they were read again, after an executor was lost. {SAME_ROWS}")
             try:
                 yield from self.task(task_context(partition, self.cores), _opened(handle))
             except FilesMissing:
@@ -265,13 +276,12 @@ class StoreAndRun:
     """Write a partition's files on this machine, then run a task over them."""
 
     name: str
-    task: Task[Any]
-    cores: int
+    call: OpenFiles
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
         """The results of the task."""
         handle = files.write(blocks, partition, files.home(self.name))
-        yield from OpenFiles(self.task, self.cores)(partition, iter([handle]))
+        yield from self.call(partition, iter([handle]))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any
 import keras
 
 from sparkkeras.data.dataset import StoredDataset
-from sparkkeras.data.files import Handle
-from sparkkeras.errors import ConfigurationError, counted
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.events import Events
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -22,60 +21,6 @@ from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 MAX_RESTARTS = 3
 """How often all-reduce training starts again, unless the user says otherwise."""
-
-
-@dataclass(frozen=True)
-class TrainValidationSplit:
-    """How each partition's rows are split: the first ``train`` rows for training, the next ``validate`` for validation.
-
-    ``None`` rows for training are all of an unknown number, see `Handle.rows`.
-    """
-
-    train: tuple[int | None, ...]
-    validate: tuple[int, ...]
-
-    @classmethod
-    def split(cls, handles: Sequence[Handle], validation_split: float) -> TrainValidationSplit:
-        """Use the last rows of each partition for validation, as Keras does with the last rows of arrays.
-
-        In total ``rows - floor(rows * (1 - validation_split))`` rows are for validation. They are apportioned by the sizes
-        of the partitions (largest remainder method); every partition with rows keeps at least one for training.
-
-        Raises:
-            ConfigurationError: There are too few rows for the split.
-        """
-        if validation_split == 0.0:
-            return cls(tuple(handle.rows for handle in handles), (0,) * len(handles))
-        sizes = [handle.rows or 0 for handle in handles]  # all are known, see `check_row_count`
-        total = sum(sizes)
-        wanted = total - int(total * (1.0 - validation_split))
-        quotas = [wanted * size / max(total, 1) for size in sizes]
-        counts = [min(int(quota), max(size - 1, 0)) for quota, size in zip(quotas, sizes, strict=True)]
-        by_remainder = sorted(range(len(sizes)), key=lambda i: (counts[i] - quotas[i], i))
-        while sum(counts) < wanted:
-            before = sum(counts)
-            for index in by_remainder:
-                if sum(counts) < wanted and counts[index] < sizes[index] - 1:
-                    counts[index] += 1
-            if sum(counts) == before:
-                break  # every partition has only one training row left
-        if sum(counts) == 0:
-            raise ConfigurationError(
-                f"validation_split={validation_split} of {counted(total, 'row')} in {counted(len(sizes), 'partition')} "
-                "leaves no rows to validate or none to train on: use more rows, fewer partitions (num_workers=), or "
-                "validation_data."
-            )
-        return cls(tuple(size - count for size, count in zip(sizes, counts, strict=True)), tuple(counts))
-
-    @property
-    def workers(self) -> list[int]:
-        """The partitions with rows to train on."""
-        return [worker for worker, rows in enumerate(self.train) if rows != 0]
-
-    @property
-    def validation_spans(self) -> tuple[tuple[int, int], ...]:
-        """The validation rows of each partition, as (start, stop)."""
-        return tuple((train or 0, (train or 0) + count) for train, count in zip(self.train, self.validate, strict=True))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sparkkeras.data.block import BlockSpec, describe
 from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
+from sparkkeras.data.placement import Placement, Shuffle, TrainValidationSplit, shuffle_argument
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, warn
@@ -43,7 +44,7 @@ from sparkkeras.sources.source import (
 )
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
-from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
+from sparkkeras.training.job import Coordination, Job, Validation
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
 
@@ -55,9 +56,9 @@ class FitRequest:
     Attributes:
         source: The rows to train on.
         held_out: The rows to validate on, unless they are a part of ``source``.
+        placement: How the rows to train on are divided among the workers.
         options: How a worker trains.
         validation_options: How rows to validate on become batches.
-        validation_split: The fraction of each partition's rows that is used for validation.
         validation_freq: The number of epochs from one validation to the next.
         epochs: The epoch, counted from 0, at which training ends.
         initial_epoch: The epoch at which it begins.
@@ -69,9 +70,9 @@ class FitRequest:
 
     source: Source
     held_out: Source | None
+    placement: Placement
     options: FitOptions
     validation_options: BatchOptions
-    validation_split: float
     validation_freq: int
     epochs: int
     initial_epoch: int
@@ -79,6 +80,11 @@ class FitRequest:
     callbacks: list[keras.callbacks.Callback]
     worker_callbacks: list[keras.callbacks.Callback]
     verbose: int
+
+    @property
+    def validation_split(self) -> float:
+        """The fraction of the rows that is used for validation."""
+        return self.placement.validation_split
 
     @property
     def validates(self) -> bool:
@@ -115,7 +121,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     validation_col: str | None,
     validation_freq: int,
     validation_batch_size: int | None,
-    shuffle: bool,
+    shuffle: Shuffle,
     class_weight: Mapping[int, float] | None,
     sample_weight: Any,
     steps_per_epoch: int | None,
@@ -160,11 +166,12 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
                 f"worker_callbacks: {type(callback).__name__} follows the run on the driver, where its events are: pass it "
                 "as callbacks=, or as monitor= of an ensemble."
             )
+    placement = Placement(shuffle_argument("shuffle", shuffle), seed, validation_split)
     options = FitOptions(
         batch_size=arguments.integer("batch_size", batch_size),
         transform=inference.transform_by_value(transform),
         input_names=input_names(model),
-        shuffle=arguments.flag("shuffle", shuffle),
+        shuffle=placement.shuffle,
         seed=seed,
         class_weight=arguments.class_weight("class_weight", class_weight),
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
@@ -176,6 +183,11 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
     if steps_per_epoch is not None:
         source = limited(source)
+    if placement.is_global and source.in_batches:
+        raise ConfigurationError(
+            'shuffle="global" redistributes stored rows, but data is a function, whose batches are read anew in each epoch: '
+            "leave shuffle out, and have the function read rows of all kinds."
+        )
     if validation_split:
         check_row_count(source, "validation_split", "pass a second function as validation_data=.")
     if validation_col is not None:
@@ -184,9 +196,9 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     request = FitRequest(
         source=source,
         held_out=held_out,
+        placement=placement,
         options=options,
         validation_options=BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches),
-        validation_split=validation_split,
         validation_freq=validation_freq,
         epochs=epochs,
         initial_epoch=initial_epoch,
@@ -231,11 +243,13 @@ def prepare_fit(
     check_monitors(models, custom_objects, *monitors)
     with ExitStack() as stack:
         coordination.events.emit(PhaseStarted("Storing rows on the workers"))
-        training = request.source.dataset(partitioning.num_workers, partitioning.slices, partitioning.limit)
+        training = request.source.dataset(
+            partitioning.num_workers, partitioning.slices, partitioning.limit, request.placement
+        )
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
-        split = TrainValidationSplit.split(stored.handles, request.validation_split)
+        split = TrainValidationSplit.split([handle.rows for handle in stored.handles], request.validation_split)
         held_out_rows: Sequence[int | None] = split.validate
         validation = None
         if request.validation_split:

@@ -11,7 +11,8 @@ import keras
 from sparkkeras.checkpoints.differences import differences
 from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
 from sparkkeras.data.dataset import StoredDataset, common_spec
-from sparkkeras.errors import counted
+from sparkkeras.data.placement import SAME_ROWS
+from sparkkeras.errors import DataError, counted
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import learning_rate, put_generators
@@ -87,20 +88,34 @@ def known_rates(stored: Rates, now: Rates) -> tuple[Rates, Rates]:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of each worker: the numbers of those to train on, and the checksums of all, see `Handle`."""
+    """The rows of each worker.
+
+    Attributes:
+        counts: The numbers of those to train on.
+        checksums: The checksums of all, see `Handle`.
+        repeat: Whether the same rows have the same places each time that they are read.
+    """
 
     counts: list[int | None]
     checksums: list[int | None]
+    repeat: bool = False
 
     @classmethod
     def of(cls, job: Job, dataset: StoredDataset) -> Rows:
         """The rows of a dataset, as a job splits them."""
-        return cls(list(job.split.train), [handle.checksum for handle in dataset.handles])
+        return cls(list(job.split.train), [handle.checksum for handle in dataset.handles], job.options.shuffle == "global")
 
     def differ_from(self, checksums: Sequence[int | None]) -> bool:
-        """Whether a checksum differs from one in a checkpoint, of those that are known."""
+        """Whether a checksum differs from one in a checkpoint, of those that are known.
+
+        Raises:
+            DataError: One differs, although the places of rows depend on the rows alone.
+        """
         pairs = zip(self.checksums, checksums, strict=False)
-        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+        differ = any(None not in pair and pair[0] != pair[1] for pair in pairs)
+        if differ and self.repeat:
+            raise DataError(f"the rows are not those of the training that is resumed. {SAME_ROWS}")
+        return differ
 
 
 def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:

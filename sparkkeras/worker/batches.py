@@ -14,6 +14,7 @@ import numpy as np
 from sparkkeras.data.block import Block, BlockSpec, Form, Structure, concatenate_alike
 from sparkkeras.data.dataset import BlockStream
 from sparkkeras.data.order import RowOrder
+from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.custom_code import ByValue
@@ -55,14 +56,14 @@ class FitOptions(BatchOptions):
     """How a worker trains.
 
     Attributes:
-        shuffle: Whether to shuffle the rows before each epoch.
+        shuffle: Whether to shuffle the rows before each epoch; ``"global"``: they were also placed at random.
         seed: Seeds the shuffle, dropout masks and the global generators of NumPy and Python, with the indices of worker and
             epoch.
         class_weight: The weight of each class index, as in ``keras.Model.fit``.
         callbacks: Keras callbacks that run on the workers.
     """
 
-    shuffle: bool = True
+    shuffle: Shuffle = True
     seed: int = 0
     class_weight: dict[int, float] | None = None
     callbacks: ByValue[Sequence[Any]] | None = None

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, SparkModel, WorkerError
+from sparkkeras.data.placement import even_slices
 from sparkkeras.ml import KerasEstimator
-from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.training import allreduce_hosts

@@ -13,10 +13,11 @@ import pytest
 from sparkkeras import to_data_frame
 from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.local_dataset import LocalDataset
+from sparkkeras.data.placement import even_slices
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import WorkerError
-from sparkkeras.sources.arrays import even_slices, rows_of
+from sparkkeras.sources.arrays import rows_of
 from sparkkeras.sources.source import as_source, lazy_dataset
 from tests.sources.conformance import LARGE, PARTS, DatasetConformance, Scaled, numbered_block
 

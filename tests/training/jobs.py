@@ -8,6 +8,7 @@ import numpy as np
 
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.events import Events, RowsTrained, listeners
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
@@ -16,7 +17,7 @@ from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training import allreduce
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.independent import IndependentStrategy
-from sparkkeras.training.job import Job, Server, TrainValidationSplit
+from sparkkeras.training.job import Job, Server
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.strategy import MODES, make_strategy

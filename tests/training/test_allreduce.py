@@ -20,6 +20,7 @@ from sparkkeras import (
 from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalShared, LocalStream
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, DriverConnectionError
 from sparkkeras.events import Events, WorkersChanged
@@ -43,7 +44,6 @@ from sparkkeras.training.allreduce import (
 )
 from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import TrainValidationSplit
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.worker_reports import Report, check_finite

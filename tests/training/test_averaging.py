@@ -8,12 +8,13 @@ from sparkkeras.data import local_dataset
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import worker_reports
 from sparkkeras.training.averaging import Mean, Report, merge
-from sparkkeras.training.job import TrainValidationSplit, Validation
+from sparkkeras.training.job import Validation
 from sparkkeras.training.worker_reports import merges_on_workers
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
@@ -67,7 +68,7 @@ def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear):
 
 def test_validation_rows_of_the_same_partitions(linear):
     dataset = partitions(20, 10)
-    parts = TrainValidationSplit.split(dataset.handles, 0.2)
+    parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
     assert parts.train == (16, 8)
     validation = Validation(dataset, BatchOptions(BATCH), 2, parts.validation_spans)
     validated = []

@@ -18,6 +18,7 @@ from sparkkeras import Checkpoint
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.data.local_dataset import LocalDataset
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError, TrainingInterruptedError
 from sparkkeras.events import Events, RunResumed
 from sparkkeras.modeling.custom_code import ByValue
@@ -26,7 +27,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.training import callback_states
 from sparkkeras.training.checkpointing import CheckpointRecorder
-from sparkkeras.training.job import Server, TrainValidationSplit, Validation
+from sparkkeras.training.job import Server, Validation
 from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
@@ -85,7 +86,7 @@ def train(
 def validated(dataset=None):
     """Arguments for validation on a part of the rows of each partition."""
     dataset = dataset or partitions(8, 5)
-    split = TrainValidationSplit.split(dataset.handles, 0.2)
+    split = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
     validation = Validation(dataset, BatchOptions(BATCH), 1, split.validation_spans)
     return {"dataset": dataset, "split": split, "validation": validation}
 

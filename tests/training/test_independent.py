@@ -9,6 +9,7 @@ import pytest
 from sparkkeras.data.block import concatenate
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset, LocalRows, LocalShared
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, DivergenceError
 from sparkkeras.modeling import metrics
@@ -18,7 +19,7 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average
 from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, PartitionRows, TrainMember
-from sparkkeras.training.job import Job, TrainValidationSplit, Validation
+from sparkkeras.training.job import Job, Validation
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
@@ -43,7 +44,7 @@ def train(
 ):
     """Train; return the histories."""
     archives = [ModelArchive.pack(model) for model in models]
-    parts = TrainValidationSplit.split(dataset.handles, split)
+    parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], split)
     options = FitOptions(
         BATCH, None, shuffle=shuffle, seed=seed, callbacks=callbacks and ByValue.dump(callbacks, "callbacks")
     )

@@ -19,6 +19,7 @@ import pytest
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunning, LocalStream
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.events import Incident
 from sparkkeras.modeling import metrics
@@ -29,7 +30,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
-from sparkkeras.training.job import Server, TrainValidationSplit, Validation
+from sparkkeras.training.job import Server, Validation
 from sparkkeras.training.parameter_server import unmoved_warning
 from sparkkeras.training.worker_reports import mean_logs
 from sparkkeras.worker.batches import BatchOptions
@@ -438,7 +439,7 @@ def test_each_optimizer_has_its_own_number_of_iterations(tmp_path):
 def test_validation_uses_the_weights_of_its_epoch(linear, own):
     """The worker is several epochs ahead of the driver, whose callback is slow."""
     dataset = partitions(22)
-    parts = TrainValidationSplit.split(dataset.handles, 0.2)
+    parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
     held_out = LocalDataset((rows(X[17:19], Y[17:19]), None, rows(X[19:20], Y[19:20]), rows(X[20:22], Y[20:22])))
     validation = (
         Validation(held_out, BatchOptions(BATCH), 2)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.local_dataset import LocalDataset, LocalStream
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.training.job import TrainValidationSplit
 from tests.conftest import long
 from tests.training.jobs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
 
@@ -172,7 +172,7 @@ def test_divergence_names_the_worker_with_the_bad_rows(linear, mode):
 
 def test_validation_rows_are_not_trained_on(linear, mode):
     dataset = partitions(20, 10)
-    parts = TrainValidationSplit.split(dataset.handles, 0.2)
+    parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
     fit(linear, dataset, mode, split=parts, epochs=2)
     found = ModelState.take(linear.model).weights.vector
     linear.reset()

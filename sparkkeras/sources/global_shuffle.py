@@ -1,0 +1,181 @@
+"""Redistributes rows at random over partitions, to places that only depend on the rows and a seed.
+
+So the places are the same when rows are read again, after an executor was lost or when training is resumed. A first shuffle
+sorts all rows by a digest of their bytes, so that equal rows meet, and a second one deals them in this order. So partitions
+have the same number of rows, however often rows repeat, and the last rows of each are those with the highest digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from sparkkeras.data import files
+from sparkkeras.data.block import Block, concatenate_alike, piece_rows
+from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
+from sparkkeras.data.text import Text, to_text
+from sparkkeras.sources.connect import OverBlocks, RemoteDataset, current_partition
+from sparkkeras.sources.spark_dataset import Blocks, RddBlocks, SparkDataset
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Key = tuple[int, ...]
+"""The index of the partition of some rows, and what they are sorted by there."""
+
+Digests = Array
+"""The digest of each row as two numbers, shape (rows, 2), uint64."""
+
+
+def digests_of(block: Block, seed: int) -> Digests:
+    """The BLAKE2b digests of the bytes of each row, of 16 bytes, which differ from seed to seed."""
+    rows = block.rows
+    fixed: list[Array] = []
+    texts: list[tuple[Array, memoryview]] = []
+    for array in block.dense().arrays:
+        values = array.reshape(rows, -1)
+        if array.dtype == object:
+            offsets, data = cast(Text, to_text(array)[0]).buffers
+            texts.append((offsets[:: max(1, values.shape[1])], data.data))
+            values = np.diff(offsets).reshape(rows, -1)
+        fixed.append(np.ascontiguousarray(values).view(np.uint8).reshape(rows, -1))
+    joined = np.concatenate(fixed, axis=1)
+    width, numbers = joined.shape[1], joined.reshape(-1).data
+    seeded = hashlib.blake2b(digest_size=16, salt=seed.to_bytes(16, "little"))
+    digests = bytearray()
+    for row in range(rows):
+        digest = seeded.copy()
+        digest.update(numbers[row * width : (row + 1) * width])
+        for starts, text in texts:
+            digest.update(text[starts[row] : starts[row + 1]])
+        digests += digest.digest()
+    return np.frombuffer(digests, np.dtype("<u8")).reshape(rows, 2).astype(np.uint64)
+
+
+@dataclass(frozen=True)
+class ByDigest:
+    """Splits rows into ranges of digests, as many as there are partitions; yields ``((range,), (digests, rows))``."""
+
+    parts: int
+    seed: int
+
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[tuple[Key, tuple[Digests, Block]]]:
+        """Split the rows of a partition, several blocks at a time."""
+        for block in _larger(blocks):
+            digests = digests_of(block, self.seed)
+            ranges = ((digests[:, 0] >> np.uint64(32)) * np.uint64(self.parts)) >> np.uint64(32)
+            order = np.argsort(ranges, kind="stable")
+            cuts = np.searchsorted(ranges[order], np.arange(1, self.parts))
+            size = piece_rows(block.row_bytes, BLOCK_BYTES)
+            for number, rows in enumerate(np.split(order, cuts)):
+                for start in range(0, len(rows), size):
+                    piece = rows[start : start + size]
+                    yield (number,), (digests[piece], block[piece])
+
+
+def _larger(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The rows of blocks in blocks of about `CHUNK_BYTES`, so that each range gets many rows of them."""
+    held: list[Block] = []
+    for block in blocks:
+        held.append(block)
+        if sum(each.nbytes for each in held) >= CHUNK_BYTES:
+            yield from files.one_block(concatenate_alike(held))
+            held = []
+    yield from files.one_block(concatenate_alike(held))
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Sorts the rows of a range by their digests, and deals one to each partition in turn.
+
+    Yields ``((partition, range, number), rows)``, so that a partition can sort its rows, in whatever order they arrive.
+    """
+
+    parts: int
+
+    def __call__(self, number: int, pieces: Iterable[tuple[Digests, Block]]) -> Iterator[tuple[Key, Block]]:
+        """Deal the rows of a range. They are on disk meanwhile, since they may be more than fit into memory."""
+        digests: list[Digests] = []
+
+        def rows_of() -> Iterator[Block]:
+            for found, piece in pieces:
+                digests.append(found)
+                yield piece
+
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-", dir=files.home("")) as folder:
+            block = files.write(rows_of(), number, Path(folder)).open()
+            if block is None:
+                return
+            found = np.concatenate(digests)
+            order = np.lexsort((found[:, 1], found[:, 0]))
+            size = piece_rows(block.row_bytes, BLOCK_BYTES)
+            for part in range(self.parts):
+                rows = order[(part - number) % self.parts :: self.parts]
+                for index, start in enumerate(range(0, len(rows), size)):
+                    yield (part, number, index), block[rows[start : start + size]]
+
+
+def shuffled(cluster: Cluster, blocks: Blocks, parts: int, seed: int) -> SparkDataset:
+    """Redistribute rows at random to ``parts`` partitions, in an order that only depends on the rows and the seed."""
+    ranges = blocks.map(cluster, ByDigest(parts, seed), training=False).partitionBy(parts, _partition)
+    dealt = ranges.values().mapPartitionsWithIndex(Deal(parts)).repartitionAndSortWithinPartitions(parts, _partition)
+    return SparkDataset(cluster, RddBlocks(dealt.values()), repeats_rows=True)
+
+
+def _partition(key: Key) -> int:
+    return key[0]
+
+
+def shuffled_remotely(dataset: RemoteDataset, parts: int, seed: int) -> RemoteDataset:
+    """The same on Spark Connect; see `shuffled`."""
+    by_range = ToCells(OverBlocks(dataset.read, ByDigest(parts, seed)))
+    ranges = dataset.frame.mapInArrow(by_range, "part int, cell binary").repartitionById(parts, "part")
+    dealt = ranges.mapInArrow(ToCells(OverCells(Deal(parts))), "part int, range int, number int, cell binary")
+    frame = dealt.repartitionById(parts, "part").sortWithinPartitions("range", "number")
+    return RemoteDataset(dataset.cluster, frame, CellsToBlocks(), repeats_rows=True)
+
+
+@dataclass(frozen=True)
+class ToCells:
+    """Writes the keys and values that a function yields for a partition as rows of a frame, each in its own batch."""
+
+    call: Callable[[Iterator[pa.RecordBatch]], Iterator[tuple[Key, Any]]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        import pyarrow as pa
+
+        for key, value in self.call(batches):
+            columns = [*(pa.array([number], pa.int32()) for number in key), pa.array([pickle.dumps(value, 5)], pa.binary())]
+            yield pa.record_batch(columns, [*("part", "range", "number")[: len(key)], "cell"])
+
+
+@dataclass(frozen=True)
+class CellsToBlocks:
+    """Reads the values that `ToCells` has written."""
+
+    def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+        """The values of a partition."""
+        for batch in batches:
+            yield from map(pickle.loads, batch.column("cell").to_pylist())
+
+
+@dataclass(frozen=True)
+class OverCells:
+    """Calls a function for the values of a partition; see `CellsToBlocks`."""
+
+    call: Callable[[int, Iterable[Any]], Iterator[Any]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """Yield the results."""
+        partition = current_partition()
+        yield from self.call(partition, CellsToBlocks()(partition, batches))

@@ -1,0 +1,139 @@
+"""Which rows each partition trains on, and which it validates on."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkkeras.data.placement import Placement, TrainValidationSplit, even_slices
+from sparkkeras.errors import ConfigurationError, counted
+
+
+def split(sizes, validation_split):
+    return TrainValidationSplit.split(sizes, validation_split)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "validation_split", "train", "validate"),
+    [
+        ((10,), 0.2, (8,), (2,)),
+        ((10, 10), 0.2, (8, 8), (2, 2)),
+        ((100, 50), 0.1, (90, 45), (10, 5)),
+        ((7,), 0.5, (3,), (4,)),  # int(7 * 0.5) = 3 for training
+        ((10,), 0.01, (9,), (1,)),  # int(10 * 0.99) = 9 for training
+        ((10, 0, 10), 0.1, (9, 0, 9), (1, 0, 1)),
+        ((3, 3, 3), 0.1, (2, 3, 3), (1, 0, 0)),  # one row: the remainders are equal, so the first gets it
+        ((2, 5, 8), 0.2, (2, 4, 6), (0, 1, 2)),  # quotas 0.4, 1, 1.6: the largest remainder is the last one's
+        ((1, 1, 8), 0.3, (1, 1, 5), (0, 0, 3)),  # quotas 0.3, 0.3, 2.4: no partition loses its last row
+        ((1, 3), 0.9, (1, 1), (0, 2)),  # 4 rows wanted, but each partition keeps one
+        ((1, 1, 1, 97), 0.99, (1, 1, 1, 1), (0, 0, 0, 96)),
+    ],
+)
+def test_rows_of_each_partition_for_training_and_validation(sizes, validation_split, train, validate):
+    shares = split(sizes, validation_split)
+    assert shares.train == train
+    assert shares.validate == validate
+
+
+def test_without_a_split_all_rows_are_for_training():
+    shares = split((3, 0, 5), 0.0)
+    assert shares == TrainValidationSplit((3, 0, 5), (0, 0, 0))
+    assert shares.validation_spans == ((3, 3), (0, 0), (5, 5))
+
+
+def test_the_last_rows_of_each_partition_are_for_validation():
+    assert split((10, 5), 0.2).validation_spans == ((8, 10), (4, 5))
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.floats(0.001, 0.999))
+def test_a_split_keeps_its_guarantees(sizes, validation_split):
+    total, filled = sum(sizes), sum(size > 0 for size in sizes)
+    wanted = total - int(total * (1 - validation_split))  # as in Keras for arrays
+    if min(wanted, total - filled) == 0:
+        with pytest.raises(ConfigurationError):
+            split(sizes, validation_split)
+        return
+    shares = split(sizes, validation_split)
+    assert sum(shares.validate) == min(wanted, total - filled)
+    assert [train + held for train, held in zip(shares.train, shares.validate, strict=True)] == sizes
+    assert all((train > 0) == (size > 0) for train, size in zip(shares.train, sizes, strict=True))
+    assert all(held >= 0 for held in shares.validate)
+    assert all(0 <= start <= stop == size for (start, stop), size in zip(shares.validation_spans, sizes, strict=True))
+    assert shares == split(sizes, validation_split)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.floats(0.001, 0.999))
+def test_rows_are_apportioned_by_largest_remainders(sizes, validation_split):
+    total = sum(sizes)
+    wanted = total - int(total * (1 - validation_split))
+    quotas = [wanted * size / total for size in sizes]
+    if wanted == 0 or any(int(quota) + 1 > size - 1 for quota, size in zip(quotas, sizes, strict=True) if size):
+        return  # a partition may have only one training row left
+    extra = [held - int(quota) for held, quota in zip(split(sizes, validation_split).validate, quotas, strict=True)]
+    assert set(extra) <= {0, 1}
+    remainders = {0: [0.0], 1: [1.0]}
+    for one, quota in zip(extra, quotas, strict=True):
+        remainders[one].append(quota - int(quota))
+    assert max(remainders[0]) <= min(remainders[1])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 20), st.integers(1, 6), st.integers(2, 20))
+def test_equal_partitions_differ_by_at_most_one_validation_row(parts, percent, size):
+    validation_split = percent / 8
+    try:
+        shares = split([size] * parts, validation_split)
+    except ConfigurationError:
+        return
+    assert max(shares.validate) - min(shares.validate) <= 1
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(2, 500), st.floats(0.01, 0.99))
+def test_the_number_of_validation_rows_equals_that_of_keras(rows, validation_split):
+    from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+
+    wanted = rows - int(rows * (1 - validation_split))
+    if not 0 < wanted < rows:
+        return
+    (train,), (held,) = train_validation_split((np.zeros((rows, 1)),), validation_split)
+    assert split([rows], validation_split) == TrainValidationSplit((len(train),), (len(held),))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "validation_split"), [((1,), 0.5), ((1, 1, 1), 0.9), ((0, 1), 0.1), ((0, 0), 0.2), ((), 0.2)]
+)
+def test_too_few_rows_are_reported(sizes, validation_split):
+    with pytest.raises(ConfigurationError) as caught:
+        split(sizes, validation_split)
+    assert (
+        f"validation_split={validation_split} of {counted(sum(sizes), 'row')} in {counted(len(sizes), 'partition')}"
+        in str(caught.value)
+    )
+    assert "validation_data" in str(caught.value)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(2, 300), st.integers(1, 8), st.floats(0, 0.6), st.booleans())
+def test_the_last_rows_of_arrays_are_for_validation_and_the_others_are_dealt(rows, parts, validation_split, shuffle):
+    try:
+        split = TrainValidationSplit.split([part.stop - part.start for part in even_slices(rows, parts)], validation_split)
+    except ConfigurationError:
+        return
+    dealt = Placement(shuffle, 3, validation_split).deal(rows, parts)
+    train = [each[:count] for each, count in zip(dealt, split.train, strict=True)]
+    held_out = [each[count:] for each, count in zip(dealt, split.train, strict=True)]
+    assert np.concatenate(held_out).tolist() == list(range(sum(split.train), rows))
+    assert sorted(np.concatenate(train)) == list(range(sum(split.train)))
+    assert all((np.diff(each) > 0).all() for each in dealt)
+    if not shuffle:
+        assert np.concatenate(train).tolist() == list(range(sum(split.train)))
+
+
+def test_arrays_are_dealt_by_the_seed():
+    dealt = [[each.tolist() for each in Placement(True, seed).deal(1000, 4)] for seed in (1, 1, 2)]
+    assert dealt[0] == dealt[1] != dealt[2]
+    means = [np.mean(each) for each in dealt[0]]
+    assert 450 < min(means) < max(means) < 550
