@@ -18,6 +18,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import DriverDataset
+from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
@@ -328,7 +329,7 @@ class SparkModel:
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
         shuffle: Shuffle = True,
-        class_weight: Mapping[int, float] | None = None,
+        class_weight: ClassWeight | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -375,6 +376,7 @@ class SparkModel:
                 ``"global"`` also redistributes the rows of an RDD or a DataFrame at random over the workers, once, while
                 they are stored: for rows that are sorted, by label, date or key. ``False`` keeps the order of all rows.
             class_weight: A weight for each class, as in ``keras.Model.fit``. Cannot be combined with sample weights.
+                ``"balanced"``: inversely proportional to the rows of each class, ``rows / (classes * rows of the class)``.
             sample_weight: For arrays, weights of 0 or more, shape (samples,). For a DataFrame, the column of weights.
             initial_epoch: The epoch at which training starts.
             steps_per_epoch: The maximum number of batches of each worker per epoch; workers with fewer batches end earlier.

@@ -26,6 +26,7 @@ from numpy.typing import DTypeLike
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.data.partition_stats import PartitionStats
+from sparkkeras.data.sparse import SparseRows
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.errors import DataError, StorageError
 from sparkkeras.weights import Array
@@ -197,8 +198,11 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
 def checksum_of(block: Block) -> int:
     """A CRC-32 of the rows of a block in memory, in their order; not the one of the same rows on disk."""
     checksums = []
-    for leaf, array in zip(block.spec.leaves, block.dense().arrays, strict=True):
-        parts = cast(Text, to_text(array)[0]).buffers if leaf.is_text else (array,)
+    for leaf, array in zip(block.spec.leaves, block.arrays, strict=True):
+        if isinstance(array, SparseRows):
+            parts: tuple[Array, ...] = array.starts, array.columns, array.values
+        else:
+            parts = cast(Text, to_text(array)[0]).buffers if leaf.is_text else (array,)
         checksums += [zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data) for part in parts]
     return zlib.crc32(repr(checksums).encode())
 

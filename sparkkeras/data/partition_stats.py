@@ -6,13 +6,18 @@ learns a part of the problem, and the average of the models may be much worse th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
+
+T = TypeVar("T")
 
 MAX_CLASSES = 1024
 """Labels that are whole numbers in a range of up to this size are counted as classes."""
@@ -29,11 +34,12 @@ RARE = 30
 FEW = 10
 """Moments are compared in partitions that have more rows on average: a few outliers would decide in smaller ones."""
 
-LARGE_OF_LABELS = 0.2
-"""From this share of variance on, a difference of labels is large; see `differences`."""
+LARGE_OF_LABELS = 0.25
+"""From this size on, a difference of labels is large: it cost 0.5 to 3 percentage points of accuracy in synchronous training
+with 2 and 10 partitions (``benchmarks/sorted_rows.py``)."""
 
 LARGE_OF_FEATURES = 0.5
-"""The same for features."""
+"""The same for features, whose difference cost up to 2.5 percentage points."""
 
 SIGNIFICANT = 5.5
 """From this number of standard deviations on, a difference is significant."""
@@ -45,14 +51,29 @@ Counts = Mapping[int, int]
 """The number of rows of each class."""
 
 
+ClassWeight = Mapping[int, float] | Literal["balanced"]
+"""The values of ``class_weight=`` in training."""
+
+
+def class_weight_argument(name: str, value: Any) -> dict[int, float] | Literal["balanced"] | None:
+    """A weight for each class, ``"balanced"``, or ``None``.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    return "balanced" if isinstance(value, str) and value == "balanced" else arguments.class_weight(name, value)
+
+
 @dataclass(frozen=True)
 class Moments:
-    """The mean and the sum of squared deviations of some values of a row.
+    """The means and the sums of squared deviations of some values of a row, and of their inverse hyperbolic sines.
+
+    The latter are like logarithms of large values, so that a few of these do not hide all others.
 
     Attributes:
         rows: The number of rows.
-        mean: The mean of each value, shape (values,).
-        squares: The sum of squared deviations from it.
+        mean: The mean of each value, and then of each inverse hyperbolic sine, shape (2 * values,).
+        squares: The sums of squared deviations from these.
     """
 
     rows: int
@@ -64,6 +85,7 @@ class Moments:
         """Of a non-empty array of numbers: of a sample of its rows and of their values."""
         values = array.reshape(len(array), -1)[:: -(-len(array) // SAMPLED_ROWS)]
         sample = values[:, sampled_values(values.shape[1])].astype(np.float64)
+        sample = np.concatenate([sample, np.arcsinh(sample)], axis=1)
         mean = sample.mean(axis=0)
         return cls(len(sample), mean, ((sample - mean) ** 2).sum(axis=0))
 
@@ -144,6 +166,28 @@ def _class_counts(labels: Array) -> Counts | None:
     return {int(index): int(counts[index]) for index in np.flatnonzero(counts)}
 
 
+def balanced_weights(stats: Sequence[PartitionStats]) -> dict[int, float]:
+    """A weight for each class that is inversely proportional to its rows: ``rows / (classes * rows of the class)``.
+
+    This is what scikit-learn means by ``class_weight="balanced"`` (King and Zeng 2001, https://doi.org/10.1093/pan/9.2.137).
+
+    Args:
+        stats: The statistics of each partition with rows, for a single array of labels.
+
+    Raises:
+        DataError: The labels are no class indices and no one-hot rows, or there are too many classes.
+    """
+    counts = _if_all(each.classes[0] if each.classes else None for each in stats)
+    if not counts:
+        raise DataError(
+            'class_weight="balanced" counts the rows of each class: expected labels that are class indices or one-hot rows, '
+            f"of at most {MAX_CLASSES} classes. Pass the weights instead, {{class index: weight}}."
+        )
+    total = sum_counts(counts)
+    rows = sum(total.values())
+    return {index: rows / (len(total) * each) for index, each in total.items()}
+
+
 @dataclass(frozen=True)
 class Difference:
     """A difference between partitions that is significant and large.
@@ -166,9 +210,8 @@ class Difference:
 def largest_difference(spec: BlockSpec, stats: Mapping[int, PartitionStats]) -> Difference | None:
     """The largest difference between partitions, of those that are significant and large; labels before features.
 
-    The measure is the share of the variance of a value that lies between partitions, without what chance contributes: omega
-    squared for numbers, and Cramer's V squared with the correction of Bergsma (2013, https://doi.org/10.1016/j.jkss.2012.10.002)
-    for classes. It is 0 for shuffled rows and 1 if a partition determines the value, however many rows there are. It has to
+    The measure is the share of the variance of a value that lies between partitions, or for classes what corresponds to it,
+    without what chance contributes. It is 0 for shuffled rows and about 1 for sorted ones, however many there are. It has to
     be large, since many rows make any difference significant.
 
     Args:
@@ -179,77 +222,107 @@ def largest_difference(spec: BlockSpec, stats: Mapping[int, PartitionStats]) -> 
         return None
     numbers, each = list(stats), list(stats.values())
     features = len(spec.leaves[spec.form.span("x")])
-    found: list[tuple[float, Difference]] = []
+    found: list[tuple[bool, float, Difference]] = []
     for index in range(len(each[0].classes)):
-        counts = [one.classes[index] for one in each]
-        if None not in counts:
-            found += _of_classes(features + index, numbers, [one for one in counts if one is not None])
-    if found:
-        return max(found, key=lambda pair: pair[0])[1]
-    for index in range(len(each[0].moments)):
-        moments = [one.moments[index] for one in each]
-        if None not in moments:
-            limit = LARGE_OF_FEATURES if index < features else LARGE_OF_LABELS
-            width = int(np.prod(spec.leaves[index].shape, dtype=np.int64))
-            found += _of_moments(index, sampled_values(width), numbers, [one for one in moments if one is not None], limit)
-    return max(found, key=lambda pair: (pair[1].array >= features, pair[0]))[1] if found else None
+        counts = _if_all(one.classes[index] for one in each)
+        if counts and (size := difference_of_classes(counts)) >= LARGE_OF_LABELS:
+            table, classes = _common(counts)
+            shares = table[:, : len(classes)] / np.maximum(table.sum(axis=1, keepdims=True), 1)
+            column = int(np.argmax(np.ptp(shares, axis=0)))
+            low, high = _ends(numbers, shares[:, column])
+            found.append((True, size, Difference(features + index, None, classes[column], low, high)))
+    for index, leaf in enumerate(spec.leaves[: len(each[0].moments)]):
+        moments = _if_all(one.moments[index] for one in each)
+        if moments:
+            sizes = differences_of_values(moments)
+            position = int(np.argmax(sizes))
+            if sizes[position] >= (LARGE_OF_FEATURES if index < features else LARGE_OF_LABELS):
+                values = sampled_values(int(np.prod(leaf.shape, dtype=np.int64)))
+                place = position % len(values)
+                low, high = _ends(numbers, np.array([one.mean[place] for one in moments]))
+                size = float(sizes[position])
+                found.append((index >= features, size, Difference(index, int(values[place]), None, low, high)))
+    return max(found, key=lambda one: (one[0], one[2].group is not None, one[1]))[2] if found else None
 
 
-def _of_classes(array: int, numbers: Sequence[int], counts: Sequence[Counts]) -> list[tuple[float, Difference]]:
-    """The class whose shares differ most, with the size of the difference of all classes."""
-    total = sum_counts(counts)
-    common = [index for index, rows in total.items() if rows >= RARE]
-    table = np.array([[each.get(index, 0) for index in common] for each in counts], np.float64).reshape(len(counts), -1)
-    sizes = np.array([sum(each.values()) for each in counts], np.float64)
-    rest = sizes - table.sum(axis=1)
-    if rest.sum() >= RARE:
-        table = np.column_stack([table, rest])
+def _if_all(values: Iterable[T | None]) -> list[T]:
+    """The values; none if one is ``None``."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return known if len(known) == len(found) else []
+
+
+def _ends(numbers: Sequence[int], means: Array) -> tuple[tuple[int, float], tuple[int, float]]:
+    """The partitions with the smallest and the largest mean, and these."""
+    low, high = int(np.argmin(means)), int(np.argmax(means))
+    return (numbers[low], float(means[low])), (numbers[high], float(means[high]))
+
+
+def difference_of_classes(counts: Sequence[Counts]) -> float:
+    """How much the classes of partitions differ; 0 if that is not significant.
+
+    The mean square contingency, without what chance contributes to it, divided by that of the same rows sorted by class. (So
+    a rare class counts as much as others; Cramer's V has the most that any table may have in the denominator.)
+
+    Args:
+        counts: The class counts of each partition.
+    """
+    table, _ = _common(counts)
+    table = table[table.sum(axis=1) > 0]
     rows, (parts, columns) = table.sum(), table.shape
     if columns < 2:
-        return []
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / rows
-    with np.errstate(divide="ignore", invalid="ignore"):
-        chi_squared = float(np.nansum((table - expected) ** 2 / expected))
+        return 0.0
+    sizes, totals = table.sum(axis=1, keepdims=True), table.sum(axis=0)
+    expected = sizes * totals / rows
+    chi_squared = float(((table - expected) ** 2 / expected).sum())
     freedom = (parts - 1) * (columns - 1)
-    excess = max(0.0, chi_squared / rows - freedom / (rows - 1))
-    least = min(parts - (parts - 1) ** 2 / (rows - 1), columns - (columns - 1) ** 2 / (rows - 1)) - 1
-    if least <= 0 or _deviations(chi_squared / freedom, freedom) < SIGNIFICANT or excess / least < LARGE_OF_LABELS:
-        return []
-    shares = table[:, : len(common)] / np.maximum(sizes, 1)[:, None]
-    column = int(np.argmax(np.ptp(shares, axis=0)))
-    low, high = int(np.argmin(shares[:, column])), int(np.argmax(shares[:, column]))
-    ends = (numbers[low], float(shares[low, column])), (numbers[high], float(shares[high, column]))
-    return [(excess / least, Difference(array, None, common[column], *ends))]
+    if not freedom or _deviations(chi_squared / freedom, freedom) < SIGNIFICANT:
+        return 0.0
+    part_ends, class_ends = np.cumsum(sizes)[:, None], np.cumsum(totals)
+    in_order = np.minimum(part_ends, class_ends) - np.maximum(part_ends - sizes, class_ends - totals)
+    chance = freedom * rows / (rows - 1)
+    most = ((in_order.clip(0) - expected) ** 2 / expected).sum() - chance
+    return float((chi_squared - chance) / most) if most > 0 else 0.0
 
 
-def _of_moments(
-    array: int, values: Array, numbers: Sequence[int], moments: Sequence[Moments], limit: float
-) -> list[tuple[float, Difference]]:
-    """The value whose means differ most, with the size of the difference."""
+def _common(counts: Sequence[Counts]) -> tuple[Array, list[int]]:
+    """The rows of each partition and class that is not rare, shape (partitions, classes), and these classes.
+
+    If the others have enough rows together, they are a last column.
+    """
+    total = sum_counts(counts)
+    classes = [index for index, rows in total.items() if rows >= RARE]
+    table = np.array([[each.get(index, 0) for index in classes] for each in counts], np.float64).reshape(len(counts), -1)
+    rest = np.array([sum(each.values()) for each in counts]) - table.sum(axis=1)
+    return (np.column_stack([table, rest]) if rest.sum() >= RARE else table), classes
+
+
+def differences_of_values(moments: Sequence[Moments]) -> Array:
+    """How much the means of the `Moments` differ: omega squared; 0 where that is not significant.
+
+    Args:
+        moments: The moments of each partition.
+    """
     rows = np.array([each.rows for each in moments], np.float64)[:, None]
     means = np.array([each.mean for each in moments])
     total, parts = float(rows.sum()), len(moments)
     if total / parts <= FEW:
-        return []
+        return np.zeros(means.shape[1])
     between = (rows * (means - (rows * means).sum(axis=0) / total) ** 2).sum(axis=0)
     within = np.sum([each.squares for each in moments], axis=0)
     noise = within / (total - parts)  # the variance within partitions
     with np.errstate(divide="ignore", invalid="ignore"):
-        omega_squared = np.nan_to_num((between - (parts - 1) * noise) / (between + within + noise), nan=0.0)
-        ratio = np.nan_to_num(between / (parts - 1) / noise, nan=0.0, posinf=1e9)
-    position = int(np.argmax(omega_squared))
-    if omega_squared[position] < limit or _deviations(float(ratio[position]), parts - 1, total - parts) < SIGNIFICANT:
-        return []
-    low, high = int(np.argmin(means[:, position])), int(np.argmax(means[:, position]))
-    ends = (numbers[low], float(means[low, position])), (numbers[high], float(means[high, position]))
-    return [(float(omega_squared[position]), Difference(array, int(values[position]), None, *ends))]
+        sizes = (between - (parts - 1) * noise) / (between + within + noise)
+        ratio = np.minimum(between / (parts - 1) / noise, 1e9)
+    significant = _deviations(ratio, parts - 1, total - parts) >= SIGNIFICANT  # no NaN is
+    return np.where(significant, sizes, 0.0)
 
 
-def _deviations(ratio: float, freedom: float, freedom_within: float = np.inf) -> float:
+def _deviations(ratio: Any, freedom: float, freedom_within: float = np.inf) -> Any:
     """How many standard deviations of a normal distribution a value of the F distribution corresponds to.
 
     With ``freedom_within`` degrees of freedom of the denominator; infinite for chi squared divided by its degrees of freedom
     (Paulson 1942, https://doi.org/10.1214/aoms/1177731608; Wilson and Hilferty 1931).
     """
     one, two, root = 2 / (9 * freedom), 2 / (9 * freedom_within), ratio ** (1 / 3)
-    return float(((1 - two) * root - (1 - one)) / np.sqrt(two * root**2 + one))
+    return ((1 - two) * root - (1 - one)) / np.sqrt(two * root**2 + one)

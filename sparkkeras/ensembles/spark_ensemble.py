@@ -17,6 +17,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.block import describe
+from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
@@ -142,7 +143,7 @@ class SparkEnsemble:
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
         shuffle: Shuffle = True,
-        class_weight: Mapping[int, float] | None = None,
+        class_weight: ClassWeight | None = None,
         sample_weight: Any = None,
         steps_per_epoch: int | None = None,
         features: Columns | None = None,
@@ -171,7 +172,7 @@ class SparkEnsemble:
             validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
             shuffle: Whether each member shuffles its rows before each epoch; see `SparkModel.fit`. ``"global"`` also
                 redistributes the rows, which ``sampling="partition"`` requires if they are sorted.
-            class_weight: A weight for each class, ``{class index: weight}``.
+            class_weight: A weight for each class, ``{class index: weight}``, or ``"balanced"``, see `SparkModel.fit`.
             sample_weight: Sample weights: an array for arrays, the name of a column for a DataFrame.
             steps_per_epoch: The maximum number of batches in an epoch; ``None``: all.
             features: The input columns of a DataFrame.

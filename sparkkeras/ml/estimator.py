@@ -16,6 +16,7 @@ from pyspark.ml import Estimator
 from sparkkeras.arguments import known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.column_values import SPARK_ML, worded_for
+from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml.converters import Names
@@ -96,7 +97,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
         shuffle: Whether each worker shuffles its rows before each epoch; ``"global"`` also redistributes the rows at random,
             see `sparkkeras.SparkModel.fit`.
-        class_weight: A weight for each class, ``{class index: weight}``.
+        class_weight: A weight for each class, ``{class index: weight}``, or ``"balanced"``, see `sparkkeras.SparkModel.fit`.
         initial_epoch: The epoch to start at, counted from 0.
         steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.
         transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers. The fitted KerasTransformer applies
@@ -160,7 +161,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
         shuffle: Shuffle = True,
-        class_weight: Mapping[int, float] | None = None,
+        class_weight: ClassWeight | None = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         transform: Callable[[Any, Any], Any] | None = None,

@@ -15,6 +15,7 @@ from pyspark.ml.param import Param, Params
 
 from sparkkeras import arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.data.partition_stats import class_weight_argument
 from sparkkeras.data.placement import shuffle_argument
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import converters
@@ -292,7 +293,7 @@ class TrainingParams(InferenceParams):
         "whether each worker shuffles its rows before each epoch; 'global' also redistributes them at random",
         shuffle_argument,
     )
-    class_weight = param("a weight for each class, {class index: weight}", arguments.class_weight)
+    class_weight = param("a weight for each class, {class index: weight}, or 'balanced'", class_weight_argument)
     initial_epoch = param("the epoch to start at, counted from 0", converters.number(low=0))
     steps_per_epoch = param(
         "the maximum number of batches of one worker in an epoch; None: all of its rows", arguments.optional_integer

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import known_arguments
+from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, counted
@@ -147,7 +148,7 @@ class SparkMLlibModel:
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
         shuffle: Shuffle = True,
-        class_weight: Mapping[int, float] | None = None,
+        class_weight: ClassWeight | None = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         transform: Transform | None = None,
@@ -176,7 +177,7 @@ class SparkMLlibModel:
             validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
             shuffle: Whether each worker shuffles its rows before each epoch; ``"global"`` also redistributes the rows at
                 random, see `SparkModel.fit`.
-            class_weight: A weight for each class, ``{class index: weight}``.
+            class_weight: A weight for each class, ``{class index: weight}``, or ``"balanced"``, see `SparkModel.fit`.
             initial_epoch: The epoch to start at, counted from 0.
             steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.
             transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers, for instance to reshape features

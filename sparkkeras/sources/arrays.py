@@ -134,12 +134,18 @@ def rows_of(block: Block) -> Iterator[tuple[Any, ...]]:
 
 
 class ArraysRDD(PipelinedRDD):  # type: ignore[type-arg]
-    """An RDD of rows that keeps the arrays it was made from, so that ``fit`` can send arrays instead of rows."""
+    """An RDD of rows that refers to the arrays that it was made from, so that ``fit`` can send these instead of rows."""
 
     def __init__(self, context: SparkContext, block: Block, parts: int, x: Any, y: Any, sample_weight: Any) -> None:
         blocks, _ = send(context, block, even_slices(block.rows, parts))
         super().__init__(blocks, _all_rows)
         self.x, self.y, self.sample_weight = x, y, sample_weight
+        self._checksum = files.checksum_of(block)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the arrays have not changed since; otherwise only the RDD itself has its rows."""
+        return files.checksum_of(from_arrays(self.x, self.y, self.sample_weight)) == self._checksum
 
 
 def _all_rows(_: int, blocks: Iterable[Block]) -> Iterator[tuple[Any, ...]]:

@@ -223,7 +223,7 @@ def as_source(
         return _frame_source(data, reader, y, sample_weight, columns or NamedColumns(), environment)
     if columns is not None:
         reader = columns.of_rows(data, reader)
-    if isinstance(data, ArraysRDD):
+    if isinstance(data, ArraysRDD) and data.is_current:
         _check_no_labels(y, sample_weight)
         return ArraysRddSource(reader, reader.read_arrays(data.x, data.y, data.sample_weight), environment, data)
     if is_rdd(data):

@@ -17,6 +17,7 @@ from sparkkeras.data.block import BlockSpec, describe
 from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
+from sparkkeras.data.partition_stats import ClassWeight, balanced_weights, class_weight_argument
 from sparkkeras.data.placement import Placement, Shuffle, TrainValidationSplit, shuffle_argument
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
@@ -58,6 +59,7 @@ class FitRequest:
         held_out: The rows to validate on, unless they are a part of ``source``.
         placement: How the rows to train on are divided among the workers.
         options: How a worker trains.
+        balances_classes: Whether the weights of classes follow from their rows; ``options`` has none then.
         validation_options: How rows to validate on become batches.
         validation_freq: The number of epochs from one validation to the next.
         epochs: The epoch, counted from 0, at which training ends.
@@ -72,6 +74,7 @@ class FitRequest:
     held_out: Source | None
     placement: Placement
     options: FitOptions
+    balances_classes: bool
     validation_options: BatchOptions
     validation_freq: int
     epochs: int
@@ -122,7 +125,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     validation_freq: int,
     validation_batch_size: int | None,
     shuffle: Shuffle,
-    class_weight: Mapping[int, float] | None,
+    class_weight: ClassWeight | None,
     sample_weight: Any,
     steps_per_epoch: int | None,
     features: Columns | None,
@@ -167,13 +170,14 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
                 "as callbacks=, or as monitor= of an ensemble."
             )
     placement = Placement(shuffle_argument("shuffle", shuffle), seed, validation_split)
+    weights = class_weight_argument("class_weight", class_weight)
     options = FitOptions(
         batch_size=arguments.integer("batch_size", batch_size),
         transform=inference.transform_by_value(transform),
         input_names=input_names(model),
         shuffle=placement.shuffle,
         seed=seed,
-        class_weight=arguments.class_weight("class_weight", class_weight),
+        class_weight={} if isinstance(weights, str) else weights,
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
@@ -188,6 +192,8 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
             'shuffle="global" redistributes stored rows, but data is a function, whose batches are read anew in each epoch: '
             "leave shuffle out, and have the function read rows of all kinds."
         )
+    if weights == "balanced":
+        check_row_count(source, 'class_weight="balanced"', "pass the weights, {class index: weight}.")
     if validation_split:
         check_row_count(source, "validation_split", "pass a second function as validation_data=.")
     if validation_col is not None:
@@ -198,6 +204,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         held_out=held_out,
         placement=placement,
         options=options,
+        balances_classes=weights == "balanced",
         validation_options=BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches),
         validation_freq=validation_freq,
         epochs=epochs,
@@ -249,6 +256,10 @@ def prepare_fit(
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
+        options = request.options
+        if request.balances_classes:
+            weights = balanced_weights([handle.stats for handle in stored.handles if handle.stats is not None])
+            options = replace(options, class_weight=weights)
         split = TrainValidationSplit.split([handle.rows for handle in stored.handles], request.validation_split)
         held_out_rows: Sequence[int | None] = split.validate
         validation = None
@@ -280,7 +291,7 @@ def prepare_fit(
                 rule=coordination.rule,
                 rule_state=coordination.rule_state,
                 split=split,
-                options=replace(request.options, progress=progress),
+                options=replace(options, progress=progress),
                 steps_per_epoch=request.steps_per_epoch,
                 validation=validation,
                 server=coordination.server,

@@ -68,11 +68,15 @@ def arguments_of(request: FitRequest) -> dict[str, Any]:
     return {
         "batch_size": options.batch_size,
         "shuffle": options.shuffle,
-        "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
+        "class_weight": "balanced" if request.balances_classes else _by_text(options.class_weight or {}),
         "steps_per_epoch": request.steps_per_epoch,
         "validation_split": request.validation_split,
         "validation": f"every {counted(request.validation_freq, 'epoch')}" if request.validates else None,
     }
+
+
+def _by_text(weights: Mapping[int, float]) -> dict[str, float]:
+    return {str(index): weight for index, weight in weights.items()}
 
 
 def initial_rate(model: keras.Model) -> float | None:

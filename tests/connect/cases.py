@@ -121,7 +121,9 @@ CASES = {
     "stopping": Case(lambda spark: (frame(spark), {"callbacks": [stopping()], "epochs": 5})),
     "transform": Case(lambda spark: (frame(spark), {"transform": doubled})),
     "arrays": Case(lambda spark: (*arrays(), {})),
-    "arrays_of_three": Case(lambda spark: (*arrays(), {"shuffle": False}), num_workers=3),
+    "arrays_of_three": Case(lambda spark: (*arrays(), {"validation_split": 0.25}), num_workers=3),
+    "arrays_in_order": Case(lambda spark: (*arrays(), {"shuffle": False}), num_workers=3),
+    "global_shuffle": Case(lambda spark: (frame(spark), {"shuffle": "global", "validation_split": 0.25}), num_workers=3),
     "allreduce": Case(lambda spark: (*arrays(), {"validation_split": 0.25}), mode="allreduce"),
     "batches": Case(lambda spark: (read, {"validation_data": read}), num_workers=2),
     "two_ended": Case(
@@ -134,7 +136,7 @@ CASES = {
 }
 
 
-QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "batches", "two_ended"}
+QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "global_shuffle", "batches", "two_ended"}
 """The cases that run different code; the others run in the long version of the suite only."""
 
 CHOSEN = [name for name in CASES if SOAK or name in QUICK]

@@ -149,6 +149,22 @@ def test_a_killed_worker_or_executor_changes_no_bit(sc, arrays, tmp_path, execut
 
 
 @pytest.mark.cluster
+def test_rows_that_are_placed_at_random_are_the_same_after_a_killed_executor(sc, arrays, tmp_path):
+    expected = train([rows(sc, arrays)], shuffle="global")
+    mark = tmp_path / "mark"
+    killed = train([rows(sc, arrays)], worker_callbacks=[Kill(str(mark), 1, 3, executor=True)], shuffle="global")
+    assert mark.exists()
+    assert_same_bits(killed, expected)
+
+
+@pytest.mark.cluster
+def test_a_source_that_gives_other_rows_after_a_killed_executor_is_an_error(sc, arrays, tmp_path):
+    changing = rows(sc, arrays).map(lambda row: (row[0] + np.float32(np.random.default_rng().random()), row[1]))
+    with pytest.raises(DataError, match=r"the rows changed when they were read again.*DataFrame\.checkpoint\(\)"):
+        train([changing], worker_callbacks=[Kill(str(tmp_path / "mark"), 1, 3, executor=True)], shuffle="global")
+
+
+@pytest.mark.cluster
 def test_arrays_reach_separate_executors(sc, arrays):
     spark_model = SparkModel(classifier(), num_workers=2)
     x, y = arrays

@@ -1,0 +1,138 @@
+"""How much partitions differ, and the class counts that follow from the same statistics."""
+
+from functools import reduce
+
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.partition_stats import Moments, PartitionStats, balanced_weights, largest_difference
+from sparkkeras.data.placement import even_slices
+from sparkkeras.errors import DataError
+from tests.conftest import long
+
+RNG = np.random.default_rng(0)
+
+
+def stats(block, parts):
+    cuts = enumerate(even_slices(block.rows, parts))
+    return {number: PartitionStats.of(block[part]) for number, part in cuts if block[part].rows}
+
+
+def difference(x, y, parts):
+    block = from_arrays(x, y, None)
+    return largest_difference(block.spec, stats(block, parts))
+
+
+def noise(rows):
+    return RNG.normal(size=(rows, 3)).astype(np.float32)
+
+
+LABELS = {
+    "classes": lambda: np.sort(RNG.integers(0, 10, 1000)),
+    "two classes": lambda: np.sort(RNG.random(1000) < 0.1),
+    "one-hot rows": lambda: np.eye(10, dtype=np.float32)[np.sort(RNG.integers(0, 10, 1000))],
+    "whole numbers as floats": lambda: np.sort(RNG.poisson(5, 1000)).astype(np.float64),
+    "numbers": lambda: np.sort(RNG.normal(size=(1000, 1)), axis=0),
+    "prices": lambda: np.sort(RNG.lognormal(10, 2, 1000)),
+    "dates": lambda: np.arange(1_700_000_000, 1_700_000_000 + 3600 * 1000, 3600),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("parts", [2, 10, 40])
+def test_rows_sorted_by_their_label_differ(kind, parts):
+    found = difference(noise(1000), LABELS[kind](), parts)
+    assert found.array == 1
+    assert found.low[1] < found.high[1]
+
+
+def test_a_difference_names_the_class_and_its_partitions():
+    y = np.repeat([0, 1, 2], [500, 300, 200])
+    found = difference(noise(1000), y, 2)
+    assert (found.group, found.low, found.high) == (0, (1, 0.0), (0, 1.0))
+
+
+def test_a_difference_names_the_value_of_a_feature():
+    x = RNG.normal(size=(1000, 40))
+    x[:, 39] = np.arange(1000)
+    found = difference(x, RNG.integers(0, 2, 1000), 4)
+    assert (found.array, found.value, found.group, found.low, found.high) == (0, 39, None, (0, 124.5), (3, 874.5))
+
+
+def test_labels_come_before_features():
+    x = noise(1000)
+    x[:, 0] = np.arange(1000)
+    assert difference(x, np.sort(RNG.integers(0, 5, 1000)), 4).array == 1
+
+
+def test_small_differences_of_many_rows_are_harmless():
+    y = RNG.random(200_000) < np.linspace(0.45, 0.55, 200_000)
+    x = np.linspace(0, 1, 200_000)[:, None] + RNG.normal(size=(200_000, 1))
+    assert difference(x, y, 4) is None
+
+
+@pytest.mark.parametrize("repetitions", [30, long(2000)])
+def test_shuffled_rows_do_not_differ(repetitions):
+    """Also with rare classes, outliers and tiny partitions: at most one of 1,000 data sets."""
+    alarms = total = 0
+    for _ in range(repetitions):
+        for rows, parts in ((60, 2), (300, 2), (300, 10), (800, 100), (2000, 50), (1000, 200)):
+            features = [
+                RNG.lognormal(0, 3, rows),
+                RNG.standard_cauchy(rows),
+                RNG.random(rows) < 0.01,
+                RNG.random(rows) < 2 / rows,
+                RNG.pareto(0.5, rows),
+            ]
+            labels = (
+                RNG.integers(0, 2, rows),
+                RNG.random(rows) < 0.02,
+                np.minimum(RNG.zipf(1.5, rows), 500),
+                RNG.integers(0, 1000, rows),
+                RNG.standard_cauchy(rows),
+            )
+            for y in labels:
+                total += 1
+                alarms += difference(np.column_stack(features), y, parts) is not None
+    assert alarms <= total // 1000
+
+
+def test_strings_nan_constants_and_missing_labels_do_not_differ():
+    x = {"a": np.full((400, 2), np.nan), "b": np.array(["x", "y"] * 200, object), "c": np.ones((400, 1))}
+    assert difference(x, np.zeros(400), 2) is None
+    assert difference(noise(400), None, 2) is None
+    assert difference(noise(400), np.sort(RNG.integers(0, 3, 400)), 1) is None
+
+
+def test_statistics_of_blocks_are_those_of_all_rows():
+    x, y = RNG.normal(1e6, 1, size=(3000, 5)), RNG.integers(-3, 4, 3000)
+    block = from_arrays(x, y, None)
+    merged = reduce(PartitionStats.union, stats(block, 7).values())
+    assert merged.classes == (dict(zip(*map(np.ndarray.tolist, np.unique(y, return_counts=True)), strict=True)),)
+    np.testing.assert_allclose(merged.moments[0].mean[:5], x.mean(axis=0))
+    np.testing.assert_allclose(merged.moments[0].squares[:5], ((x - x.mean(axis=0)) ** 2).sum(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("labels", [np.array([-(2**63), 2**63 - 1]), np.array([1e300, 1e300]), np.arange(3000), [[1, 1]]])
+def test_labels_that_are_no_classes_are_not_counted(labels):
+    found = PartitionStats.of(from_arrays(np.zeros((len(labels), 1)), np.asarray(labels), None))
+    assert found.classes == (None,)
+    assert isinstance(found.moments[1], Moments)
+
+
+def test_balanced_weights_are_those_of_scikit_learn():
+    from sklearn.utils.class_weight import compute_class_weight
+
+    y = RNG.choice([0, 1, 4], 500, p=[0.7, 0.2, 0.1])
+    expected = compute_class_weight("balanced", classes=np.array([0, 1, 4]), y=y)
+    for labels in (y, np.eye(5)[y]):
+        weights = balanced_weights(list(stats(from_arrays(noise(500), labels, None), 3).values()))
+        assert list(weights) == [0, 1, 4]
+        np.testing.assert_allclose(list(weights.values()), expected)
+
+
+def test_labels_that_cannot_be_balanced_are_an_error():
+    found = stats(from_arrays(noise(50), RNG.normal(size=50), None), 2)
+    with pytest.raises(DataError, match=r'^class_weight="balanced" counts the rows.*Pass the weights instead'):
+        balanced_weights(list(found.values()))

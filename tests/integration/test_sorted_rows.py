@@ -1,0 +1,143 @@
+"""Rows that are sorted: a warning, and places at random that do not depend on the order of the source."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from sparkkeras import Checkpoint, ConfigurationError, DataError, SparkEnsemble, SparkModel, to_data_frame, to_simple_rdd
+from sparkkeras.ml import KerasEstimator
+from tests.models import classifier
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.random((600, 8)).astype(np.float32)
+Y = np.sort(GENERATOR.integers(0, 4, 600))
+X[:, 0] += Y
+WARNING = r'rows seem to be sorted: {}.*shuffle="global"'
+
+
+def rows(sc, parts, order=slice(None)):
+    return sc.parallelize(list(zip(X[order], Y[order], strict=True)), parts)
+
+
+def fit(data, *labels, model=None, epochs=1, spark_model=(), **arguments):
+    spark_model = SparkModel(model or classifier(8, 8, 4), seed=2, **dict(spark_model))
+    history = spark_model.fit(data, *labels, epochs=epochs, verbose=0, **arguments).history
+    return spark_model.model.get_weights(), history
+
+
+def silently(*data, **arguments):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the rows seem to be sorted")
+        return fit(*data, **arguments)
+
+
+def is_same(one, other):
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one[0], other[0], strict=True)) and one[1] == other[1]
+
+
+def test_sorted_rows_give_a_warning_that_names_the_fix(sc, spark):
+    with pytest.warns(UserWarning, match=WARNING.format(r"y is (\d) in 100% of the rows of partition \1, and in 0% of")):
+        fit(rows(sc, 4))
+    frame = to_data_frame(spark, X, Y).repartitionByRange(2, "label")
+    with pytest.warns(UserWarning, match=WARNING.format("'label' is ")):
+        fit(frame)
+    fit(frame, shuffle=False)
+    fit(X, Y)
+    fit(to_simple_rdd(sc, X, Y, num_slices=4))
+
+
+def test_rows_sorted_by_a_feature_give_a_warning_that_names_the_column(spark):
+    days = np.arange(600) // 20
+    frame = spark.createDataFrame(
+        [(float(day), float(x), int(y)) for day, (x, *_), y in zip(days, X, GENERATOR.permutation(Y), strict=True)],
+        "day double, x double, label long",
+    )
+    with pytest.warns(UserWarning, match=WARNING.format("'day' has the mean .* in partition 0 and .* in partition 2")):
+        fit(frame.repartitionByRange(3, "day"), model=classifier(2, 8, 4), features=["day", "x"])
+
+
+def test_only_what_a_mode_needs_is_warned_of(sc):
+    def ensemble(sampling):
+        return SparkEnsemble([classifier(8, 4, 4, seed=seed) for seed in range(2)], sampling=sampling, seed=1)
+
+    with pytest.warns(UserWarning, match=WARNING.format("y is ")):
+        ensemble("partition").fit(rows(sc, 2), verbose=0)
+    ensemble("all").fit(rows(sc, 2), verbose=0)
+
+
+def test_global_places_do_not_depend_on_the_order_of_the_source(sc, spark):
+    expected = fit(rows(sc, 4), shuffle="global", validation_split=0.2)
+    order = GENERATOR.permutation(600)
+    assert is_same(fit(rows(sc, 3, order), shuffle="global", validation_split=0.2, spark_model={"num_workers": 4}), expected)
+    frames = [to_data_frame(spark, X[each], Y[each]).repartition(parts) for each, parts in ((slice(None), 4), (order, 5))]
+    settings = {"shuffle": "global", "validation_split": 0.2, "spark_model": {"num_workers": 3}}
+    one, other = (fit(frame, **settings) for frame in frames)
+    assert is_same(one, other)
+
+
+def test_validation_rows_of_a_global_shuffle_are_like_the_others(sc):
+    apart, mixed = ({"validation_split": 0.2, "epochs": 8, "shuffle": how} for how in (True, "global"))
+    differences = [
+        abs(np.subtract(history["loss"], history["val_loss"])[-1])
+        for _, history in (silently(rows(sc, 2), **apart), fit(rows(sc, 2), **mixed))
+    ]
+    assert differences[1] < 0.1 < differences[0]
+
+
+def test_asynchronous_workers_get_rows_at_random(sc):
+    spark_model = SparkModel(classifier(8, 8, 4), "asynchronous", seed=2, num_workers=2)
+    spark_model.fit(rows(sc, 5), epochs=1, shuffle="global", verbose=0)
+    assert [each["rows"] for each in spark_model.training_histories] == [300, 300]
+
+
+def test_spark_ml_has_the_same_shuffle(spark):
+    frame = to_data_frame(spark, X, Y).repartitionByRange(2, "label")
+    estimator = KerasEstimator(model=classifier(8, 8, 4), seed=2, verbose=0, shuffle="global")
+    assert estimator.getOrDefault("shuffle") == "global"
+    expected, _ = fit(frame, shuffle="global")
+    found = estimator.fit(frame).get_model().get_weights()
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
+def test_resuming_with_other_rows_is_an_error(sc, tmp_path):
+    def run(data, epochs, **arguments):
+        return fit(
+            data,
+            epochs=epochs,
+            shuffle="global",
+            checkpoint=Checkpoint(str(tmp_path / arguments["path"])),
+            resume=arguments.get("resume", False),
+        )
+
+    whole = run(rows(sc, 2), 3, path="whole")
+    run(rows(sc, 2), 1, path="parts")
+    assert is_same(run(rows(sc, 2, GENERATOR.permutation(600)), 3, path="parts", resume=True), whole)
+    changed = rows(sc, 2).map(lambda row: (row[0] + np.float32(1), row[1]))
+    with pytest.raises(DataError, match=r"not those of the training that is resumed.*checkpoint\(\)"):
+        run(changed, 4, path="parts", resume=True)
+
+
+def test_an_argument_that_does_not_fit_is_an_error_before_a_job(sc):
+    with pytest.raises(ConfigurationError, match=r"^shuffle='globally': expected True, False or \"global\"\.$"):
+        fit(X, Y, shuffle="globally")
+    with pytest.raises(ConfigurationError, match=r'shuffle="global" redistributes stored rows, but data is a function'):
+        fit(lambda worker, num_workers: iter(()), shuffle="global")
+
+
+def test_malformed_rows_are_reported_with_their_place(sc):
+    data = sc.parallelize([([1.0, 2.0], 0), ([1.0, float("nan")], 1)], 1)
+    with pytest.raises(DataError, match="row 1 of partition 0"):
+        fit(data, model=classifier(2, 4, 4), shuffle="global")
+
+
+def test_an_rdd_does_not_change_with_the_arrays_that_it_was_made_of(sc):
+    x, y = X.copy(), Y.copy()
+    rdd = to_simple_rdd(sc, x, y, num_slices=2)
+    expected = fit(to_simple_rdd(sc, X, Y, num_slices=2), shuffle=False)
+    model = SparkModel(classifier(8, 8, 4))
+    scores, predictions = model.evaluate(rdd), model.predict(rdd)
+    x[:], y[:] = 0, 0
+    assert is_same(silently(rdd, shuffle=False), expected)
+    np.testing.assert_allclose(model.evaluate(rdd), scores, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(rdd), predictions, rtol=1e-6)
