@@ -384,7 +384,8 @@ class SparkModel:
                 ``dataset.repeat()`` or of a generator with ``while True``.
             features: The columns of a DataFrame to use as model inputs: one column (numbers, arrays, vectors, bytes of raw
                 tensors), a list of columns to concatenate, or for several inputs ``{input name: column(s)}`` or a list with
-                a column for each. ``None``: the column ``features``, or columns with the names of the inputs.
+                a column for each: by name if these are the names of the inputs, else by position. ``None``: the column
+                ``features``, or columns with the names of the inputs.
             label: The label columns, in the same form by output. ``None``: the column ``label``, or columns with the names
                 of the outputs.
             loader: A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or

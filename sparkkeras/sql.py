@@ -14,7 +14,7 @@ from sparkkeras.data.schema import OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
-from sparkkeras.sources.frame import Loaders
+from sparkkeras.sources.frame import Loaders, check_positions
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
 from sparkkeras.spark.udf import ColumnFunction
 from sparkkeras.worker.batches import Transform
@@ -35,9 +35,9 @@ def keras_udf(
 ) -> Callable[..., Column]:
     """Make a function from columns to a column that applies a model: ``df.select(keras_udf(model)(df.features))``.
 
-    The function takes one column for each input of the model. For a model with one input it also takes several columns of
-    numbers or flat arrays, which are concatenated. Rows are passed in batches, through Arrow; each worker process loads the
-    model once.
+    The function takes one column for each input of the model, in their order. For a model with one input it also takes
+    several columns of numbers or flat arrays, which are concatenated. Rows are passed in batches, through Arrow; each worker
+    process loads the model once.
 
     Args:
         model: A built model, compiled or not. The function keeps a copy: later changes of the model do not affect it.
@@ -57,7 +57,7 @@ def keras_udf(
     Raises:
         ModelError: The model is not built, or the shape of an output is unknown.
         ConfigurationError: An argument is out of range. The returned function raises it if the model cannot take that number
-            of columns.
+            of columns, or if a column has the name of another input than the one at its position.
 
     Example::
 
@@ -85,8 +85,17 @@ class _CheckedFunction:
         error = self.read.argument_count_error(len(columns))
         if error:
             raise ConfigurationError(error)
+        specs = self.read.reader.schema.inputs
+        if len(specs) > 1:
+            given = {spec.name: _name_of(column) for spec, column in zip(specs, columns, strict=True)}
+            check_positions(f"the arguments of {self.read.function}", "input", given, "them in the order of the inputs")
         with cluster_of(self.session or active_session()).training_workers():
             return self.function(*columns)
+
+
+def _name_of(column: Any) -> str:
+    """The name of a column that is passed to a function; of a `Column`, as Spark displays it."""
+    return column if isinstance(column, str) else str(column).removeprefix("Column<'").removesuffix("'>")
 
 
 @known_arguments

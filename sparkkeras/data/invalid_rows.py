@@ -180,14 +180,16 @@ class InvalidRows:
             low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
             if low < 0 or high >= spec.indices:
                 raise DataError(
-                    f"{name} of {place} is the input of an Embedding with input_dim={spec.indices}, so its values must be "
-                    f"indices from 0 to {spec.indices - 1}, but they range from {low:g} to {high:g}. "
+                    f"{name} of {place} is for the model's {spec.title}, which goes into an Embedding with "
+                    f"input_dim={spec.indices}, so its values must be indices from 0 to {spec.indices - 1}, but they range "
+                    f"from {low:g} to {high:g}. "
                     "Renumber them, or increase input_dim."
                 )
             if self.policy == "allow" and is_floating(values.dtype) and np.isnan(values).any():
                 raise DataError(
-                    f"{name} of {place} is the input of an Embedding, which has no index for NaN: replace missing values by "
-                    f"an index of their own{', or drop such rows' if self.labelled else ''}."
+                    f"{name} of {place} is for the model's {spec.title}, which goes into an Embedding, and that has no "
+                    f"index for NaN: replace missing values by an index of their own"
+                    f"{', or drop such rows' if self.labelled else ''}."
                 )
 
     def _other_remedies(self, takes_nan: bool) -> str:

@@ -316,9 +316,45 @@ def _match_columns(
             f"{shown}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
             f"{{name: column(s)}} for {names}."
         )
+    columns = _by_position(shown, kind, columns, names)
     return Structure(len(columns), bare=False), [
         _leaf(shown, column, spec) for column, spec in zip(columns, specs, strict=True)
     ]
+
+
+def _by_position(shown: str, kind: str, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """The columns of a list in the order of the inputs or outputs; those that have their names go by name.
+
+    Raises:
+        ConfigurationError: A column has the name of another input or output than the one at its position.
+    """
+    named = {column.lower(): column for column in columns}
+    if set(named) == {name.lower() for name in names} and len(named) == len(names):
+        return [named[name.lower()] for name in names]
+    check_positions(f"{shown}={list(columns)!r}", kind, dict(zip(names, columns, strict=True)), f"{shown}={{name: column}}")
+    return columns
+
+
+def check_positions(shown: str, kind: str, columns: Mapping[str, str], remedy: str) -> None:
+    """Reject columns by position of which one has the name of another input or output; Spark ignores case in names.
+
+    Args:
+        shown: The columns, for the message.
+        kind: ``"input"`` or ``"output"``.
+        columns: The column at the position of each input or output.
+        remedy: How to pass columns in the intended order, for the message.
+
+    Raises:
+        ConfigurationError: There is such a column.
+    """
+    names = {name.lower(): name for name in columns}
+    for name, column in columns.items():
+        if column.lower() != name.lower() and column.lower() in names:
+            mapping = ", ".join(f"{each!r} gets {columns[each]!r}" for each in columns)
+            raise ConfigurationError(
+                f"{shown} are mapped to the model's {kind}s by position ({mapping}), but {column!r} is the name of the "
+                f"{kind} {names[column.lower()]!r}: pass {remedy}."
+            )
 
 
 def _label_leaf(leaf: Leaf, features: Sequence[Leaf]) -> Leaf:

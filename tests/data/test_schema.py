@@ -745,7 +745,10 @@ def test_out_of_range_indices_of_an_embedding_raise_an_error():
     reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False)
     good, bad = np.array([[0, 4], [1, 2]]), np.array([[0, 4], [5, 2]])
     assert reader.read_arrays(good, None, None).rows == 2
-    words = r"is the input of an Embedding with input_dim=5, so its values must be indices from 0 to 4, but they range"
+    words = (
+        "is for the model's input 'words', which goes into an Embedding with input_dim=5, so its values must be indices "
+        "from 0 to 4, but they range"
+    )
     with pytest.raises(DataError, match=f"^x of the arrays {words}"):
         reader.read_arrays(bad, None, None)
     with pytest.raises(DataError, match="range from -1 to 4"):
@@ -768,7 +771,9 @@ def test_nan_is_not_an_index_and_hides_no_out_of_range_index(dtype):
         with pytest.raises(DataError, match=f"from 0 to 4, but they range from {low} to {high}\\."):
             reader.read_arrays(np.array(values, dtype), None, None)
     for values in ([[np.nan, 4], [3, 0]], [[np.nan, np.nan]]):
-        with pytest.raises(DataError, match="^x of the arrays is the input of an Embedding, which has no index for NaN"):
+        with pytest.raises(
+            DataError, match="^x of .* input 'words', which goes into an Embedding, and that has no index for NaN"
+        ):
             reader.read_arrays(np.array(values, dtype), None, None)
         null = Reader(reader.schema, labelled=False, on_invalid="null")
         column = [ColumnValues(np.array(values, dtype), None, "w")]

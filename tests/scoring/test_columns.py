@@ -452,3 +452,23 @@ def test_a_model_that_was_frozen_or_quantized_after_training():
 def test_the_representation_of_a_function_of_columns_is_short():
     function = _CheckedFunction(lambda *_: None, ArgumentsToBlocks(Scorer.of(regression()).reader, function="price()"), None)
     assert re.fullmatch(r"<price\(\) of columns for the inputs \(\w+\)>", repr(function))
+
+
+def test_the_arguments_of_a_function_that_have_names_of_inputs_are_in_their_order():
+    function = _CheckedFunction(lambda *_: None, ArgumentsToBlocks(Scorer.of(two_by_two()).reader, function="rate()"), None)
+    message = (
+        r"^the arguments of rate\(\) are .* by position \('a' gets 'b', 'b' gets '%s'\), but 'b' is the name of the input"
+    )
+    for columns in (("b", "a"), (_Column("b"), _Column("A")), (_Column("b"), _Column("other + 1"))):
+        with pytest.raises(ConfigurationError, match=message % re.escape(getattr(columns[1], "name", columns[1]))):
+            function(*columns)
+
+
+class _Column:
+    """A column as Spark displays it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __str__(self):
+        return f"Column<'{self.name}'>"

@@ -92,6 +92,24 @@ def test_columns_of_several_inputs_are_matched_in_order_or_by_name(spark):
     assert select(wide, TWO, features=["u", "i"]).form.x == Structure(2, bare=False)
 
 
+def test_a_list_with_the_names_of_several_inputs_goes_by_name(spark):
+    given = frame(spark, "Item int, user array<int>, age int, price int, click int, w float")
+    named = {"features": ["Item", "user"], "label": ["price", "click"]}
+    found = select(given, TWO, True, **named)
+    assert found.names == ["user", "Item", "click", "price"]
+    assert [leaf.input.name for leaf in found.leaves[:2]] == ["user", "item"]
+    assert select(given, TWO, features=["user", "age"]).names == ["user", "age"]
+    message = error_of(ConfigurationError, given, TWO, features=["item", "age"])
+    assert message == (
+        "features=['item', 'age'] are mapped to the model's inputs by position ('user' gets 'item', 'item' gets 'age'), but "
+        "'item' is the name of the input 'item': pass features={name: column}."
+    )
+    with worded_for(SPARK_ML):
+        assert "pass featuresCol={name: column}" in error_of(ConfigurationError, given, TWO, features=["age", "user"])
+    weights = {"labelled": True, "features": ["user", "item"], "label": ["click", "price"]}
+    assert "'price' gets 'click'" in error_of(ConfigurationError, given, TWO, sample_weight=["w", "click"], **weights)
+
+
 def test_outputs_without_a_loss_need_no_labels(spark):
     found = select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"price": "paid"})
     assert found.names == ["user", "item", "paid"]
