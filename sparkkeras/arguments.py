@@ -252,10 +252,10 @@ def on_invalid_to_predict(name: str, value: Any) -> Any:
     """A policy for NaN and nulls with which every row gets one prediction."""
     if value == "drop":
         raise ConfigurationError(
-            f'{name}="drop": every row gets one prediction, so none can be dropped. Use {name}="allow", which '
-            "predicts null for rows with nulls, or drop these rows first (df.dropna(subset=[...]))."
+            f'{name}="drop": every row gets one prediction, so none can be dropped. Use {name}="null", which '
+            "predicts null for such rows of a DataFrame, or drop these rows first (df.dropna(subset=[...]))."
         )
-    return one_of(name, value, ("error", "allow"))
+    return one_of(name, value, ("error", "allow", "null"))
 
 
 def function(name: str, value: Any) -> Any:

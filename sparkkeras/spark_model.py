@@ -603,8 +603,8 @@ class SparkModel:
                 columns ``{output_col}_{output name}``.
             loader: As in `fit`.
             transform: As in `fit`; it is called with ``y=None`` and may return ``x`` alone.
-            on_invalid: ``"error"`` or ``"allow"``, as in `fit`. With ``"allow"``, the prediction for a row of a DataFrame
-                with nulls is null.
+            on_invalid: ``"error"`` or ``"allow"``, as in `fit`; or for a DataFrame ``"null"``, which predicts null for rows
+                with nulls, NaN or infinite values.
 
         Returns:
             Predictions as from ``keras.Model.predict``: an array, or a list or dict of arrays for several outputs. For a

@@ -31,7 +31,7 @@ def keras_udf(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_invalid: OnInvalidToPredict = "allow",
+    on_invalid: OnInvalidToPredict = "null",
 ) -> Callable[..., Column]:
     """Make a function from columns to a column that applies a model: ``df.select(keras_udf(model)(df.features))``.
 
@@ -47,8 +47,8 @@ def keras_udf(
         loader: A loader that converts a column into an input, such as `image_loader`, or ``{input name: loader}``.
         custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
             model.
-        on_invalid: ``"allow"`` predicts null for rows with nulls; ``"error"`` fails the query for nulls, NaN and infinite
-            values.
+        on_invalid: How to handle rows with nulls, NaN or infinite values: ``"null"`` predicts null for them, ``"allow"``
+            passes them to the model, with NaN for nulls, and ``"error"`` fails the query.
 
     Returns:
         A function of columns or column names. It returns a float for an output of shape (batch, 1), a (nested) array of
@@ -108,7 +108,7 @@ def register_keras_udf(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_invalid: OnInvalidToPredict = "allow",
+    on_invalid: OnInvalidToPredict = "null",
 ) -> Callable[..., Column]:
     """Register a model as a SQL function: ``SELECT classify(features) FROM measurements``.
 

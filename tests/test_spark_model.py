@@ -112,6 +112,17 @@ def test_predict_prints_the_number_of_rows_if_verbose(capsys):
         scoring.predict(np.ones((4, 3)), verbose=3)
 
 
+def test_only_predictions_of_a_data_frame_can_be_null(spark_model):
+    for predict in (spark_model.predict, EnsembleModel([regression(), regression()], voting="average").predict):
+        with pytest.raises(
+            ConfigurationError, match=r"only the column of a DataFrame can hold; data is an array of .*\"allow\""
+        ):
+            predict(np.ones((4, 3)), on_invalid="null")
+    for fit in (spark_model.fit, spark_model.evaluate):
+        with pytest.raises(ConfigurationError, match="on_invalid='null' is not known"):
+            fit(np.ones((4, 3)), np.ones(4), on_invalid="null")
+
+
 def test_evaluating_data_without_rows_raises_an_error():
     with pytest.raises(DataError, match="^the data to evaluate or validate on has no rows"):
         EnsembleModel([regression(), regression()], voting="average").evaluate(np.ones((0, 3)), np.ones(0))

@@ -23,13 +23,17 @@ InvalidPolicy = Literal["error", "drop", "allow", "null"]
 """How rows with nulls, NaN or infinite values are handled. Spark ML's ``handleInvalid`` needs all of these."""
 
 
+ALLOWS_NUMBERS = 'on_invalid="allow" replaces missing numbers by NaN, which strings and integers cannot be'
+"""Why ``on_invalid="allow"`` may not help, for messages."""
+
+
 @dataclass(frozen=True)
 class InvalidRows:
     """Handles invalid rows.
 
     Attributes:
-        policy: How rows with nulls, NaN or infinite values are handled. In prediction, ``"drop"`` and ``"null"`` only mask
-            such rows, and the caller drops them or predicts null.
+        policy: How rows with nulls, NaN or infinite values are handled. ``"allow"`` keeps them, with NaN for nulls. In
+            prediction, ``"drop"`` and ``"null"`` only mask such rows, and the caller drops them or predicts null.
         labelled: Whether the rows are for training or evaluation.
         has_argument: Whether the caller has an argument ``on_invalid=`` that messages can suggest.
     """
@@ -39,7 +43,7 @@ class InvalidRows:
     has_argument: bool
 
     def mask_nulls(self, leaves: Sequence[ColumnValues], arrays: list[Array], where: str, first: int) -> Array | None:
-        """Find the rows with nulls in columns, or replace the nulls by NaN in training with ``"allow"``.
+        """Find the rows with nulls in columns, or replace the nulls by NaN with ``"allow"``.
 
         Args:
             leaves: The values of each array, with their nulls.
@@ -57,21 +61,17 @@ class InvalidRows:
         for index, leaf in enumerate(leaves):
             if leaf.good is None:
                 continue
-            if not leaf.may_lack and self.labelled and self.policy == "allow" and is_floating(arrays[index].dtype):
+            if not leaf.may_lack and self.policy == "allow" and is_floating(arrays[index].dtype):
                 known = np.isnan(arrays[index].reshape(len(leaf.good), -1)).any(axis=1)  # which of its values are missing
                 arrays[index] = arrays[index].copy()
                 arrays[index][~leaf.good & ~known] = np.nan
                 continue
-            if not leaf.may_lack and (self.policy == "error" or (self.labelled and self.policy == "allow")):
-                if self.labelled:
-                    policy = 'handleInvalid="skip"' if leaf.terms.spark_ml else 'on_invalid="drop"'
-                else:
-                    keep = 'handleInvalid="keep"' if leaf.terms.spark_ml else 'on_invalid="allow"'
-                    policy = f"{keep}, which predicts null for them"
+            if not leaf.may_lack and self.policy in ("error", "allow"):
                 row = int(np.argmin(leaf.good))
+                reason = f", and {ALLOWS_NUMBERS}" if self.policy == "allow" else ""
                 raise DataError(
-                    f"{leaf.null_column(row)} has a null in row {first + row} of {where}. {leaf.terms.fill}"
-                    + (f", or {leaf.terms.give} {policy}." if self.has_argument else ".")
+                    f"{leaf.null_column(row)} has a null in row {first + row} of {where}{reason}. {leaf.terms.fill}"
+                    + (f", or {instead_of_nulls(leaf.terms, self.labelled)}." if self.has_argument else ".")
                 )
             complete = leaf.good if complete is None else complete & leaf.good
         return complete
@@ -197,12 +197,20 @@ class InvalidRows:
             return ""
         drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
         if self.policy == "allow":
-            return ', since on_invalid="allow" replaces missing numbers by NaN, which strings and integers cannot be; ' + (
-                drop or "in a DataFrame, such rows get null as their prediction"
-            )
+            null = 'for a DataFrame, on_invalid="null" predicts null for such rows'
+            return f", since {ALLOWS_NUMBERS}; {drop or null}"
         allow = 'on_invalid="allow" replaces them by NaN' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))
         return f"; {given}" if given else ""
+
+
+def instead_of_nulls(terms: Terms, labelled: bool) -> str:
+    """The policy for nulls to suggest in a message about columns."""
+    if labelled:
+        policy = 'handleInvalid="skip"' if terms.spark_ml else 'on_invalid="drop"'
+    else:
+        policy = ('handleInvalid="keep"' if terms.spark_ml else 'on_invalid="null"') + ", which predicts null for them"
+    return f"{terms.give} {policy}"
 
 
 def reject_negative_weights(block: Block, names: Sequence[str], place: str) -> None:

@@ -118,8 +118,8 @@ class Reader:
     def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
         """Make a validated block of consecutive rows of columns.
 
-        In training, invalid rows are dropped, or keep NaN in place of nulls (``on_invalid="allow"``). In prediction they
-        remain in the block, and the caller predicts null for them.
+        In training, invalid rows are dropped. In prediction they remain in the block, and the caller predicts null for them.
+        With ``on_invalid="allow"``, rows are valid and have NaN in place of nulls.
 
         Args:
             leaves: The values of each array of the form.

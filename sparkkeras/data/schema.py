@@ -14,8 +14,8 @@ OnInvalid = Literal["error", "drop", "allow"]
 """The values of ``on_invalid=`` for training and evaluation."""
 
 
-OnInvalidToPredict = Literal["error", "allow"]
-"""The values of ``on_invalid=`` for predictions, of which every row has one."""
+OnInvalidToPredict = Literal["error", "allow", "null"]
+"""The values of ``on_invalid=`` for predictions, of which every row has one; ``"null"`` is for columns of predictions."""
 
 
 @dataclass(frozen=True)

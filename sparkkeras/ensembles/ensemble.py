@@ -143,8 +143,8 @@ class EnsembleModel:
             output_col: The new column or columns of a DataFrame.
             loader: Converts a column of a DataFrame into an input, such as `image_loader`.
             transform: ``transform(x, None) -> x``, applied to each batch.
-            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` or ``"allow"``; see
-                `SparkModel.predict`.
+            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"allow"`` or, for a
+                DataFrame, ``"null"``; see `SparkModel.predict`.
 
         Returns:
             An array, or for several outputs the structure that a member returns. For a DataFrame, the DataFrame with the

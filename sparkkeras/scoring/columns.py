@@ -58,8 +58,8 @@ class Scorer:
         options: Batch size and transform.
         schema: The model's inputs.
         outputs: The model's outputs.
-        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with
-            nulls; ``"drop"`` and ``"null"`` predict null for rows with any of these.
+        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` passes them to the model with
+            NaN for nulls; ``"drop"`` and ``"null"`` predict null for them.
     """
 
     archive: ModelArchive
@@ -77,7 +77,7 @@ class Scorer:
         batch_size: int = BATCH_SIZE,
         transform: Transform | None = None,
         custom_objects: Mapping[str, Any] | None = None,
-        on_invalid: InvalidPolicy = "allow",
+        on_invalid: InvalidPolicy = "null",
     ) -> Scorer:
         """Create a scorer for a built model, compiled or not. The default batch size is its fixed one, if it has one."""
         check_built(model)
@@ -186,7 +186,7 @@ def with_predictions(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_invalid: InvalidPolicy = "allow",
+    on_invalid: InvalidPolicy = "null",
 ) -> DataFrame:
     """Add a model's predictions to a DataFrame as columns, which Spark computes lazily.
 
@@ -201,8 +201,8 @@ def with_predictions(
         loader: A loader that converts a column into an input, such as `image_loader`.
         custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
             model.
-        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with
-            nulls; ``"null"`` predicts null for rows with any of these, and ``"drop"`` drops all rows without a prediction.
+        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` passes them to the model with
+            NaN for nulls; ``"null"`` predicts null for them, and ``"drop"`` drops all rows without a prediction.
 
     Raises:
         DataError: A column is missing, or its type does not fit.
@@ -212,7 +212,8 @@ def with_predictions(
         model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_invalid=on_invalid
     )
     names = _column_names(output_col, scorer.outputs, frame.columns, is_case_sensitive(frame.sparkSession))
-    selection = ColumnMapping(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
+    named = ColumnMapping(features, loader=loader, fits=transform is None, on_invalid=on_invalid)
+    selection = named.select(frame, scorer.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession)
     function = scorer.function(cluster, BatchesToBlocks(selection, scorer.reader))
     # Spark may compute a deterministic column each time a query uses it: in a filter, and again in the result.

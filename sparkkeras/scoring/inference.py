@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
@@ -230,6 +230,11 @@ def check_predict(
     check_can_predict(model)
     size = arguments.integer("batch_size", batch_size)
     by_value = transform_by_value(transform)
+    if on_invalid == "null":
+        raise ConfigurationError(
+            f'on_invalid="null" predicts null, which only the column of a DataFrame can hold; data is {describe(data)}. '
+            'Pass on_invalid="allow", which passes NaN to the model, or drop such rows first.'
+        )
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
     source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
     if not source.in_batches:

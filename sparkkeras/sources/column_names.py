@@ -51,6 +51,14 @@ class ColumnFinder:
         field = self._found(name)[-1]
         return field.dataType, field.metadata
 
+    def may_be_null(self, name: str) -> bool:
+        """Whether a column may hold nulls.
+
+        Raises:
+            DataError: No column has this name, or several have.
+        """
+        return any(field.nullable for field in self._found(name))
+
     def _found(self, name: str) -> list[StructField]:
         """The path to the column: its field alone, or a struct and its nested fields."""
         path = _path(self._schema, name)

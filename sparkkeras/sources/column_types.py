@@ -6,10 +6,11 @@ Spark gives the types of a SQL function's arguments only to the workers, so ther
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
+from sparkkeras.data.invalid_rows import ALLOWS_NUMBERS, instead_of_nulls
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.sources.column_names import ColumnFinder
 
@@ -53,6 +54,25 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
         raise DataError(
             f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {counted(width, 'value')} per row, but the model's "
             f"{spec.title} expects rows of shape {spec.shape}. Choose other columns, or change the model's input."
+        )
+
+
+def check_nulls(features: Sequence[Leaf], labelled: bool, finder: ColumnFinder) -> None:
+    """Reject ``on_invalid="allow"``, which replaces nulls by NaN, where all features are strings.
+
+    Raises:
+        DataError: All columns of features hold strings, and one of them may hold nulls.
+    """
+    names = [name for leaf in features for name in leaf.columns]
+    if any(leaf.loader is not None for leaf in features) or not all(
+        _holds_strings(finder.type_of(name)[0]) for name in names
+    ):
+        return
+    name = next((name for name in names if finder.may_be_null(name)), None)
+    if name is not None:
+        raise DataError(
+            f"{features[0].terms.column(name)} holds strings and may hold nulls, but {ALLOWS_NUMBERS}. Replace nulls "
+            f"(df.fillna({{{name!r}: ''}})), or {instead_of_nulls(features[0].terms, labelled)}."
         )
 
 

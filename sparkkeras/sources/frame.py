@@ -11,12 +11,13 @@ import numpy as np
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.column_values import ColumnValues, current_terms
 from sparkkeras.data.columns import Leaf, Loader, label_loaders, sparse_width
+from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.sources.column_names import ColumnFinder, column_names
-from sparkkeras.sources.column_types import check_types
+from sparkkeras.sources.column_types import check_nulls, check_types
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class ColumnMapping:
         sample_weight: The columns of sample weights; ``None``: no weights.
         loader: Loaders for columns that hold other values than numbers, such as images.
         fits: Whether columns must fit the model; see `Leaf.fits`.
+        on_invalid: How rows with nulls, NaN or infinite values are handled; see `InvalidRows`.
     """
 
     features: Columns | None = None
@@ -58,6 +60,7 @@ class ColumnMapping:
     sample_weight: Columns | None = None
     loader: Loaders | None = None
     fits: bool = True
+    on_invalid: InvalidPolicy = "error"
 
     def select(self, frame: DataFrame, schema: Schema, labelled: bool) -> Selection:
         """Select the columns of the model's arrays, and check that they exist and that their types fit.
@@ -95,6 +98,8 @@ class ColumnMapping:
                 form, leaves = Form(x, y, weight), leaves + [replace(leaf, input=None) for leaf in weights]
         for leaf in leaves:
             check_types(leaf, finder)
+        if self.on_invalid == "allow":
+            check_nulls(leaves[form.span("x")], labelled, finder)
         selection = Selection(form, tuple(leaves))
         return replace(selection, packs=_packs(selection.names, finder))
 

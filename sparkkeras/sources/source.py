@@ -643,7 +643,7 @@ def _frame_source(
         raise ConfigurationError(
             f"sample_weight is {describe(sample_weight)}; for a DataFrame, pass the name of the column of weights."
         )
-    named = ColumnMapping(columns.features, columns.label, sample_weight, columns.loader, columns.fits)
+    named = ColumnMapping(columns.features, columns.label, sample_weight, columns.loader, columns.fits, reader.on_invalid)
     check_session(frame.sparkSession)
     kind = RemoteFrameSource if is_remote(frame.sparkSession) else FrameSource
     source = kind(reader, frame, named, environment)

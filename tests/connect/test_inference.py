@@ -97,7 +97,7 @@ def test_greedy_selection_on_a_frame(spark):
 
 def test_rows_with_nulls_get_null_predictions(spark, model, expected):
     frame = cases.frame(spark).selectExpr("CASE WHEN label = 0 THEN NULL ELSE features END AS features", "label")
-    found = SparkModel(model).predict(frame, on_invalid="allow").toArrow()
+    found = SparkModel(model).predict(frame, on_invalid="null").toArrow()
     missing = np.array(found.column("label").to_pylist()) == 0
     assert [value is None for value in found.column("prediction").to_pylist()] == missing.tolist()
     close(np.array(found.column("prediction").drop_null().to_pylist()), expected[~missing])

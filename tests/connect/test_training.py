@@ -160,7 +160,7 @@ def test_a_column_of_strings(spark):
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     expected = model.evaluate(text, labels, batch_size=4, verbose=0)
     assert trained.evaluate(frame, features="text") == pytest.approx(expected, rel=1e-5)
-    found = trained.predict(frame.union(spark.sql("SELECT CAST(NULL AS STRING), 0D")), features="text", on_invalid="allow")
+    found = trained.predict(frame.union(spark.sql("SELECT CAST(NULL AS STRING), 0D")), features="text", on_invalid="null")
     *scores, null = found.toArrow().column("prediction").to_pylist()
     np.testing.assert_allclose(scores, model.predict(text, verbose=0)[:, 0], rtol=1e-4, atol=1e-6)
     assert null is None

@@ -63,7 +63,9 @@ def test_nulls_that_cannot_be_nan_are_reported():
     tokens = Schema((InputSpec("tokens", (3,)),))
     for schema, row in ((text, "a"), (tokens, [1, 2, 3])):
         message = error_of([row, None], reader=Reader(schema, labelled=False, on_invalid="allow"))
-        assert "which strings and integers cannot be; in a DataFrame, such rows get null as their prediction" in message
+        assert (
+            'which strings and integers cannot be; for a DataFrame, on_invalid="null" predicts null for such rows' in message
+        )
 
 
 def test_nan_is_not_suggested_for_the_indices_of_an_embedding():
@@ -688,7 +690,7 @@ def test_a_row_is_valid_if_no_column_is_null():
     one = ColumnValues(np.arange(4.0), np.array([True, False, True, True]), "column 'a'")
     other = ColumnValues(np.arange(4.0), np.array([False, True, True, True]), "column 'b'")
     form = Form(Structure(2, bare=False))
-    block, whole = Reader(Schema(), labelled=False, on_invalid="allow").read_columns([one, other], form, "partition 0", 0)
+    block, whole = Reader(Schema(), labelled=False, on_invalid="null").read_columns([one, other], form, "partition 0", 0)
     assert (block.rows, whole.tolist()) == (4, [False, False, True, True])
     block, whole = Reader(Schema(), labelled=True, on_invalid="drop").read_columns([one, other], form, "partition 0", 0)
     assert (block.arrays[0].tolist(), whole) == ([2.0, 3.0], None)

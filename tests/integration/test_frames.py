@@ -452,22 +452,25 @@ def test_a_cached_frame_and_a_cached_prediction(spark, tmp_path):
     frame.unpersist()
 
 
-def test_rows_with_nulls_get_null_predictions_if_allowed(spark):
+def test_rows_with_nulls_get_null_predictions_or_are_predicted_with_nan(spark):
     spark_model = SparkModel(regression(width=4))
     missing = F.col("id") % 5 == 0  # rows of both partitions, either of which may fail first
     nulls = table(spark, "vector").withColumn("features", F.when(~missing, F.col("features")))
     with pytest.raises(PythonException, match=r"DataError: column 'features' has a null in row 0 of partition [01]"):
         spark_model.predict(nulls).collect()
-    found = predictions(spark_model.predict(nulls, on_invalid="allow")).astype(float)
+    found = predictions(spark_model.predict(nulls, on_invalid="null")).astype(float)
     np.testing.assert_array_equal(np.isnan(found), np.arange(ROWS) % 5 == 0)
     all_null = wide(spark).withColumn("b", F.lit(None).cast("double"))
-    scored = spark_model.predict(all_null, features=COLUMNS, on_invalid="allow")
+    scored = spark_model.predict(all_null, features=COLUMNS, on_invalid="null")
     assert scored.where("prediction is null").count() == ROWS
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
     some = wide(spark).withColumn("b", F.when(F.col("id") >= 14, F.col("b")))
-    found = predictions(spark_model.predict(some, features=COLUMNS, on_invalid="allow")).astype(float)
+    found = predictions(spark_model.predict(some, features=COLUMNS, on_invalid="null")).astype(float)
     np.testing.assert_allclose(found[14:], spark_model.model.predict(X[14:], verbose=0).ravel(), atol=1e-6)
     assert np.isnan(found[:14]).all()
+    found = predictions(spark_model.predict(some, features=COLUMNS, on_invalid="allow", transform=zeros_for_nan))
+    filled = predictions(spark_model.predict(some.fillna(0), features=COLUMNS))
+    np.testing.assert_array_equal(found, filled)
 
 
 def two_ended(structure=list):

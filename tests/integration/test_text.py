@@ -43,7 +43,7 @@ def test_columns_of_text_and_numbers(spark):
     loss = spark_model.model.evaluate(arrays, Y, verbose=0)
     np.testing.assert_allclose(spark_model.evaluate(frame, verbose=0), loss, rtol=1e-5)
     named = frame.distinct().withColumn("text", F.when(F.col("good") == 1, F.col("text")))
-    nulls = spark_model.predict(named, on_invalid="allow").where("prediction is null")
+    nulls = spark_model.predict(named, on_invalid="null").where("prediction is null")
     assert nulls.count() == frame.where("good = 0").count()
     register_keras_udf(spark, "goodness", spark_model.model)
     scores = dict(zip(zip(TEXT, SIZE, strict=True), expected, strict=True))
@@ -53,7 +53,7 @@ def test_columns_of_text_and_numbers(spark):
     with pytest.raises(
         DataError, match=r"column 'size' has the type double, but the model's input 'text' takes strings.*cast"
     ):
-        spark_model.predict(frame, features=["size", "text"])
+        spark_model.predict(frame, features={"text": "size", "size": "text"})
 
 
 def test_an_estimator_on_a_column_of_text(spark):

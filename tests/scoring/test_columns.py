@@ -42,7 +42,7 @@ def two_by_two(order=("price", "kind"), structure=tuple):
     return keras.Model([a, b], outputs, name="two")
 
 
-def task(model, *, columns=1, batch_size=8, on_invalid="allow", transform=None, selection=None):
+def task(model, *, columns=1, batch_size=8, on_invalid="null", transform=None, selection=None):
     scorer = Scorer.of(model, batch_size=batch_size, transform=transform, on_invalid=on_invalid)
     read = ArgumentsToBlocks(scorer.reader, fits=transform is None)
     if selection is not None:
@@ -50,6 +50,12 @@ def task(model, *, columns=1, batch_size=8, on_invalid="allow", transform=None, 
     return ScoreTask(
         LocalShared(scorer.archive), LocalShared(scorer.state), LocalShared(scorer.options), read, scorer.outputs
     )
+
+
+def integers():
+    """A model with an input of integers."""
+    number = keras.Input((), dtype="int32")
+    return keras.Model(number, keras.ops.cast(keras.ops.expand_dims(number, 1), "float32"))
 
 
 def score(model, *batches, **given):
@@ -260,10 +266,19 @@ def test_the_error_with_on_invalid_error_names_the_row(rows, message):
         score(regression(), *batches(X, 40), pa.array(rows, pa.list_(pa.float32())), on_invalid="error")
 
 
-def test_nan_reaches_the_model_with_on_invalid_allow():
-    found = score(regression(), pa.array([[1.0, 2.0, float("nan")], [1.0, 2.0, 3.0]])).to_pylist()
-    assert np.isnan(found[0])
-    assert np.isfinite(found[1])
+def test_nulls_and_nan_reach_the_model_as_nan_with_on_invalid_allow():
+    def zeros(x, y):
+        return np.nan_to_num(x, nan=0.0)
+
+    rows = pa.array([[1.0, 2.0, float("nan")], [1.0, None, 3.0], None, [1.0, 2.0, 3.0]], pa.list_(pa.float32()))
+    model, filled = regression(), np.array([[1, 2, 0], [1, 0, 3], [0, 0, 0], [1, 2, 3]])
+    found = score(model, rows, on_invalid="allow", transform=zeros).to_pylist()
+    np.testing.assert_allclose(found, model.predict(filled, verbose=0).ravel(), rtol=1e-5)
+    assert np.isnan(score(model, rows, on_invalid="allow").to_pylist()[:3]).all()
+    with pytest.raises(
+        DataError, match='has a null in row 1 of .* and on_invalid="allow" .* strings and integers cannot be'
+    ):
+        score(integers(), pa.array([1, None], pa.int32()), on_invalid="allow")
 
 
 @pytest.mark.parametrize("on_invalid", ["drop", "null"])
@@ -360,7 +375,7 @@ def test_errors_in_arguments_of_a_function_name_the_function_and_the_argument(co
 )
 def test_an_untyped_null_of_sql_is_a_null(columns):
     made = task(regression())
-    read = ArgumentsToBlocks(Scorer.of(regression(), on_invalid="allow").reader)
+    read = ArgumentsToBlocks(Scorer.of(regression()).reader)
     ((block, whole),) = read.blocks(columns, "partition 0", 0)
     assert (block.rows, block.x.shape[1:], whole.tolist()) == (2, (3,), [False, False])
     strict = ArgumentsToBlocks(Scorer.of(regression(), on_invalid="error").reader, function="f()")

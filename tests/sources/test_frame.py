@@ -296,6 +296,23 @@ def test_labels_cannot_be_bytes_or_text(spark):
             select(frame(spark, f"features array<int>, label {kind}"), labelled=True)
 
 
+def test_allowed_nulls_are_rejected_where_all_features_are_strings(spark):
+    schema = Schema((InputSpec("text", (2,), text=True),), ONE.outputs)
+    given = frame(spark, "a string, b string, label int, x array<float>").fillna("", "b")
+    for named in ({"schema": schema, "features": ["b", "a"]}, {"features": ["b", "a"], "fits": False}):
+        message = error_of(DataError, given, labelled=True, on_invalid="allow", **named)
+        assert message == (
+            "column 'a' holds strings and may hold nulls, but on_invalid=\"allow\" replaces missing numbers by NaN, which "
+            "strings and integers cannot be. Replace nulls (df.fillna({'a': ''})), or pass on_invalid=\"drop\"."
+        )
+        assert error_of(DataError, given, on_invalid="allow", **named).endswith(
+            'on_invalid="null", which predicts null for them.'
+        )
+        assert select(given, on_invalid="null", **named).names == ["b", "a"]
+    assert select(given, schema, features="b", fits=False, on_invalid="allow").names == ["b"]
+    assert select(given, features={"words": "a", "numbers": "x"}, fits=False, on_invalid="allow").names == ["a", "x"]
+
+
 @pytest.mark.parametrize(
     ("columns", "named", "message"),
     [
