@@ -79,8 +79,8 @@ LIBRARIES = {
 """Which packages import which of the libraries that not every process needs or has."""
 
 
-MAY_IMPORT_ANYTHING = {"__init__", "ml"}
-"""The package that loads its public names lazily, and stages of Spark ML that name the user's modules."""
+MAY_IMPORT_ANYTHING = {"__init__", "training"}
+"""The package that loads its public names lazily, and saved values that name the user's modules."""
 
 
 def files():

@@ -8,7 +8,7 @@ import keras
 from pyspark.ml import Transformer
 
 from sparkkeras.ml.persistence import Savable, is_json
-from sparkkeras.ml.references import decode, encode
+from sparkkeras.training.references import decode, encode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

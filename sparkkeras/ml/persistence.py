@@ -2,7 +2,7 @@
 
 With Spark Connect, queries write the folder, so ``model.keras`` is a data set (`sparkkeras.spark.remote_files`). Either kind
 of session loads both. Param values that JSON can hold are saved as Spark saves them. Functions and classes are saved as
-``module:name`` (`sparkkeras.ml.references`). Loading never unpickles anything.
+``module:name`` (`sparkkeras.training.references`). Loading never unpickles anything.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from pyspark.ml.util import (
 
 from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
-from sparkkeras.ml.references import decode, encode, find_code, is_registered, reference_to_code
 from sparkkeras.modeling import custom_code
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.connect import is_remote
 from sparkkeras.spark.remote_files import RemoteFiles, local_part, reason_of
 from sparkkeras.training import persistence
+from sparkkeras.training.references import decode, encode, find_code, is_registered, reference_to_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import pytest
 
 from sparkkeras import CustomObjectError, DiLoCo, ParameterServerOptions
 from sparkkeras.formats.images import image_loader
-from sparkkeras.ml.references import decode, encode, find, find_code, reference, reference_to_code
+from sparkkeras.training.references import decode, encode, find, find_code, reference, reference_to_code
 from tests.ml import parts
 
 
