@@ -431,11 +431,10 @@ def _one_length(lengths: Array, what: str) -> int:
         return 0
     differing = np.flatnonzero(lengths != lengths[0])
     if len(differing):
-        raise _UnfitError(
-            f"holds {what} of different lengths ({lengths[0]} and {lengths[differing[0]]}): every row must have the same "
-            "shape.",
-            sequences=what == "arrays",
-        )
+        found = f"holds {what} of different lengths ({lengths[0]} and {lengths[differing[0]]})"
+        if what == "byte strings":
+            raise _UnfitError(f"{found}, so they are not tensors of one shape.", "If they are encoded images")
+        raise _UnfitError(f"{found}: every row must have the same shape.", sequences=what == "arrays")
     return int(lengths[0])
 
 

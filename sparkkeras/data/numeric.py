@@ -197,6 +197,8 @@ def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
         if shape is None:
             shape, shaped = part[0].shape, row
         elif part[0].shape != shape:
+            if part[0].dtype == np.uint8 and is_encoded_image(part[0].tobytes()):
+                raise NotNumbersError(f"has another number of bytes than row {shaped}. {_ENCODED_IMAGES}", row)
             raise NotNumbersError(
                 f"has another shape than row {shaped}: {part[0].shape} instead of {shape}. "
                 f"All rows must have the same shape. {_PAD}",
@@ -222,11 +224,14 @@ def means_missing(kind: type) -> bool:
     return kind is type(None) or kind.__name__ == "NAType"  # pandas.NA, without an import of pandas
 
 
+_ENCODED_IMAGES = "These are encoded images: decode them first, or use a DataFrame column with loader=image_loader(size)."
+
+
 def _advice(array: Array) -> str:
     """Advice on converting a non-numeric array or object."""
     kind, held = array.dtype.kind, array.item() if array.ndim == 0 else None
     if kind == "S" and array.size and is_encoded_image(bytes(array.flat[0])):
-        return "These are encoded images: decode them first, or use a DataFrame column with loader=image_loader(size)."
+        return _ENCODED_IMAGES
     if kind in "US" or isinstance(held, (str, bytes)):
         return "Encode text first, for instance with keras.layers.StringLookup in transform=."
     if kind == "c" or isinstance(held, complex):

@@ -181,7 +181,14 @@ def test_tensors_may_be_null():
         ),
         ([b""], "has 0 bytes per row"),
         ([b"123456"], "has 6 bytes per row"),  # 3 bytes per value
-        ([b"12345678", b"1234"], r"byte strings of different lengths \(8 and 4\)"),
+        (
+            [b"12345678", b"1234"],
+            r"strings of different lengths \(8 and 4\), .* If they are encoded images, pass loader=image_loader\(size\)\.$",
+        ),
+        (
+            [b"\x89PNG\r\n\x1a\n1", b"\x89PNG\r\n\x1a\n12"],
+            "column 'c' holds encoded images. To decode them, pass loader=image_",
+        ),
     ],
 )
 def test_bytes_of_an_unexpected_size_raise_an_error(rows, words):

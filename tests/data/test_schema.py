@@ -696,6 +696,15 @@ def test_a_row_is_valid_if_no_column_is_null():
     assert (block.arrays[0].tolist(), whole) == ([2.0, 3.0], None)
 
 
+@pytest.mark.parametrize("kind", [bytearray, bytes])
+def test_rows_of_encoded_images_have_other_advice_than_sequences(kind):
+    images = [kind(b"\x89PNG\r\n\x1a\n" + bytes(range(1, size))) for size in (4, 9)]
+    for values in (images, objects(*images)):
+        message = error_of_arrays(values, [0, 1], None)
+        assert "These are encoded images: decode them first, or use a DataFrame column with loader=image_loader" in message
+        assert "Pad" not in message
+
+
 def test_timedeltas_in_object_arrays_are_not_integers():
     """timedelta64 is a subclass of NumPy's signed integer."""
     assert "Convert durations to numbers" in error_of_arrays(np.ones((2, 3)), objects(*[np.timedelta64(1, "s")] * 2), None)
