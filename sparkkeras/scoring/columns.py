@@ -30,7 +30,7 @@ from sparkkeras.modeling.own_methods import check_can_predict
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
-from sparkkeras.sources.column_names import is_case_sensitive, quoted
+from sparkkeras.sources.column_names import column_named, is_case_sensitive
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders
 from sparkkeras.sources.frame_blocks import BatchesToBlocks
 from sparkkeras.sources.tasks import Deferred
@@ -225,11 +225,12 @@ def with_predictions(
         struct_name = f"__{'_'.join(names)}"
         scored = frame.withColumn(struct_name, predicted)
         fields = {
-            name: scored[quoted(struct_name)].getField(output.name)
-            for name, output in zip(names, scorer.outputs, strict=True)
+            name: column_named(struct_name).getField(output.name) for name, output in zip(names, scorer.outputs, strict=True)
         }
         scored = scored.withColumns(fields).drop(struct_name)
-    return scored.where(scored[quoted(names[0])].isNotNull()) if on_invalid == "drop" or _drops(selection.leaves) else scored
+    if on_invalid == "drop" or _drops(selection.leaves):
+        return scored.where(column_named(names[0]).isNotNull())
+    return scored
 
 
 def _drops(leaves: Sequence[Leaf]) -> bool:

@@ -121,6 +121,18 @@ def is_case_sensitive(session: Any) -> bool:
     return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
+def quotes_are_patterns(session: Any) -> bool:
+    """Whether names in backticks are regular expressions in SQL, and in ``frame[name]``; not in ``functions.col(name)``."""
+    return str(session.conf.get("spark.sql.parser.quotedRegexColumnNames")).lower() == "true"
+
+
+def column_named(name: str) -> Column:
+    """A top-level column whose name may contain any character, also if `quotes_are_patterns`."""
+    from pyspark.sql import functions
+
+    return functions.col(quoted(name))
+
+
 def quoted(name: str) -> str:
     """A column's name in backticks, which may contain any character."""
     return "`" + name.replace("`", "``") + "`"

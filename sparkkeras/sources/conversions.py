@@ -15,7 +15,7 @@ from sparkkeras.data.one_hot import class_indices, encode_label
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.sources.column_names import quoted
+from sparkkeras.sources.column_names import column_named
 from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
 from sparkkeras.spark.cluster import check_running
 from sparkkeras.spark.connect import check_session, check_slots_for
@@ -185,4 +185,4 @@ def _array(name: str, given: Any) -> tuple[Array, Array | None]:
 def _with_vectors(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     from pyspark.ml.functions import array_to_vector
 
-    return frame.withColumns({name: array_to_vector(frame[quoted(name)].cast("array<double>")) for name in names})
+    return frame.withColumns({name: array_to_vector(column_named(name).cast("array<double>")) for name in names})

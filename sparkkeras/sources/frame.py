@@ -16,7 +16,7 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
-from sparkkeras.sources.column_names import ColumnFinder, column_names
+from sparkkeras.sources.column_names import ColumnFinder, column_names, quotes_are_patterns
 from sparkkeras.sources.column_types import check_nulls, check_types
 from sparkkeras.weights import Array
 
@@ -167,10 +167,17 @@ class Selection:
         """The columns to pass to Python, which `read` expects: those that are not packed, and the packed ones."""
         from pyspark.sql import functions
 
-        return [functions.expr(expression) for expression in self._expressions(frame)]
+        if not quotes_are_patterns(frame.sparkSession):
+            return [functions.expr(expression) for expression in self._expressions(frame)]
+        finder = ColumnFinder(frame)
+        columns = [finder.column(name) for name in self.names]
+        packs = [functions.array(*(columns[position] for position in pack)) for pack in self.packs]
+        return [*(columns[position] for position in self._alone), *packs]
 
     def narrowed(self, frame: DataFrame) -> DataFrame:
         """The frame with only these columns, under names without special characters; see `columns`."""
+        if quotes_are_patterns(frame.sparkSession):
+            return frame.select(*(column.alias(f"c{number}") for number, column in enumerate(self.columns(frame))))
         # One call of the JVM: each Column and each alias would be a call of its own, about a millisecond.
         return frame.selectExpr(*(f"{column} AS c{number}" for number, column in enumerate(self._expressions(frame))))
 

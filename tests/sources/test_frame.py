@@ -201,6 +201,10 @@ def test_names_may_contain_any_characters(spark):
     assert found.names == names
     assert tuple(found.narrowed(given).first()) == (1, 2, 3, 4, 5)
     assert found.narrowed(given).columns == ["c0", "c1", "c2", "c3", "c4"]
+    spark.conf.set("spark.sql.parser.quotedRegexColumnNames", "true")
+    assert tuple(found.narrowed(given).first()) == (1, 2, 3, 4, 5)
+    packed = replace(found, packs=((0, 3),))
+    assert tuple(given.select(packed.columns(given)).first()) == (2, 3, 5, [1, 4])
 
 
 def test_many_columns_of_a_type_travel_as_one(spark):
