@@ -7,7 +7,8 @@ import inspect
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from enum import Enum
+from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,19 @@ from sparkkeras.events import EventListener
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class AsInFit(Enum):
+    """The type of `AS_IN_FIT`, the default of arguments of ``evaluate`` and ``predict``: what the last ``fit`` used."""
+
+    AS_IN_FIT = "as in fit"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+AS_IN_FIT: Final = AsInFit.AS_IN_FIT
+"""The value that the last ``fit`` used for data of the same kind. Unlike it, ``None`` always means the same."""
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:

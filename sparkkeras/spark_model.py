@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.arguments import known_arguments
+from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import DriverDataset
@@ -44,7 +44,7 @@ from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.connect import check_driver
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import NamedColumns, SlotLimit, check_row_count, free_slots, is_batch_function
+from sparkkeras.sources.source import SlotLimit, check_row_count, free_slots, is_batch_function
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import missing_settings, start_workers
@@ -58,6 +58,7 @@ from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder, Recorder
+from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
@@ -241,6 +242,7 @@ class SparkModel:
         start_workers()
 
     _is_training = False
+    _rows = RowOptions()
 
     if not TYPE_CHECKING:  # type checkers already report attributes that __init__ does not define
 
@@ -259,6 +261,8 @@ class SparkModel:
                     f"SparkModel has no attribute {name!r} to set. {of_fit}{known_names(name, _ATTRIBUTES)}"
                 )
             super().__setattr__(name, value)
+            if name == "model":
+                self._rows = RowOptions()
 
     def __repr__(self) -> str:
         shown = f"SparkModel({self.model.name!r}, mode={self.mode!r}, num_workers={self.num_workers}"
@@ -471,9 +475,11 @@ class SparkModel:
                 "use another mode, or steps_per_epoch= for shorter epochs. Each epoch calls the function anew: shuffle in "
                 "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
+        rows_read = RowOptions.of_fit(data, request.source, loader, on_invalid, transform)
         fits = self._fits + 1 if saved is None else saved.work.settings["fits"]
         if recorder is not None:
-            settings = self._settings() | {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
+            settings = self._settings(rows_read)
+            settings |= {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
             recorder.check(Work.of(self.model, request, rule, self.frequency, settings), request.callbacks)
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
         progress = Progress(request.verbose, request.epochs, missing_settings())
@@ -489,7 +495,7 @@ class SparkModel:
             if recorder is not None:
                 recorder.check_data(job, stored)
                 vars(self)["seed"] = settings["seed"]  # users cannot set it during training
-            self._fits = fits
+            self._fits, self._rows = fits, rows_read
             if recorder is not None and recorder.is_complete(request.epochs):
                 return recorder.restore_result(job, request.callbacks)
             warn_of_sorted_rows(request, stored, averages=self.mode != "allreduce")
@@ -518,11 +524,11 @@ class SparkModel:
         sample_weight: Any = None,
         return_dict: bool = False,
         verbose: Verbose = 0,
-        features: Columns | None = None,
-        label: Columns | None = None,
-        loader: Loaders | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalid = "error",
+        features: Columns | AsInFit | None = AS_IN_FIT,
+        label: Columns | AsInFit | None = AS_IN_FIT,
+        loader: Loaders | AsInFit | None = AS_IN_FIT,
+        transform: Transform | AsInFit | None = AS_IN_FIT,
+        on_invalid: OnInvalid | AsInFit | None = AS_IN_FIT,
     ) -> Any:
         """Compute the loss and metrics over all rows, in the format of ``keras.Model.evaluate``.
 
@@ -537,10 +543,13 @@ class SparkModel:
             sample_weight: As in `fit`.
             return_dict: Whether to return a dict of metrics by name.
             verbose: ``"auto"``, 1 or 2 prints the metrics.
-            features: As in `fit`.
+            features: As in `fit`. ``AS_IN_FIT``, the default of this argument and of ``label``, ``loader`` and
+                ``on_invalid``: what the last `fit` used, if its data was of the same kind (DataFrame, RDD, arrays or a
+                function); ``None``: the default of `fit`.
             label: As in `fit`.
             loader: As in `fit`.
-            transform: As in `fit`.
+            transform: As in `fit`. It is never taken from the last `fit`, since it may be augmentation; if `fit` had one, a
+                warning says so, unless this is ``None``.
             on_invalid: As in `fit`.
 
         Returns:
@@ -553,17 +562,20 @@ class SparkModel:
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
         return_dict = arguments.flag("return_dict", return_dict)
+        transform = self._rows.without_transform("evaluate", transform)
+        columns = self._rows.columns(data, features, label, loader, fits=transform is None)
         source, options = inference.check_evaluate(
             self.model,
             data,
             y,
             sample_weight,
-            NamedColumns(features, label, loader, fits=transform is None),
+            columns,
             batch_size=self._batch_size(batch_size),
             transform=transform,
-            on_invalid=on_invalid,
+            on_invalid=self._rows.policy(data, on_invalid),
             verbose=verbose,
         )
+        self._rows.warn_of_columns(self.model, data, columns, labelled=source.form is not None and source.form.y is not None)
         archive = ModelArchive.pack(self.model, self.custom_objects)
         found = inference.evaluate_source(self.model, source, archive, options, self.num_workers, verbose)
         return inference.reported(self.model, inference.results(self.model, found), return_dict, verbose)
@@ -578,11 +590,11 @@ class SparkModel:
         collect: bool = True,
         keyed: bool = False,
         verbose: Verbose = 0,
-        features: Columns | None = None,
+        features: Columns | AsInFit | None = AS_IN_FIT,
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
-        loader: Loaders | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalidToPredict = "error",
+        loader: Loaders | AsInFit | None = AS_IN_FIT,
+        transform: Transform | AsInFit | None = AS_IN_FIT,
+        on_invalid: OnInvalidToPredict | AsInFit | None = AS_IN_FIT,
     ) -> Any:
         """Predict all rows, in their order and without a shuffle.
 
@@ -597,14 +609,14 @@ class SparkModel:
                 ``(key, prediction)`` pairs: a list, or a lazy RDD with ``collect=False``. For several outputs, a
                 prediction is a tuple or a dict of arrays.
             verbose: ``"auto"``, 1 or 2 prints the number of predicted rows, unless the predictions are lazy.
-            features: As in `fit`.
+            features: As in `evaluate`, also ``AS_IN_FIT``.
             output_col: The new column of a DataFrame: a float for one output of shape (batch, 1), else a (nested) array of
                 floats. For several outputs: a list of names, or ``{output name: column}``; a single name creates the
                 columns ``{output_col}_{output name}``.
-            loader: As in `fit`.
-            transform: As in `fit`; it is called with ``y=None`` and may return ``x`` alone.
+            loader: As in `evaluate`.
+            transform: As in `evaluate`; it is called with ``y=None`` and may return ``x`` alone.
             on_invalid: ``"error"`` or ``"allow"``, as in `fit`; or for a DataFrame ``"null"``, which predicts null for rows
-                with nulls, NaN or infinite values.
+                with nulls, NaN or infinite values. ``AS_IN_FIT`` is ``"error"`` if `fit` dropped such rows.
 
         Returns:
             Predictions as from ``keras.Model.predict``: an array, or a list or dict of arrays for several outputs. For a
@@ -615,31 +627,36 @@ class SparkModel:
                 while no slot is free.
             DataError: The data is malformed or does not fit the model.
         """
-        arguments.on_invalid_to_predict("on_invalid", on_invalid)
+        policy = self._rows.policy_to_predict(data, on_invalid)
+        arguments.on_invalid_to_predict("on_invalid", policy)
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         keyed, collect = arguments.flag("keyed", keyed), arguments.flag("collect", collect)
+        transform = self._rows.without_transform("predict", transform)
+        columns = self._rows.columns(data, features, None, loader, fits=transform is None)
         if is_frame(data) and not keyed:
+            self._rows.warn_of_columns(self.model, data, columns, labelled=False)
             return with_predictions(
                 data,
                 self.model,
-                features=features,
+                features=columns.features,
                 output_col=output_col,
                 batch_size=self._batch_size(
                     batch_size,
-                    fixed_batch_size(self.model) or (self.batch_size if loader else max(self.batch_size, BATCH_SIZE)),
+                    fixed_batch_size(self.model)
+                    or (self.batch_size if columns.loader else max(self.batch_size, BATCH_SIZE)),
                 ),
                 transform=transform,
-                loader=loader,
+                loader=columns.loader,
                 custom_objects=self.custom_objects,
-                on_invalid=on_invalid,
+                on_invalid=policy,
             )
         source, options = inference.check_predict(
             self.model,
             data,
-            NamedColumns(features, loader=loader),
+            columns,
             batch_size=self._batch_size(batch_size, fixed_batch_size(self.model)),
             transform=transform,
-            on_invalid=on_invalid,
+            on_invalid=policy,
             keyed=keyed,
         )
         archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
@@ -741,12 +758,13 @@ class SparkModel:
             described["parameter_server_mode"] = self.parameter_server_mode or "http"
         return described | ({} if self.mode == "allreduce" else {"rule": repr(rule)})
 
-    def _settings(self) -> dict[str, Any]:
-        """The settings to save with the model, as values for JSON."""
+    def _settings(self, rows: RowOptions) -> dict[str, Any]:
+        """The settings to save with the model, and how `fit` read its rows, as values for JSON."""
         return self.get_config() | {
             "rule": None if self._given_rule is None else rule_config(make_rule(self._given_rule, self.mode)),
             "server_options": dataclasses.asdict(self.server_options) if self.server_options else None,
             "fits": self._fits,
+            "rows": rows.as_json(self.model),
         }
 
     def _batch_size(self, value: int | None, default: int | None = None) -> int:
@@ -767,7 +785,7 @@ def save_as(kind: str, spark_model: SparkModel, path: str | os.PathLike[str], ov
         ConfigurationError: The path does not end in ``.keras``.
     """
     _check_suffix(path)
-    settings = {"kind": kind, **spark_model._settings()}
+    settings = {"kind": kind, **spark_model._settings(spark_model._rows)}
     data = persistence.pack(spark_model.model, settings, spark_model._rule_state)
     filesystem.write_bytes(str(path), data, overwrite)
 
@@ -794,7 +812,7 @@ def load_saved(
 
 def _restored(model: keras.Model, settings: dict[str, Any], rule_state: State, objects: dict[str, Any]) -> SparkModel:
     """A SparkModel with the settings of `SparkModel._settings`."""
-    fits = settings.pop("fits", 0)
+    fits, rows = settings.pop("fits", 0), settings.pop("rows", None)
     if settings.get("rule"):
         settings["rule"] = rule_from_config(settings["rule"], objects)
     if settings.get("server_options"):
@@ -803,7 +821,7 @@ def _restored(model: keras.Model, settings: dict[str, Any], rule_state: State, o
         if of_all_reduce != (settings.get("mode") == "allreduce"):
             settings.pop(name, None)  # earlier versions saved the defaults of all modes
     spark_model = SparkModel(model, custom_objects=objects, **settings)
-    spark_model._fits = fits
+    spark_model._fits, spark_model._rows = fits, RowOptions.from_json(model, rows)
     spark_model._rule_state = rule_state
     return spark_model
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.arguments import known_arguments
+from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
@@ -31,10 +31,11 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import NamedColumns, Source
+from sparkkeras.sources.source import Source
 from sparkkeras.spark import filesystem
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
+from sparkkeras.training.row_options import RowOptions
 from sparkkeras.weights import Array
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 
@@ -83,6 +84,7 @@ class EnsembleModel:
         self.voting = voting
         self.weights = compatibility.normalized_weights(weights, len(self.models))
         self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
+        self._rows = RowOptions()  # those of the members' training, if a `SparkEnsemble` trained them
         voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
         # Without members of weight 0: if one predicts NaN, 0 * NaN would make the result NaN.
         self._voters = [model for model, _ in voters]
@@ -123,11 +125,11 @@ class EnsembleModel:
         collect: bool = True,
         keyed: bool = False,
         verbose: Verbose = 0,
-        features: Columns | None = None,
+        features: Columns | AsInFit | None = AS_IN_FIT,
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
-        loader: Loaders | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalidToPredict = "error",
+        loader: Loaders | AsInFit | None = AS_IN_FIT,
+        transform: Transform | AsInFit | None = AS_IN_FIT,
+        on_invalid: OnInvalidToPredict | AsInFit | None = AS_IN_FIT,
     ) -> Any:
         """Predict with the ensemble. The predictions have the shape of one member's.
 
@@ -140,9 +142,12 @@ class EnsembleModel:
             keyed: Whether the rows of an RDD are ``(key, x)``; the result is then ``(key, prediction)`` pairs.
             verbose: ``"auto"``, 1 or 2 prints the number of rows, unless the predictions are lazy.
             features: The input columns of a DataFrame, or ``{input name: column(s)}`` with the first member's input names.
+                ``AS_IN_FIT``, the default of this argument and of ``loader`` and ``on_invalid``: what `SparkEnsemble.fit`
+                used, if its data was of the same kind.
             output_col: The new column or columns of a DataFrame.
             loader: Converts a column of a DataFrame into an input, such as `image_loader`.
-            transform: ``transform(x, None) -> x``, applied to each batch.
+            transform: ``transform(x, None) -> x``, applied to each batch. If the members were trained with one, a warning
+                says so, unless this is ``None``.
             on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"allow"`` or, for a
                 DataFrame, ``"null"``; see `SparkModel.predict`.
 
@@ -153,11 +158,14 @@ class EnsembleModel:
         Raises:
             DataError: The data is malformed or does not fit the members.
         """
-        arguments.on_invalid_to_predict("on_invalid", on_invalid)
+        policy = self._rows.policy_to_predict(data, on_invalid)
+        arguments.on_invalid_to_predict("on_invalid", policy)
         arguments.one_of("verbose", verbose, get_args(Verbose))
         keyed = arguments.flag("keyed", keyed)
         if is_frame(data) and not keyed:
-            return SparkModel(self.model, custom_objects=self.custom_objects).predict(
+            spark_model = SparkModel(self.model, custom_objects=self.custom_objects)
+            spark_model._rows = self._rows
+            return spark_model.predict(
                 data,
                 batch_size=batch_size,
                 features=features,
@@ -167,13 +175,14 @@ class EnsembleModel:
                 on_invalid=on_invalid,
             )
         model = self.model
+        transform = self._rows.without_transform("predict", transform)
         source, options = inference.check_predict(
             model,
             data,
-            NamedColumns(features, loader=loader),
+            self._rows.columns(data, features, None, loader, fits=transform is None),
             batch_size=self._batch_size(batch_size),
             transform=transform,
-            on_invalid=on_invalid,
+            on_invalid=policy,
             keyed=keyed,
         )
         rows = self._rows_here(source)
@@ -192,8 +201,8 @@ class EnsembleModel:
         data: Any,
         *,
         batch_size: int | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalidToPredict = "error",
+        transform: Transform | AsInFit | None = AS_IN_FIT,
+        on_invalid: OnInvalidToPredict | AsInFit | None = AS_IN_FIT,
     ) -> Array:
         """Predict class indices, shape (rows,).
 
@@ -239,11 +248,11 @@ class EnsembleModel:
         sample_weight: Any = None,
         return_dict: bool = False,
         verbose: Verbose = 0,
-        features: Columns | None = None,
-        label: Columns | None = None,
-        loader: Loaders | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalid = "error",
+        features: Columns | AsInFit | None = AS_IN_FIT,
+        label: Columns | AsInFit | None = AS_IN_FIT,
+        loader: Loaders | AsInFit | None = AS_IN_FIT,
+        transform: Transform | AsInFit | None = AS_IN_FIT,
+        on_invalid: OnInvalid | AsInFit | None = AS_IN_FIT,
     ) -> Any:
         """Compute the loss and metrics of the ensemble, like ``keras.Model.evaluate``.
 
@@ -259,9 +268,9 @@ class EnsembleModel:
             return_dict: Whether to return the values by name.
             verbose: ``"auto"``, 1 or 2 prints the values.
             features: As in `predict`.
-            label: The label columns of a DataFrame.
+            label: The label columns of a DataFrame; as ``features``.
             loader: As in `predict`.
-            transform: ``transform(x, y) -> (x, y)``, applied to each batch.
+            transform: ``transform(x, y) -> (x, y)``, applied to each batch; as in `predict`.
             on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
 
         Returns:
@@ -277,17 +286,20 @@ class EnsembleModel:
                 "ensemble.model.compile(loss=..., metrics=[...]) first."
             )
         model = self.model
+        transform = self._rows.without_transform("evaluate", transform)
+        columns = self._rows.columns(data, features, label, loader, fits=transform is None)
         source, options = inference.check_evaluate(
             model,
             data,
             y,
             sample_weight,
-            NamedColumns(features, label, loader, fits=transform is None),
+            columns,
             batch_size=self._batch_size(batch_size),
             transform=transform,
-            on_invalid=on_invalid,
+            on_invalid=self._rows.policy(data, on_invalid),
             verbose=verbose,
         )
+        self._rows.warn_of_columns(model, data, columns, labelled=source.form is not None and source.form.y is not None)
         rows = self._rows_here(source)
         if rows is not None:
             found: inference.EvaluationResult | None = _evaluated_here(model, rows, options)
@@ -315,7 +327,12 @@ class EnsembleModel:
                 f"path={target!r}: Keras uses this extension for a single model. Choose another one, such as ensemble.zip, "
                 "or save the ensemble as a single model: ensemble.model.save(path)."
             )
-        settings = {"voting": self.voting, "weights": self.weights, "compiled": compile_arguments(self._model)}
+        settings = {
+            "voting": self.voting,
+            "weights": self.weights,
+            "compiled": compile_arguments(self._model),
+            "rows": self._rows.as_json(self._model),
+        }
         filesystem.write_bytes(target, persistence.pack_ensemble(self.models, settings), overwrite)
 
     def _batch_size(self, given: int | None) -> int:
@@ -373,6 +390,7 @@ def load_ensemble_model(
         models, settings = persistence.unpack_ensemble(data, objects, safe_mode)
         ensemble = EnsembleModel(models, settings["voting"], settings["weights"], custom_objects=objects)
         found = {**already_loaded(settings["compiled"]), **objects}
+        ensemble._rows = RowOptions.from_json(ensemble._model, settings.get("rows"))
         compile_to_evaluate(ensemble.model, settings["compiled"], found, safe_mode=safe_mode)
     except ModelError as error:
         raise type(error)(f"{str(path)!r}: {error}") from error.__cause__

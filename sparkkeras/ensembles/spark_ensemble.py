@@ -38,6 +38,7 @@ from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
+from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import Rows, data_of
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 from sparkkeras.worker.batches import Transform
@@ -109,6 +110,7 @@ class SparkEnsemble:
         for model in self.models:
             check_trainable(model)
         self._fits = 0
+        self._rows = RowOptions()
         self._ensemble: EnsembleModel | None = None
 
     def __repr__(self) -> str:
@@ -125,6 +127,7 @@ class SparkEnsemble:
             raise ConfigurationError("the ensemble has not been trained yet: call fit first.")
         if self._ensemble is None:
             self._ensemble = EnsembleModel(self.models, self.voting, custom_objects=self.custom_objects)
+        self._ensemble._rows = self._rows
         return self._ensemble
 
     @known_arguments
@@ -240,6 +243,7 @@ class SparkEnsemble:
                 watching_spark(events, hides_bars=request.verbose == 1),
             ):
                 self.histories = self._train(request, seed, checkpoints, events)
+            self._rows = RowOptions.of_fit(data, request.source, loader, on_invalid, transform)
         return self.histories
 
     def _train(

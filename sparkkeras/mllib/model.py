@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.arguments import known_arguments
+from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments
 from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
@@ -232,8 +232,8 @@ class SparkMLlibModel:
         batch_size: int | None = None,
         return_dict: bool = False,
         verbose: Verbose = 0,
-        transform: Transform | None = None,
-        on_invalid: OnInvalid = "error",
+        transform: Transform | AsInFit | None = AS_IN_FIT,
+        on_invalid: OnInvalid | AsInFit | None = AS_IN_FIT,
     ) -> Any:
         """Compute the loss and metrics over all LabeledPoints, like ``keras.Model.evaluate``.
 
@@ -244,8 +244,10 @@ class SparkMLlibModel:
             batch_size: Rows in a batch; ``None``: the model's ``batch_size``.
             return_dict: Whether to return the values by name.
             verbose: ``"auto"``, 1 or 2 prints the values.
-            transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers.
+            transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers. If `fit` had one, a warning says
+                so, unless this is ``None``.
             on_invalid: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
+                ``AS_IN_FIT``: as in `SparkModel.evaluate`.
 
         Returns:
             A list of values, or a single value if there is only the loss; a dict with ``return_dict=True``.
@@ -270,8 +272,8 @@ class SparkMLlibModel:
         *,
         batch_size: int | None = None,
         verbose: Verbose = 0,
-        transform: Transform | None = None,
-        on_invalid: OnInvalidToPredict = "error",
+        transform: Transform | AsInFit | None = AS_IN_FIT,
+        on_invalid: OnInvalidToPredict | AsInFit | None = AS_IN_FIT,
     ) -> Any:
         """Predict for MLlib data; the result has the same form as the data.
 
@@ -283,8 +285,9 @@ class SparkMLlibModel:
                 - an RDD of Vectors or of LabeledPoints, whose labels are ignored.
             batch_size: Rows in a batch; ``None``: the model's ``batch_size``.
             verbose: ``"auto"``, 1 or 2 prints the number of rows, unless the predictions are lazy.
-            transform: ``transform(x, None) -> x``, applied to each batch on the workers.
-            on_invalid: ``"error"`` raises for NaN and infinite values; ``"allow"`` predicts for them.
+            transform: ``transform(x, None) -> x``, applied to each batch on the workers; as in `evaluate`.
+            on_invalid: ``"error"`` raises for NaN and infinite values; ``"allow"`` predicts for them. ``AS_IN_FIT``: as in
+                `SparkModel.predict`.
 
         Returns:
             For a Matrix a DenseMatrix, shape (samples, units); for a Vector a DenseVector, shape (units,); for an RDD a
@@ -348,7 +351,7 @@ class SparkMLlibModel:
         made.spark_model = spark_model
         return made
 
-    def _pairs(self, lp_rdd: Any, categorical: bool, nb_classes: int | None, transform: Transform | None) -> Any:
+    def _pairs(self, lp_rdd: Any, categorical: bool, nb_classes: int | None, transform: Transform | AsInFit | None) -> Any:
         """Convert LabeledPoints to rows that a SparkModel accepts.
 
         Raises:
@@ -363,7 +366,7 @@ class SparkMLlibModel:
         outputs = schema_of(self.model).outputs
         width = outputs[0].shape[-1] if len(outputs) == 1 and outputs[0].shape else None
         classes = width if nb_classes is None else nb_classes
-        if categorical and transform is None and width is not None and (width == 1 or classes != width):
+        if categorical and transform in (None, AS_IN_FIT) and width is not None and (width == 1 or classes != width):
             raise ConfigurationError(
                 f"categorical=True and nb_classes={nb_classes!r} do not fit the model {self.model.name!r}, whose output has "
                 f"{counted(width, 'unit')}: one-hot labels need one unit for each of two or more classes. Leave nb_classes "

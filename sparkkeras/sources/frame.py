@@ -163,6 +163,16 @@ class Selection:
     def _distinct(self) -> list[Leaf]:
         return list({id(leaf): leaf for leaf in self.leaves}.values())
 
+    def mapped(self, side: str, specs: Sequence[InputSpec]) -> Columns | None:
+        """The columns of features (``"x"``) or labels (``"y"``) by the names of inputs or outputs, as for `fit`."""
+        structure = self.form.x if side == "x" else self.form.y
+        if structure is None:
+            return None
+        columns = [list(leaf.columns) if leaf.together else leaf.columns[0] for leaf in self.leaves[self.form.span(side)]]
+        if structure.bare:
+            return columns[0]
+        return dict(zip(structure.names or [spec.name for spec in specs], columns, strict=True))
+
     def columns(self, frame: DataFrame) -> list[Column]:
         """The columns to pass to Python, which `read` expects: those that are not packed, and the packed ones."""
         from pyspark.sql import functions

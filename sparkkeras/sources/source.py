@@ -300,7 +300,7 @@ def as_sources(
     in_columns = is_frame(rows)
     if in_columns and is_frame(data):
         weights = sample_weight
-    others = NamedColumns(loader=columns.loader if _takes_rows(columns.loader) else None)
+    others = NamedColumns(loader=columns.loader if takes_rows(columns.loader) else None)
     source = as_source(data, reader, y, sample_weight, columns if is_frame(data) or not in_columns else others)
     return source, as_source(rows, reader, labels, weights, columns if in_columns else others)
 
@@ -664,7 +664,7 @@ def _together(cluster: RemoteCluster, num_workers: int | None, limit: SlotLimit)
     return min(num_workers or slots, slots)
 
 
-def _takes_rows(loader: Loaders | None) -> bool:
+def takes_rows(loader: Loaders | None) -> bool:
     """Whether a loader, or all loaders of several inputs, convert the rows of RDDs and arrays."""
     return all(isinstance(each, RowLoader) for each in (loader.values() if isinstance(loader, Mapping) else [loader]))
 

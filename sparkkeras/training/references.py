@@ -152,13 +152,13 @@ def find(location: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise CustomObjectError(
-            f"the saved folder refers to {name} of the module {module}, which cannot be imported ({error}): install the "
+            f"what was saved refers to {name} of the module {module}, which cannot be imported ({error}): install the "
             "module, or add its folder to PYTHONPATH."
         ) from error
     defined = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     if defined != (module, name):
         raise CustomObjectError(
-            f"the saved folder refers to {name} of the module {module}, which is not defined there: it is {found!r}. Only "
+            f"what was saved refers to {name} of the module {module}, which is not defined there: it is {found!r}. Only "
             "objects that a module defines itself are loaded, not those that it imports."
         )
     return found

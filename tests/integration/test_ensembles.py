@@ -137,7 +137,9 @@ def test_members_train_in_parallel(sc, spark, digits, sampling):
     x, y, x_test, y_test = digits
     spark_ensemble = SparkEnsemble(build, 3, sampling=sampling, seed=1)
     before = [model.evaluate(x_test, y_test, verbose=0)[0] for model in spark_ensemble.models]
-    histories = spark_ensemble.fit(to_data_frame(spark, x, y), epochs=4, validation_split=0.1, verbose=0)
+    frame = to_data_frame(spark, x, y, features="pixels", label="digit")
+    columns = {"features": "pixels", "label": "digit"}
+    histories = spark_ensemble.fit(frame, epochs=4, validation_split=0.1, verbose=0, **columns)
     assert histories is spark_ensemble.histories
     assert [set(history.history) for history in histories] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 3
     assert [history.epoch for history in histories] == [[0, 1, 2, 3]] * 3
@@ -145,6 +147,8 @@ def test_members_train_in_parallel(sc, spark, digits, sampling):
     assert all(mine[0] < 0.7 * loss for mine, loss in zip(alone, before, strict=True))
     together = spark_ensemble.evaluate(x_test, y_test)
     assert together[0] < np.mean([logs[0] for logs in alone])
+    assert spark_ensemble.evaluate(frame) == spark_ensemble.evaluate(frame, **columns)
+    assert "prediction" in spark_ensemble.predict(frame).columns
     assert spark_ensemble.predict(x_test).shape == (len(x_test), 10)
     assert spark_ensemble.ensemble.models == tuple(spark_ensemble.models)
 

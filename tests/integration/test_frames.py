@@ -13,7 +13,7 @@ from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types
 
-from sparkkeras import ConfigurationError, DataError, SparkModel
+from sparkkeras import Checkpoint, ConfigurationError, DataError, SparkModel, load_spark_model
 from sparkkeras.ml import KerasEstimator
 from tests.conftest import long
 from tests.integration.test_recovery import Kill
@@ -471,6 +471,34 @@ def test_rows_with_nulls_get_null_predictions_or_are_predicted_with_nan(spark):
     found = predictions(spark_model.predict(some, features=COLUMNS, on_invalid="allow", transform=zeros_for_nan))
     filled = predictions(spark_model.predict(some.fillna(0), features=COLUMNS))
     np.testing.assert_array_equal(found, filled)
+
+
+def test_evaluate_and_predict_read_rows_as_the_last_fit_did(spark, tmp_path):
+    frame = wide(spark)
+    spark_model = SparkModel(regression(width=4))
+    checkpoint = Checkpoint(tmp_path / "checkpoints")
+    spark_model.fit(frame, features=COLUMNS, label="label", transform=zeros_for_nan, verbose=0, checkpoint=checkpoint)
+    spark_model.save(tmp_path / "model.keras")
+    expected = spark_model.model.predict(X, verbose=0).ravel()
+    saved = load_spark_model(tmp_path / "model.keras"), SparkModel.from_checkpoint(tmp_path / "checkpoints")
+    for each in (spark_model, *saved):
+        with pytest.warns(UserWarning, match=r"^fit had transform=zeros_for_nan, which evaluate does not apply"):
+            loss = each.evaluate(frame)
+        assert loss == pytest.approx(spark_model.model.evaluate(X, Y, verbose=0), rel=1e-4)
+        np.testing.assert_allclose(predictions(each.predict(frame, transform=None)), expected, rtol=1e-4, atol=1e-6)
+        with pytest.warns(
+            UserWarning, match=r"^features=\['b', 'a', 'c', 'd'\] differs .* fit had features=\['a', 'b', 'c', 'd'\]"
+        ):
+            each.predict(frame, features=["b", "a", "c", "d"], transform=None)
+        with pytest.warns(UserWarning, match="^label='a' differs from the columns .* fit had label='label'"):
+            each.evaluate(frame, label="a", transform=None)
+        with pytest.raises(
+            DataError, match=r"no column 'a'\. .* The columns are those of fit, features=\['a', 'b', 'c', 'd'\]"
+        ):
+            each.predict(frame.drop("a"), transform=None)
+        with pytest.raises(ConfigurationError, match="features= is missing"):
+            each.predict(frame, features=None, transform=None)
+        assert each.predict(X, transform=None).shape == (ROWS, 1)
 
 
 def two_ended(structure=list):

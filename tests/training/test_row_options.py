@@ -1,0 +1,129 @@
+"""What `fit` leaves as the defaults of `evaluate` and `predict`, without Spark."""
+
+import json
+import warnings
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+from pyspark.mllib.linalg import DenseMatrix
+
+from sparkkeras import (
+    DataError,
+    EnsembleModel,
+    PadSequences,
+    SparkMLlibModel,
+    SparkModel,
+    load_ensemble_model,
+    load_spark_model,
+)
+from sparkkeras.arguments import AS_IN_FIT
+from sparkkeras.formats.images import image_loader
+from sparkkeras.modeling.schema import schema_of
+from sparkkeras.training.row_options import RowOptions
+from tests.ml import parts
+from tests.models import regression
+
+X = np.ones((4, 3))
+PADDED = PadSequences(3, padding="post")
+
+
+def read(options, data=X, features=AS_IN_FIT, loader=AS_IN_FIT):
+    return options.columns(data, features, AS_IN_FIT, loader, fits=True)
+
+
+def again(options, edit=str, model=None):
+    """The options after a round trip through JSON, of which the text is edited."""
+    model = model or regression()
+    return RowOptions.from_json(model, json.loads(edit(json.dumps(options.as_json(model)))))
+
+
+def test_options_apply_to_data_of_the_same_kind_unless_an_argument_is_passed():
+    options = RowOptions("arrays", loader=PADDED, on_invalid="allow")
+    assert read(options).loader == PADDED
+    assert read(options, loader=None).loader is None
+    assert (options.policy(X, AS_IN_FIT), options.policy_to_predict(X, AS_IN_FIT)) == ("allow", "allow")
+    assert (options.policy(X, None), options.policy_to_predict(X, None), options.policy(X, "drop")) == (
+        "error",
+        "error",
+        "drop",
+    )
+    others = RowOptions("DataFrame", ["a", "b"], "y", PADDED, "allow")
+    assert (read(others).features, read(others).loader, others.policy(X, AS_IN_FIT)) == (None, None, "error")
+
+
+def test_rows_that_fit_dropped_are_an_error_to_predict():
+    options = RowOptions("arrays", on_invalid="drop")
+    assert (options.policy(X, AS_IN_FIT), options.policy_to_predict(X, AS_IN_FIT)) == ("drop", "error")
+
+
+def test_a_transform_is_not_applied_again_and_its_name_is_in_a_warning():
+    options = RowOptions.of_fit(X, None, None, "error", parts.halved)
+    with pytest.warns(UserWarning, match=r"^fit had transform=halved, which predict does not apply .* or transform=None"):
+        assert options.without_transform("predict", AS_IN_FIT) is None
+    assert RowOptions.of_fit(X, None, None, "error", partial(parts.halved)).transform == "partial"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert options.without_transform("predict", None) is None
+        assert options.without_transform("predict", parts.halved) is parts.halved
+        assert RowOptions().without_transform("predict", AS_IN_FIT) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RowOptions(),
+        RowOptions("RDD", loader=PADDED, on_invalid="drop", transform="halved"),
+        RowOptions("DataFrame", {"user": ["a", "b"], "item": "c"}, "y", {"user": PADDED}, "allow"),
+    ],
+)
+def test_options_survive_a_round_trip_through_json(options):
+    assert again(options) == options
+
+
+def test_inputs_without_names_have_other_names_when_a_model_is_loaded(tmp_path):
+    left, right = keras.Input((3,)), keras.Input((1,))
+    spark_model = SparkModel(keras.Model([left, right], keras.layers.Concatenate()([left, right])))
+    spark_model._rows = RowOptions("DataFrame", {right.name: "b", left.name: "a"}, loader={left.name: PADDED})
+    spark_model.save(tmp_path / "m.keras")
+    loaded = load_spark_model(tmp_path / "m.keras")
+    one, other = (spec.name for spec in schema_of(loaded.model).inputs)
+    assert left.name not in (one, other)
+    assert loaded._rows == RowOptions("DataFrame", {other: "b", one: "a"}, loader={one: PADDED})
+
+
+def test_a_loader_that_cannot_be_imported_is_left_out_with_a_warning():
+    local = RowOptions("DataFrame", "image", loader=image_loader((8, 8), "RGB", lambda x: x))
+    with pytest.warns(UserWarning, match=r"does not know its loader: pass loader= .* a lambda"):
+        assert again(local) == RowOptions("DataFrame", "image")
+    imported = RowOptions("DataFrame", "image", loader=image_loader((8, 8), "RGB", parts.darker))
+    with pytest.warns(
+        UserWarning, match=r"loader of the last fit is not known any more: .* module gone, which cannot be imported"
+    ):
+        assert again(imported, lambda text: text.replace("tests.ml.parts", "gone")).loader is None
+
+
+def test_models_and_ensembles_are_saved_with_the_options(tmp_path):
+    options = RowOptions("arrays", on_invalid="allow", transform="halved")
+    spark_model, ensemble = SparkModel(regression()), EnsembleModel([regression(), regression()], voting="average")
+    spark_model._rows = ensemble._rows = options
+    spark_model.save(tmp_path / "m.keras")
+    ensemble.save(tmp_path / "ensemble")
+    loaded = load_ensemble_model(tmp_path / "ensemble")
+    assert load_spark_model(tmp_path / "m.keras")._rows == loaded._rows == options
+    with pytest.warns(UserWarning, match="fit had transform=halved"):
+        assert np.isnan(loaded.predict(np.full((1, 3), np.nan))).all()
+    spark_model.model = regression()
+    assert spark_model._rows == RowOptions()
+
+
+def test_an_mllib_model_has_the_same_defaults():
+    mllib_model = SparkMLlibModel(regression())
+    mllib_model.spark_model._rows = RowOptions("arrays", transform="halved")
+    wide = DenseMatrix(2, 4, np.ones(8))  # raises an error before a job starts
+    with (
+        pytest.warns(UserWarning, match="fit had transform=halved"),
+        pytest.raises(DataError, match="expects rows of shape"),
+    ):
+        mllib_model.predict(wide)
