@@ -355,6 +355,9 @@ class SparkModel:
         since training waits for the callback; calls from other threads wait until training has ended.
         ``self.model.predict`` and ``self.model.evaluate`` in a callback need no slot.
 
+        `evaluate` and `predict` use the ``features``, ``label``, ``loader`` and ``on_invalid`` of the last call by default,
+        also after `save` and `from_checkpoint`.
+
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the
                 samples on the first axis, or sparse matrices of SciPy, which workers convert to dense arrays piece by
@@ -609,7 +612,7 @@ class SparkModel:
                 ``(key, prediction)`` pairs: a list, or a lazy RDD with ``collect=False``. For several outputs, a
                 prediction is a tuple or a dict of arrays.
             verbose: ``"auto"``, 1 or 2 prints the number of predicted rows, unless the predictions are lazy.
-            features: As in `evaluate`, also ``AS_IN_FIT``.
+            features: As in `evaluate`. ``AS_IN_FIT``: what the last `fit` used for data of the same kind.
             output_col: The new column of a DataFrame: a float for one output of shape (batch, 1), else a (nested) array of
                 floats. For several outputs: a list of names, or ``{output name: column}``; a single name creates the
                 columns ``{output_col}_{output name}``.
