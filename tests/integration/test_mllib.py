@@ -234,7 +234,7 @@ def test_a_transform_reshapes_features_to_images(sc, digits):
     scores = from_matrix(mllib_model.predict(to_matrix(x_test), transform=as_images))
     assert scores.shape == (len(x_test), 10)
     with pytest.raises(DataError, match=r"expects rows of shape \(8, 8, 1\).*transform="):
-        mllib_model.predict(to_matrix(x_test))
+        mllib_model.predict(to_matrix(x_test), transform=None)
 
 
 def test_training_equals_that_of_a_spark_model(sc, digits):
