@@ -404,10 +404,10 @@ class RemoteArraySource:
         parts = _together(cluster, num_workers, limit) if limit else num_workers or slices
         rows: Sequence[slice | Array] | None = None
         if placement is not None:
-            parts = min(parts or cluster.slots, self.block.rows)
+            parts = max(1, min(parts or cluster.slots, self.block.rows))
             rows = placement.deal(self.block.rows, parts)
         elif parts is not None:
-            rows = even_slices(self.block.rows, min(parts, self.block.rows))
+            rows = even_slices(self.block.rows, max(1, min(parts, self.block.rows)))
         yield RemoteDataset.of(cluster, self.block, self.reader, rows)
 
 
