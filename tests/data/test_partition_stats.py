@@ -77,7 +77,7 @@ def test_shuffled_rows_do_not_differ(repetitions):
     """Also with rare classes, outliers and tiny partitions: at most one of 1,000 data sets."""
     alarms = total = 0
     for _ in range(repetitions):
-        for rows, parts in ((60, 2), (300, 2), (300, 10), (800, 100), (2000, 50), (1000, 200)):
+        for rows, parts in ((24, 2), (60, 2), (300, 2), (300, 10), (800, 100), (2000, 50), (1000, 200)):
             features = [
                 RNG.lognormal(0, 3, rows),
                 RNG.standard_cauchy(rows),
@@ -90,6 +90,7 @@ def test_shuffled_rows_do_not_differ(repetitions):
                 RNG.random(rows) < 0.02,
                 np.minimum(RNG.zipf(1.5, rows), 500),
                 RNG.integers(0, 1000, rows),
+                RNG.normal(size=rows),
                 RNG.standard_cauchy(rows),
             )
             for y in labels:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from sparkkeras.data.block import Block, Form, Structure, from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.data.values import ValueFile
-from sparkkeras.errors import StorageError
+from sparkkeras.errors import DataError, StorageError
 from sparkkeras.sources import tasks
-from sparkkeras.sources.tasks import Collect, PiecesByRank, ReportsProblems, StorePieces, ThroughFiles
-from tests.sources.conformance import LARGE
+from sparkkeras.sources.tasks import Collect, OpenFiles, PiecesByRank, ReportsProblems, StorePieces, ThroughFiles
+from tests.sources.conformance import LARGE, ROWS, numbered_block
 
 
 @pytest.mark.parametrize("size", [1, LARGE])
@@ -68,3 +68,11 @@ def test_rows_of_several_partitions_move_to_a_rank(tmp_path, monkeypatch):
     assert [handle.open().y.tolist() for handle in (even[0], odd, even[1])] == [part.tolist() for part in parts[:3]]
     assert {handle.directory.startswith(str(tmp_path / "after")) for handle in (odd, *even[:2])} == {True}
     assert (even[2], empty) == (handles[4], handles[3])  # a rank does not find the files of the one, and the other has none
+
+
+def test_rows_with_another_checksum_than_at_first_are_an_error(tmp_path):
+    handle = files.write([numbered_block()], 0, tmp_path)
+    first = OpenFiles(Collect(), 1, (handle.checksum,))
+    assert [block.rows for block in first(0, [handle])] == [ROWS]
+    with pytest.raises(DataError, match=r"^the rows changed when they were read again.*DataFrame\.checkpoint\(\)"):
+        list(first(0, [replace(handle, checksum=handle.checksum + 1)]))
