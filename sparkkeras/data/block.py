@@ -155,6 +155,12 @@ class BlockSpec:
         """The size of one row of all arrays in bytes; see `LeafSpec.row_bytes`."""
         return sum(leaf.row_bytes for leaf in self.leaves)
 
+    @property
+    def ranks(self) -> tuple[str, str]:
+        """The number of axes of each array of features, and of each other array, as keys for models."""
+        ranks, features = [len(leaf.shape) for leaf in self.leaves], self.form.x.count
+        return repr(ranks[:features]), repr(ranks[features:])
+
     def zeros(self, rows: int = 1) -> Block:
         """A block of zeros, with empty strings."""
         return Block(self.form, tuple(leaf.zeros(rows) for leaf in self.leaves))

@@ -110,7 +110,7 @@ class InvalidRows:
             is_text = arrays[index].dtype == object
             takes_nan = not is_text and (is_floating(arrays[index].dtype) or index not in integers)
             if self.policy == "allow" and takes_nan:
-                arrays[index] = filled(arrays[index], missing)
+                arrays[index] = filled(arrays[index], missing.reshape(arrays[index].shape))
                 continue
             rows: Array = np.any(missing.reshape(len(missing), -1), axis=1)
             if self.policy != "drop":

@@ -314,11 +314,14 @@ class Reader:
     def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
         """Convert integers to floats for floating-point inputs, since JSON and CSV mix both. One-byte integers are kept.
 
-        Strings get or lose a last axis of size 1, as the input has it: TensorFlow retraces a model for another rank.
+        Arrays get or lose a last axis of size 1, as the input has it: TensorFlow would trace the model for the other rank,
+        then for inputs of unknown rank, which Keras's layers do not take.
         """
         for index, spec in enumerate([] if self.schema.transformed else self.schema.specs_of(form)):
             array = arrays[index]
-            if isinstance(array, Text) and spec is not None and spec.shape is not None and spec.takes(array.shape[1:]):
+            if isinstance(array, SparseRows) or spec is None or spec.shape is None:
+                continue
+            if spec.takes(array.shape[1:]):
                 if len(spec.shape) == array.ndim:
                     arrays[index] = array.reshape(*array.shape, 1)
                 elif len(spec.shape) < array.ndim - 1:

@@ -136,15 +136,20 @@ class ModelArchive:
             with without_random_values():
                 return _load(path, self.custom.load(), safe_mode=False, with_optimizers=False)
 
-    def cached(self, variant: str | None = None) -> keras.Model:
+    def cached(self, features: str | None = None, labels: str | None = None) -> keras.Model:
         """The cached model of this process with this digest; unpacked if there is none.
 
+        Models with the same digest are separate for features and for labels of other ranks: TensorFlow traces a model that
+        has seen both for inputs of unknown rank, and Keras builds a loss for the first labels that it sees.
+
         Args:
-            variant: A key for separate models with the same digest, such as the rank of the labels: Keras builds a loss for
-                the first labels that it sees. ``None`` accepts any variant.
+            features: The ranks of the features (`BlockSpec.ranks`). ``None`` accepts any.
+            labels: The ranks of labels and sample weights. ``None`` accepts any.
         """
-        fitting = [key for key in _kept if key[0] == self.digest and variant in (None, key[1])]
-        key = fitting[-1] if fitting else (self.digest, variant)
+        fitting = [
+            key for key in _kept if key[0] == self.digest and features in (None, key[1]) and labels in (None, key[2])
+        ]
+        key = fitting[-1] if fitting else (self.digest, features, labels)
         if key not in _kept:
             _kept[key] = self.unpack()
             if len(_kept) > KEPT_MODELS:
@@ -229,7 +234,7 @@ _packing = threading.RLock()
 _packed: OrderedDict[str, _Packed] = OrderedDict()
 
 
-_kept: OrderedDict[tuple[str, str | None], keras.Model] = OrderedDict()
+_kept: OrderedDict[tuple[str, str | None, str | None], keras.Model] = OrderedDict()
 
 
 def save_bytes(model: keras.Model) -> bytes:

@@ -124,7 +124,7 @@ class Predictor:
             raise DataError(changed(self._spec, spec))
         if self._model is None:
             self._schema.check_features(spec)
-            self._model = device.to_predict(self._archive.cached())
+            self._model = device.to_predict(self._archive.cached(spec.ranks[0]))
             self._state.put(self._model)
             model_state.reseed(self._model, (self._context.worker,))
             self._spec = spec

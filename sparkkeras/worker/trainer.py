@@ -318,7 +318,7 @@ class LocalTrainer:
 
     def _unpacked(self, spec: BlockSpec) -> Any:
         """The cached model of the process for batches of a spec; its metrics may not be built."""
-        return self.archive.cached(repr([len(leaf.shape) for leaf in spec.leaves]))
+        return self.archive.cached(*spec.ranks)
 
     def _model(self, spec: BlockSpec) -> Any:
         """The cached model of the process for batches of a spec, with its metrics built."""

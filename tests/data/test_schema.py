@@ -131,12 +131,30 @@ def test_floats_are_cast_to_the_floatx_of_the_schema():
 def test_several_inputs_as_tuples_and_dicts():
     as_tuple = read([((1.0, np.ones((2, 2))), (0, np.zeros(4)))] * 2, Reader(TWO))
     assert as_tuple.form == Form(PAIR, PAIR)
-    assert [array.shape for array in as_tuple.arrays] == [(2,), (2, 2, 2), (2,), (2, 4)]
+    assert [array.shape for array in as_tuple.arrays] == [(2, 1), (2, 2, 2), (2,), (2, 4)]
     x = {"image": np.ones((2, 2)), "age": 1.0}
     as_dict = read([(x, {"a": 0, "b": np.zeros(4)}), (dict(reversed(x.items())), {"b": np.zeros(4), "a": 1})], Reader(TWO))
     assert list(as_dict.x) == ["image", "age"]
-    assert as_dict.x["age"].tolist() == [1, 1]
+    assert as_dict.x["age"].tolist() == [[1], [1]]
     assert as_dict.y["a"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("declared", [(), (1,), (2,), (2, 1)])
+def test_features_get_the_rank_that_the_input_declares(declared):
+    reader = Reader(Schema((InputSpec("a", declared),)), labelled=False, on_invalid="allow")
+    width = declared[:1] if 2 in declared else ()
+    for given in (width, (*width, 1)):
+        x = np.full((4, *given), 1.5)
+        x[1] = np.nan
+        assert reader.read_arrays(x, None, None).x.shape == (4, *declared)
+        assert read(list(x), reader).x.shape == (4, *declared)
+        missing = np.where(np.isnan(x), None, x)
+        np.testing.assert_array_equal(reader.read_arrays(missing, None, None).x, x.reshape(4, *declared))
+        leaf = ColumnValues(x.astype(np.float32), np.array([True, False, True, True]), "column 'a'")
+        block, good = reader.read_columns([leaf], Form(Structure()), "partition 0", 0)
+        np.testing.assert_array_equal(block.x, x.reshape(4, *declared))
+        assert good is None
+    assert Reader(reader.schema.before(len), labelled=False).read_arrays(np.ones((4, 1)), None, None).x.shape == (4, 1)
 
 
 @pytest.mark.parametrize("vector", [Sparse(1.0, 0.0, 3.0), "dense", "sparse"])
@@ -336,7 +354,7 @@ def test_a_tuple_of_numbers_is_read_as_features(width):
 )
 def test_features_of_several_inputs(row):
     block = read([row, row], Reader(TWO, labelled=False))
-    assert [array.shape for array in block.arrays] == [(2,), (2, 2, 2)]
+    assert [array.shape for array in block.arrays] == [(2, 1), (2, 2, 2)]
 
 
 def test_spark_vectors_with_ignored_labels():

@@ -8,7 +8,15 @@ from pyspark.errors import PythonException
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 
-from sparkkeras import ConfigurationError, DataError, ModelError, UnknownArgumentError, keras_udf, register_keras_udf
+from sparkkeras import (
+    ConfigurationError,
+    DataError,
+    ModelError,
+    SparkModel,
+    UnknownArgumentError,
+    keras_udf,
+    register_keras_udf,
+)
 from sparkkeras.spark.job_errors import translated
 from tests.models import regression
 
@@ -47,6 +55,21 @@ def test_a_model_is_a_function_of_columns(model, frame):
         scored = frame.select("id", predict(*columns).alias("p"))
         assert scored.schema["p"].dataType.simpleString() == "float"
         close(values(scored), expected(model))
+
+
+def test_one_column_as_a_number_and_as_an_array_in_one_session(frame):
+    """In the same processes, with the shape that the model declares in each of them."""
+    own = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    predictions, function = SparkModel(own), keras_udf(own)
+    for scored in (
+        predictions.predict(frame, features="a", output_col="p"),
+        predictions.predict(frame, features=["a"], output_col="p"),
+        frame.withColumn("p", function("a")),
+        frame.withColumn("p", function(F.array("a"))),
+    ):
+        close(values(scored), own.predict(X[:, :1], verbose=0).ravel())
+    for rows in (X[:, 0], X[:, :1]):
+        close(predictions.predict(rows), own.predict(X[:, :1], verbose=0))
 
 
 def test_later_changes_to_the_model_do_not_affect_the_function(frame):

@@ -768,6 +768,27 @@ def test_inputs_in_order_reach_those_of_a_model_with_a_dict():
     assert close(replica.state, plain)
 
 
+class Undeclared(keras.Model):
+    """A model that takes rows of any rank."""
+
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_rows_of_two_ranks_are_predicted_in_one_process():
+    """TensorFlow would trace one model for both, for inputs of unknown rank, which a layer does not take."""
+    model = Undeclared()
+    model(X)
+    mine = Model(model)
+    for x in (X, X[:, None], X):
+        predicted = mine.predictor(BatchOptions(BATCH)).predict(from_arrays(x, None, None))
+        np.testing.assert_allclose(predicted, model.predict_on_batch(X).reshape(predicted.shape), rtol=1e-5)
+
+
 class Reports:
     """A target of progress, and its reporter, which notes the rows."""
 
