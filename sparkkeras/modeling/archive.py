@@ -146,9 +146,7 @@ class ModelArchive:
             features: The ranks of the features (`BlockSpec.ranks`). ``None`` accepts any.
             labels: The ranks of labels and sample weights. ``None`` accepts any.
         """
-        fitting = [
-            key for key in _kept if key[0] == self.digest and features in (None, key[1]) and labels in (None, key[2])
-        ]
+        fitting = [key for key in _kept if key[0] == self.digest and features in (None, key[1]) and labels in (None, key[2])]
         key = fitting[-1] if fitting else (self.digest, features, labels)
         if key not in _kept:
             _kept[key] = self.unpack()

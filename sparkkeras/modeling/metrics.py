@@ -24,7 +24,7 @@ from sparkkeras.modeling.compilation import compile_arguments, compile_to_evalua
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
 from sparkkeras.modeling.own_methods import hint
-from sparkkeras.modeling.schema import graph_of
+from sparkkeras.modeling.schema import as_built, graph_of
 from sparkkeras.modeling.state import has_call
 from sparkkeras.weights import Array
 
@@ -53,7 +53,7 @@ def prepare(model: keras.Model, sample: Block) -> None:
     inputs = getattr(model, "inputs", None)
     size = (inputs[0].shape[0] if inputs else None) or 1  # Keras fixes the batch size of stateful recurrent layers
     rows = sample[np.zeros(size, np.intp)]
-    x, y, weight = (_tensors(side) for side in (rows.x, rows.y, rows.sample_weight))
+    x, y, weight = (_tensors(side) for side in (as_built(model, rows.x), rows.y, rows.sample_weight))
     own_step = has_own_step(model)
     if unbuilt(model):
         _build_optimizers(model, (x, y, weight), sample)

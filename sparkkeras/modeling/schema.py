@@ -70,7 +70,16 @@ def pack_inputs(model: keras.Model, inputs: Sequence[Any]) -> Any:
     names = input_names(model)
     if names is None:
         return keras.tree.pack_sequence_as(graph_of(model)._inputs_struct, inputs)
-    return dict(zip(names, inputs, strict=True))
+    return as_built(model, dict(zip(names, inputs, strict=True)))
+
+
+def as_built(model: keras.Model, x: Any) -> Any:
+    """Features as an argument of the model: a dict of them becomes a dict of the type that the model was built with.
+
+    Keras warns of another type, and that of a ``keras.utils.FeatureSpace`` is Keras's own.
+    """
+    by_name = _inputs_by_name(model)
+    return x if by_name is None or not isinstance(x, dict) else type(by_name)(x)
 
 
 def _inputs_by_name(model: keras.Model) -> dict[str, Any] | None:

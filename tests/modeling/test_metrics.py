@@ -34,3 +34,16 @@ def test_data_of_the_same_shapes_is_checked_once_for_each_compile():
     model.compile("sgd", loss)
     metrics.prepare(model, rows)
     assert len(calls) > evaluated
+
+
+def test_the_inputs_of_a_feature_space_cause_no_warning():
+    """Warnings are errors here. Keras compares the types of dicts, and this one is its own."""
+    import tensorflow as tf
+
+    space = keras.utils.FeatureSpace({"width": "float", "height": "float_rescaled"}, output_mode="concat")
+    x = {"width": X[:, 0], "height": X[:, 1]}
+    space.adapt(tf.data.Dataset.from_tensor_slices(x))
+    model = keras.Model(space.get_inputs(), keras.layers.Dense(1)(space.get_encoded_features()))
+    model.compile("sgd", "mse", metrics=["mae"])
+    metrics.prepare(model, from_arrays(x, Y, None))
+    assert set(metrics.log_names(model)) == {"loss", "mae"}
