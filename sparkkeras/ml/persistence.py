@@ -150,6 +150,7 @@ class KerasWriter(MLWriter):
     def save(self, path: str) -> None:
         """Write to a temporary folder and rename it, so that a failure does not change an existing folder.
 
+        If the process dies while it replaces a folder, the old folder or the new one is complete, and ``load`` finds it.
         Spark Connect cannot rename folders: there, an existing folder is removed before the new one is written.
 
         Raises:
@@ -191,17 +192,16 @@ class KerasReader(MLReader[Any]):
             CustomObjectError: A module that the folder refers to is missing, or a file may not refer to the object.
         """
         session = _session(self, "loading")
-        metadata = _metadata(session, str(path))
+        path = _location(session, str(path))
+        metadata = _metadata(session, path)
         expected = _saved_name(self.kind)
         if metadata.get("class") != expected:
-            raise ModelError(
-                f"{str(path)!r} holds a {metadata.get('class')}; expected a {expected}. Load it with that class."
-            )
+            raise ModelError(f"{path!r} holds a {metadata.get('class')}; expected a {expected}. Load it with that class.")
         notes = metadata.get(_METADATA_KEY)
         if not isinstance(notes, dict):
-            raise ModelError(f"{str(path)!r} was not written by sparkkeras: its metadata has no {_METADATA_KEY!r}.")
+            raise ModelError(f"{path!r} was not written by sparkkeras: its metadata has no {_METADATA_KEY!r}.")
         if notes["format"] > 1:
-            raise ModelError(f"{str(path)!r} was written by a later version of sparkkeras: upgrade to read it.")
+            raise ModelError(f"{path!r} was written by a later version of sparkkeras: upgrade to read it.")
         instance = self.kind()
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
@@ -212,7 +212,7 @@ class KerasReader(MLReader[Any]):
         instance._loaded_notes(notes)
         if notes["has_model"]:
             data = _read(session, f"{path}/{_MODEL}")
-            instance._loaded_model(_model_of(data, {**_import_missing(notes["code"]), **objects}, str(path)))
+            instance._loaded_model(_model_of(data, {**_import_missing(notes["code"]), **objects}, path))
         return instance
 
 
@@ -288,13 +288,18 @@ def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
 def _replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
     """Yield a temporary folder, then rename it to the path; on failure it is removed.
 
+    A rename cannot replace a folder. So an existing one gets another name first, under which `_location` finds it until the
+    new one has its name.
+
     Raises:
         StorageError: The path exists and ``overwrite`` is false, or it cannot be replaced.
     """
     target, files = _hadoop(session, path)
     jvm: Any = session.sparkContext._jvm
     target = files.makeQualified(target)
-    _check_target(path, target.getParent() is None, not overwrite and files.exists(target))
+    is_root = target.getParent() is None
+    previous = target if is_root else _previous(session, target)
+    _check_target(path, is_root, not overwrite and (files.exists(target) or files.exists(previous)))
     temporary = jvm.org.apache.hadoop.fs.Path(target.getParent(), f".{target.getName()}.{uuid.uuid4().hex}")
     try:
         yield str(temporary.toString())
@@ -304,16 +309,52 @@ def _replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[
         with suppress(Exception):
             files.delete(temporary, True)
         raise
-    cause: Exception | None = None
     try:
-        files.delete(target, True)
-        if files.rename(temporary, target):
-            return
+        if files.exists(target):
+            files.delete(previous, True)  # a process died before it removed it
+            _rename(files, target, previous)
+        _rename(files, temporary, target)
     except Exception as error:
-        cause = error
-    raise StorageError(
-        f"cannot replace {path!r} ({cause or 'the rename failed'}); the new folder is at {temporary.toString()}."
+        with suppress(Exception):
+            if not files.exists(target):
+                files.rename(previous, target)
+        raise StorageError(f"cannot replace {path!r} ({error}); the new folder is at {temporary.toString()}.") from error
+    with suppress(Exception):  # the new folder is complete
+        files.delete(previous, True)
+
+
+def _rename(files: Any, source: Any, target: Any) -> None:
+    """Rename a folder, where Hadoop may only return that it could not.
+
+    Raises:
+        OSError: It could not.
+    """
+    if not files.rename(source, target):
+        raise OSError(f"the rename of {source.toString()} failed")
+
+
+def _previous(session: SparkSession, target: Any) -> Any:
+    """The path of a folder while another one replaces it."""
+    jvm: Any = session.sparkContext._jvm
+    return jvm.org.apache.hadoop.fs.Path(target.getParent(), f".{target.getName()}.previous")
+
+
+def _location(session: SparkSession, path: str) -> str:
+    """Where the folder of a path is: there, or under its other name if a process died while it replaced the folder."""
+    if is_remote(session):
+        return path
+    target, files = _hadoop(session, path)
+    target = files.makeQualified(target)
+    if target.getParent() is None or files.exists(target):
+        return path
+    previous = _previous(session, target)
+    if not files.exists(previous):
+        return path
+    warn(
+        f"a process ended while it replaced {path!r}: loading the previous folder, {previous.toString()}. Save to "
+        f"{path!r} again, or rename that folder."
     )
+    return str(previous.toString())
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -31,7 +32,7 @@ from sparkkeras import (
     load_spark_model,
 )
 from sparkkeras.formats.images import image_loader
-from sparkkeras.ml import KerasEstimator, KerasTransformer
+from sparkkeras.ml import KerasEstimator, KerasTransformer, persistence
 from tests.conftest import long
 from tests.ml import parts, stages
 from tests.models import classifier
@@ -152,6 +153,65 @@ def test_a_save_that_fails_half_way_leaves_only_the_old_folder(tmp_path, monkeyp
             KerasTransformer(model=small()).save(str(tmp_path / "z"))
     assert [file.name for file in tmp_path.iterdir()] == ["here"]
     same_model(KerasTransformer.load(path).get_model(), kept.get_model())
+
+
+class Faulty:
+    """A Hadoop file system on which a process dies, or gets an answer, in one of its calls that change something."""
+
+    def __init__(self, files, call, fault):
+        self._files, self._left, self._fault = files, call, fault
+
+    def __getattr__(self, name):
+        if name in ("delete", "rename"):
+            self._left -= 1
+            if self._left == -1:
+                return self._fault
+        return getattr(self._files, name)
+
+
+def killed(*arguments):
+    raise SystemExit("killed")
+
+
+def replace_with_fault(monkeypatch, stage, path, call, fault):
+    found = persistence._hadoop
+
+    def hadoop(*given):
+        target, files = found(*given)
+        return target, Faulty(files, call, fault)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(persistence, "_hadoop", hadoop)
+        stage.write().overwrite().save(path)
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_process_that_dies_while_it_replaces_a_folder_loses_nothing(tmp_path, monkeypatch, call):
+    path, aside = str(tmp_path / "here"), tmp_path / ".here.previous"
+    old, new, third = (KerasTransformer(model=small(seed=seed)) for seed in range(3))
+    old.save(path)
+    old.save(str(aside))  # another process has died before
+    with pytest.raises(SystemExit):
+        replace_with_fault(monkeypatch, new, path, call, killed)
+    is_there = Path(path).exists()
+    with nullcontext() if is_there else pytest.warns(UserWarning, match="a process ended while it replaced"):
+        same_model(KerasTransformer.load(path).get_model(), (old if call < 3 else new).get_model())
+    assert is_there == (call != 2)
+    with pytest.raises(StorageError, match="already exists"):
+        third.save(path)
+    third.write().overwrite().save(path)
+    same_model(KerasTransformer.load(path).get_model(), third.get_model())
+    assert not aside.exists()
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch, call):
+    path = str(tmp_path / "here")
+    old, new = (KerasTransformer(model=small(seed=seed)) for seed in range(2))
+    old.save(path)
+    with pytest.raises(StorageError, match=f"cannot replace '{path}' .*the rename of .* failed.*; the new folder is at "):
+        replace_with_fault(monkeypatch, new, path, call, lambda *_: False)
+    same_model(KerasTransformer.load(path).get_model(), old.get_model())
 
 
 def test_missing_and_foreign_folders_are_reported(tmp_path):
