@@ -164,13 +164,16 @@ class Context:
         return False
 
 
-def test_the_death_of_a_worker_process_is_reported_with_remedies():
+@pytest.mark.parametrize("ran_out", [True, None])
+def test_the_death_of_a_worker_process_is_reported_with_remedies(monkeypatch, ran_out):
+    from sparkkeras.spark import job_errors
     from sparkkeras.spark.job_errors import translated
 
+    monkeypatch.setattr(job_errors, "ran_out", lambda: ran_out)
     for master, attempts, words, absent in (
-        ("local[2]", 1, ["attempts at the task: 1", "'local[2]' has, such as local[1])", "local[N,4]"], "memoryOverhead"),
-        ("local[8,2]", 2, ["such as local[4])"], "local[N,4]"),
-        ("local[*]", 1, ["such as local[2])"], "memoryOverhead"),
+        ("local[2]", 1, ["attempts at the task: 1", "'local[2]' has, such as local[1].", "local[N,4]"], "memoryOverhead"),
+        ("local[8,2]", 2, ["such as local[4]."], "local[N,4]"),
+        ("local[*]", 1, ["such as local[2]."], "memoryOverhead"),
         ("local", 1, ["local[N,4]"], "fewer slots"),
         ("local[2,4]", 4, ["attempts at the task: 4", "fewer slots"], "local[N,4]"),
         ("yarn", 4, ["spark.executor.memoryOverhead", "spark.task.cpus"], "local["),
@@ -188,6 +191,37 @@ def test_the_death_of_a_worker_process_is_reported_with_remedies():
     lost = str(translated(RuntimeError(LOST), Context("yarn")))
     assert lost.startswith("a worker process died")
     assert "Container killed by YARN for exceeding memory limits" in lost
+    assert "spark.executor.memoryOverhead" in lost
+
+
+def test_memory_is_not_blamed_where_it_did_not_run_out(monkeypatch):
+    from sparkkeras.spark import job_errors
+
+    monkeypatch.setattr(job_errors, "ran_out", lambda: False)
+    monkeypatch.setattr(job_errors, "describe_memory", lambda: "20.0 of 24.0 GB of memory are available now")
+    message = str(job_errors.translated(RuntimeError(KILLED.format(attempts=1)), Context("local[2]")))
+    assert "Spark does not know its exit code; 20.0 of 24.0 GB of memory are available now." in message
+    assert "spark.python.worker.faulthandler.enabled=true" in message
+    assert "batch_size" not in message
+
+
+@pytest.mark.parametrize(
+    ("reason", "known", "blames_memory"),
+    [
+        ("Command exited with code 137", "the exit code 137 (SIGKILL).", True),
+        ("\nThe executor with id 4 exited with exit code 137(SIGKILL, possible container OOM).", "137 (SIGKILL).", True),
+        ("Container marked as failed: c_1. Exit status: 143.", "143 (SIGTERM: the cluster manager", False),
+        ("Command exited with code 139", "the exit code 139 (SIGSEGV: native code crashed).", False),
+        ("Command exited with code 1", "the exit code 1.", False),
+        ("Executor heartbeat timed out after 130000 ms", "Spark does not know its exit code.", True),
+    ],
+)
+def test_the_exit_code_of_a_lost_executor_is_reported(reason, known, blames_memory):
+    from sparkkeras.spark.job_errors import translated
+
+    message = str(translated(RuntimeError(LOST.partition("Container killed")[0] + reason), Context("yarn")))
+    assert known in message
+    assert ("memoryOverhead" in message) == blames_memory
 
 
 def test_a_workers_traceback_takes_precedence_over_its_death():

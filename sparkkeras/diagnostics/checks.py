@@ -244,7 +244,7 @@ def _check_loaded(subject: str, described: Described, backend: str) -> Finding |
             subject,
             f"{backend} does not load on {WHERE}: {loaded['error']}.",
             f"Run there: KERAS_BACKEND={backend} {described['python']} -c 'import keras'. Reinstall {backend} if its files "
-            "are incomplete; a process that was ended by SIGKILL had too little memory.",
+            "are incomplete; if SIGKILL ended the process, compare its memory with what is available there.",
         )
     if len(loaded["gpus"]) < len(granted):
         return Finding(

@@ -440,7 +440,7 @@ class TrialLedger:
 
     def _fail_lost_trial(self, held: Lease[int, _Run]) -> None:
         trial = self._running[held.key]
-        cause = trial.error or "the process was killed (perhaps out of memory), or its machine is gone"
+        cause = trial.error or "the process was killed, or its machine is gone"
         error = f"its worker was lost {trial.attempts} times, the last time because {cause}"
         self._end(replace(trial, status=FAILED, error=error), held)
 

@@ -22,6 +22,7 @@ from sparkkeras.errors import (
     WorkerError,
 )
 from sparkkeras.spark.master import is_local
+from sparkkeras.worker.memory import describe_memory, ran_out
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -136,7 +137,7 @@ def worker_traceback(text: str) -> str:
 
 
 def _worker_died(text: str, master: str | None) -> str:
-    """The message for a worker process that died without a Python error.
+    """The message for a worker process that died without a Python error: what is known, and what helps.
 
     Args:
         text: Spark's message.
@@ -145,25 +146,64 @@ def _worker_died(text: str, master: str | None) -> str:
     on_one_machine = master is not None and is_local(master)
     attempts = re.search(r"failed (\d+) times", text)
     times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
-    help_ = ["smaller batches (batch_size=)", "fewer concurrent tasks per machine"]
-    if on_one_machine:
-        slots = re.match(r"local\[(\d+|\*)", str(master))
-        fewer = "local[2]" if slots is None or slots[1] == "*" else f"local[{int(slots[1]) // 2}]"
-        if slots is not None and slots[1] != "1":
-            help_[1] += f" (fewer slots than the master {master!r} has, such as {fewer})"
-    else:
-        help_[1] += " (fewer cores per executor, or a larger spark.task.cpus)"
-        help_.append("more off-heap memory for the executors (spark.executor.memoryOverhead)")
-    retries = ""
-    if on_one_machine and attempts is not None and attempts[1] == "1":
-        retries = " With the master local[N], Spark runs a task only once; with local[N,4], up to four times."
     lost = next((line.strip() for line in text.splitlines() if _WORKER_DIED.search(line)), "")
-    return (
-        f"a worker process died while it ran a task, without a Python error{times}. The usual reason is memory: the "
-        "operating system kills processes (kill -9) when memory runs out, and reports it in its log (dmesg). Possible "
-        f"solutions: {'; '.join(help_)}.{retries} Spark's message: {lost}"
+    exited = _EXIT_CODE.search(text)
+    memory = describe_memory() if on_one_machine else ""
+    if exited is not None:
+        known = f"Its executor ended with the exit code {exited[1]}{_SIGNALS.get(int(exited[1]), '')}."
+        may_lack_memory = int(exited[1]) in (52, 137)
+    else:
+        known = f"Spark does not know its exit code{f'; {memory}' if memory else ''}."
+        may_lack_memory = not (on_one_machine and ran_out() is False)
+    advice = []
+    if may_lack_memory or _NAMES_MEMORY.search(lost):
+        advice.append(
+            f"If memory ran out, which the log of the machine (dmesg) or of the cluster says, {_less_memory(master)}."
+        )
+    if exited is None:
+        advice.append(
+            "If native code crashed, spark.python.worker.faulthandler.enabled=true shows where. A program or a person may "
+            "also have ended it (kill)."
+        )
+    if on_one_machine and attempts is not None and attempts[1] == "1":
+        advice.append("With the master local[N], Spark runs a task only once; with local[N,4], up to four times.")
+    return " ".join(
+        [
+            f"a worker process died while it ran a task, without a Python error{times}.",
+            known,
+            *advice,
+            f"Spark's message: {lost}",
+        ]
     )
 
+
+def _less_memory(master: str | None) -> str:
+    """What needs less memory, or gives more of it."""
+    if master is None or not is_local(master):
+        return (
+            "use smaller batches (batch_size=), fewer concurrent tasks per machine (fewer cores per executor, or a larger "
+            "spark.task.cpus), or more off-heap memory for the executors (spark.executor.memoryOverhead)"
+        )
+    slots = re.match(r"local\[(\d+|\*)", master)
+    if slots is None or slots[1] == "1":
+        return "use smaller batches (batch_size=)"
+    fewer = "local[2]" if slots[1] == "*" else f"local[{int(slots[1]) // 2}]"
+    return f"use smaller batches (batch_size=), or fewer slots than the master {master!r} has, such as {fewer}"
+
+
+_EXIT_CODE = re.compile(r"\bexit(?:ed with)?(?: exit)? (?:code|status):? (\d+)", re.IGNORECASE)
+"""How cluster managers report the exit code of an executor."""
+
+_SIGNALS = {
+    52: " (out of memory in Java: raise spark.executor.memory)",
+    134: " (SIGABRT: native code crashed)",
+    137: " (SIGKILL)",
+    139: " (SIGSEGV: native code crashed)",
+    143: " (SIGTERM: the cluster manager or a person ended it)",
+}
+"""What exit codes of executors mean."""
+
+_NAMES_MEMORY = re.compile("memory|OOM", re.IGNORECASE)
 
 _PYTHON_EXCEPTION = re.compile(r"\borg\.apache\.spark\.api\.python\.PythonException: (\S)")
 """The exception of a task in a message of PySpark before 4.2, which may lack the traceback."""

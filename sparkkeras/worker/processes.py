@@ -8,6 +8,8 @@ import signal
 import stat
 from contextlib import suppress
 
+from sparkkeras.worker.memory import describe_memory, used_by_children
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,9 +40,11 @@ def close_inherited_sockets(*kept: int) -> None:
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """How a process ended, for messages; negative exit codes are signals."""
+    """How a process that this one has waited for ended, for messages; negative exit codes are signals."""
     if exitcode is not None and exitcode < 0:
         known = {each.value: each.name for each in signal.Signals}
         name = known.get(-exitcode, f"signal {-exitcode}")
-        return f"its process was killed by {name}" + (" (perhaps out of memory)" if name == "SIGKILL" else "")
+        facts = filter(None, (used_by_children(), describe_memory())) if name == "SIGKILL" else ()
+        memory = "; ".join(facts)
+        return f"its process was killed by {name}{f' ({memory})' if memory else ''}"
     return f"its process ended with the exit code {exitcode}"

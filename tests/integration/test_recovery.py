@@ -315,6 +315,6 @@ def test_a_killed_worker_is_reported_as_such(sc, arrays):
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 
-    with pytest.raises(WorkerError, match=r"a worker process died while.*memory.*local\[N,4\]") as raised:
+    with pytest.raises(WorkerError, match=r"a worker process died.* GB of memory are available now.*local\[N,4\]") as raised:
         SparkModel(classifier()).predict(arrays[0], transform=kill)
     assert "collectAndServe" in str(raised.value.__cause__)

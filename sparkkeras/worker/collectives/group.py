@@ -294,8 +294,8 @@ def wait_for(missing: Callable[[], list[int]], timeout: float, error: Callable[[
 def does_not_answer(ranks: str) -> str:
     """The message for peers that do not answer."""
     return (
-        f"the process of rank {ranks} does not answer: it has ended, is stopped, or is out of memory, or the network is "
-        "interrupted. Look for its own error."
+        f"the process of rank {ranks} does not answer: it has ended or is stopped, or the network is interrupted. "
+        "Look for its own error."
     )
 
 
