@@ -168,7 +168,7 @@ def path(name: str, value: Any) -> str:
 
 
 def class_weight(name: str, value: Any) -> dict[int, float] | None:
-    """``{class index: weight}``, or ``None``."""
+    """``{class index: weight}``, or ``None``. Class indices may be floats, as in a column of labels."""
     if value is None:
         return None
     expected = "expected a dict from class indices (0, 1, ...) to finite weights of at least 0, or None."
@@ -176,8 +176,10 @@ def class_weight(name: str, value: Any) -> dict[int, float] | None:
         raise ConfigurationError(f"{name}={value!r}: {expected}")
     for key, weight in value.items():
         is_weight = isinstance(weight, (int, float, np.number)) and np.isfinite(weight) and weight >= 0
-        if not isinstance(key, (int, np.integer)) or isinstance(key, bool) or key < 0 or not is_weight:
-            raise ConfigurationError(f"{name}={dict(value)!r}: {expected}")
+        is_number = isinstance(key, (int, float, np.integer, np.floating)) and not isinstance(key, bool)
+        if not is_number or key < 0 or key % 1 != 0 or not is_weight:
+            convert = " Convert the keys with int()." if isinstance(key, str) and key.isdecimal() else ""
+            raise ConfigurationError(f"{name}={dict(value)!r}, of which {key!r}: {weight!r} is invalid: {expected}{convert}")
     return {int(key): float(weight) for key, weight in value.items()}
 
 

@@ -12,6 +12,7 @@ import pytest
 import sparkkeras
 from sparkkeras import EnsembleModel, SparkEnsemble, SparkMLlibModel, SparkModel, keras_udf, register_keras_udf
 from sparkkeras.arguments import (
+    class_weight,
     flag,
     fraction,
     frequency,
@@ -147,6 +148,22 @@ def test_invalid_ports_are_refused(value):
     with pytest.raises(ConfigurationError) as caught:
         port("port", value)
     assert str(caught.value).startswith(f"port={value!r}: expected ")
+
+
+@pytest.mark.parametrize("given", [{0: 1, 1: 3}, {0.0: 1, 1.0: 3}, {np.float32(0): 1, np.int64(1): np.float64(3)}], ids=str)
+def test_class_indices_are_whole_numbers_of_any_type(given):
+    """Labels of a DataFrame are floats, so ``groupBy("label").count()`` gives floats."""
+    checked = class_weight("class_weight", given)
+    assert checked == {0: 1.0, 1: 3.0}
+    assert all(type(key) is int for key in checked)
+
+
+@pytest.mark.parametrize("key", [0.5, -1.0, float("nan"), float("inf"), True, None, "1", "one"])
+def test_other_class_indices_are_refused(key):
+    with pytest.raises(ConfigurationError, match="expected a dict from class indices") as raised:
+        class_weight("class_weight", {0: 1.0, key: 3.0})
+    assert f"of which {key!r}: 3.0 is invalid" in str(raised.value)
+    assert ("Convert the keys with int()" in str(raised.value)) == (key == "1")
 
 
 def test_an_instance_of_the_class_or_none_is_accepted():

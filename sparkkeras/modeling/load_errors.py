@@ -28,6 +28,13 @@ def load_error(error: Exception, handled: BaseException | None) -> ModelError:
             "the model holds Python code (a lambda in a Lambda layer), which is not loaded in safe mode: "
             "pass safe_mode=False if you trust the source of the file."
         )
+    method = re.search(r"to be a dict for method\b.*?'config': '(\w+)'", text, re.DOTALL)
+    if method:
+        return ModelError(
+            f"{method[1]}, a loss, metric or other function of the model, is a method, of which Keras saves only the name, "
+            f"not the object with its values. Define it as a function, def {method[1]}(y_true, y_pred), or as a subclass of "
+            "keras.losses.Loss or keras.metrics.Metric whose get_config returns the values that it uses."
+        )
     origin: BaseException = error
     while (deeper := _raised_from(origin)) is not None and deeper is not handled:
         origin = deeper
