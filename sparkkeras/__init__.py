@@ -91,6 +91,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
 
+_PUBLIC_MODULES = ("events", "hyperopt", "ml", "runner")
+
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
@@ -122,4 +124,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    imported = [name for name in globals() if name in _PUBLIC_MODULES or name.startswith("__")]
+    return sorted([*imported, *__all__])

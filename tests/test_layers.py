@@ -1,6 +1,7 @@
 """The design held by tests: the order of the layers, which packages use which libraries, and the public names."""
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -192,6 +193,13 @@ def test_the_public_names():
         assert getattr(value, "__module__", None) in (place.rpartition(".")[0], None), name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = sparkkeras.nothing
+
+
+@pytest.mark.parametrize("module", ["sparkkeras", "sparkkeras.hyperopt"])
+def test_only_public_names_are_listed(module):
+    found = importlib.import_module(module)
+    listed = {name for name in dir(found) if not name.startswith("__")}
+    assert listed - {"events", "hyperopt", "ml", "runner"} == set(found.__all__)
 
 
 def test_reading_data_does_not_load_keras():

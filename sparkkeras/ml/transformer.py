@@ -193,6 +193,11 @@ class KerasTransformer(InferenceParams, Model, Savable):
     def _loaded_model(self, model: keras.Model) -> None:
         self._model = model
 
+    def __repr__(self) -> str:
+        """With the class, as in Spark's models, whose uid is that of the estimator that fitted them."""
+        name = type(self).__name__
+        return self.uid if self.uid.startswith(f"{name}_") else f"{name}: uid={self.uid}"
+
     def _saved_notes(self) -> dict[str, Any]:
         return {"history": self.history}
 
@@ -205,7 +210,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
         columns = output_columns(self, model)
         get = self.getOrDefault
         if not any(True for column in columns for _ in column.fields()):
-            warn(f"{self.uid} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.")
+            warn(f"{self!r} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.")
             return dataset
         scored_as = [f"{self.uid}_{number}" for number in range(len(columns))]
         with worded_for(SPARK_ML):

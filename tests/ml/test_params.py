@@ -280,3 +280,11 @@ def test_data_that_is_not_a_data_frame_is_reported(data):
             DataError, match=r"expects a Spark DataFrame\. Create one from arrays with .*to_data_frame\(spark"
         ):
             call(data)
+
+
+def test_a_transformer_shows_its_class():
+    """Its uid is that of the estimator that fitted it, as with Spark's models."""
+    estimator = KerasEstimator()
+    fitted = estimator._fitted(None, {})
+    assert repr(fitted) == f"KerasTransformer: uid={estimator.uid}"
+    assert repr(KerasTransformer()).startswith("KerasTransformer_")
