@@ -695,6 +695,50 @@ class SparkModel:
         """
         save_as(SparkModel.__name__, self, path, overwrite)
 
+    def export(
+        self, filepath: str | os.PathLike[str], format: str = "tf_saved_model", verbose: bool | None = None, **options: Any
+    ) -> None:
+        """Export the model for serving, without its optimizer, as `keras.Model.export` does.
+
+        Args:
+            filepath: A path of this machine.
+            format: ``"tf_saved_model"``, a folder for TensorFlow Serving; ``"onnx"``, or another format of Keras.
+            verbose: Whether to print what was exported. ``None``: Keras decides.
+            options: Further arguments of ``keras.Model.export``, such as ``input_signature``.
+
+        Raises:
+            ConfigurationError: ``filepath`` is not a path, or a URI, which Keras cannot write.
+        """
+        path = arguments.path("filepath", filepath)
+        if filesystem.has_scheme(path):
+            raise ConfigurationError(
+                f"filepath={path!r} is a URI: expected a path of this machine. Copy what Keras exports to it, or use "
+                "save(), which writes URIs."
+            )
+        self.model.export(path, format=format, verbose=verbose, **options)
+
+    @known_arguments
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Sequence[float] | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Sequence[str] | None = None,
+    ) -> None:
+        """Print the layers of the model with their shapes and numbers of parameters, as `keras.Model.summary` does.
+
+        Args:
+            line_length: The length of printed lines.
+            positions: The positions of the columns, relative or absolute.
+            print_fn: A function that is called with each line or the whole text; ``None`` prints.
+            expand_nested: Whether to show the layers of nested models.
+            show_trainable: Whether to show which layers are trainable.
+            layer_range: The names of the first and of the last layer to show, or regular expressions.
+        """
+        self.model.summary(line_length, positions, print_fn, expand_nested, show_trainable, layer_range)
+
     @classmethod
     @known_arguments
     def from_checkpoint(

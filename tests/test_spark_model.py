@@ -3,6 +3,7 @@
 import copy
 import pickle
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -155,3 +156,16 @@ def test_settings_cannot_be_changed_while_fit_runs(spark_model, monkeypatch):
     with pytest.raises(KeyError, match="enough"):
         spark_model.fit(np.ones((2, 3)), np.ones(2))
     spark_model.batch_size = 8
+
+
+def test_summary_and_export_are_those_of_keras(spark_model, tmp_path):
+    lines = []
+    spark_model.summary(print_fn=lines.append, line_length=80, show_trainable=True)
+    expected = []
+    spark_model.model.summary(print_fn=expected.append, line_length=80, show_trainable=True)
+    assert lines == expected
+    with mock.patch.object(spark_model.model, "export") as export:
+        spark_model.export(tmp_path / "served", verbose=False, input_signature=["x"])
+    export.assert_called_once_with(str(tmp_path / "served"), format="tf_saved_model", verbose=False, input_signature=["x"])
+    with pytest.raises(ConfigurationError, match="filepath='hdfs:///served' is a URI: expected a path of this machine"):
+        spark_model.export("hdfs:///served")
