@@ -23,7 +23,7 @@ from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
 from sparkkeras.events import Events, PhaseStarted, WorkersChanged, listeners
-from sparkkeras.modeling.archive import ModelArchive, load_bytes
+from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
@@ -55,7 +55,7 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.description import describe_fit
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
-from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
+from sparkkeras.training.preparation import Partitioning, check_fit, packed, prepare_fit
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder, Recorder
 from sparkkeras.training.row_options import RowOptions
@@ -445,32 +445,34 @@ class SparkModel:
         limit = self._slot_limit(recorder)
         saved = None if recorder is None else recorder.saved
         seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
-        request = check_fit(
-            [self.model],
-            data=data,
-            y=y,
-            epochs=epochs,
-            batch_size=self.batch_size if batch_size is None else batch_size,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            validation_col=validation_col,
-            validation_freq=validation_freq,
-            validation_batch_size=validation_batch_size,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            sample_weight=sample_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            features=features,
-            label=label,
-            loader=loader,
-            transform=transform,
-            on_invalid=on_invalid,
-            worker_callbacks=worker_callbacks,
-            seed=seed if saved is None else saved.work.seed,
-        )
+        progress = Progress(1 if verbose == "auto" else verbose, epochs, missing_settings())
+        with progress.checking():
+            request = check_fit(
+                [self.model],
+                data=data,
+                y=y,
+                epochs=epochs,
+                batch_size=self.batch_size if batch_size is None else batch_size,
+                verbose=verbose,
+                callbacks=callbacks,
+                validation_split=validation_split,
+                validation_data=validation_data,
+                validation_col=validation_col,
+                validation_freq=validation_freq,
+                validation_batch_size=validation_batch_size,
+                shuffle=shuffle,
+                class_weight=class_weight,
+                sample_weight=sample_weight,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                features=features,
+                label=label,
+                loader=loader,
+                transform=transform,
+                on_invalid=on_invalid,
+                worker_callbacks=worker_callbacks,
+                seed=seed if saved is None else saved.work.seed,
+            )
         if self.mode == "synchronous" and self.frequency != "epoch":
             check_row_count(
                 request.source,
@@ -485,15 +487,20 @@ class SparkModel:
             settings |= {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
             recorder.check(Work.of(self.model, request, rule, self.frequency, settings), request.callbacks)
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
-        progress = Progress(request.verbose, request.epochs, missing_settings())
         others = listeners(request.callbacks)
         events = Events([*([progress] if request.verbose else []), *others], request.verbose == 1 or bool(others))
         coordination = self._coordination(rule, recorder or NoRecorder(), events)
-        archives = [ModelArchive.pack(self.model, self.custom_objects)]
         with (
             events.running(describe_fit("fit", self.model, request, self._described(rule))),
             watching_spark(events, hides_bars=request.verbose == 1),
-            prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored),
+            prepare_fit(
+                request,
+                [self.model],
+                packed([self.model], self.custom_objects, events),
+                self.custom_objects,
+                partitioning,
+                coordination,
+            ) as (job, stored),
         ):
             if recorder is not None:
                 recorder.check_data(job, stored)
@@ -579,8 +586,7 @@ class SparkModel:
             verbose=verbose,
         )
         self._rows.warn_of_columns(self.model, data, columns, labelled=source.form is not None and source.form.y is not None)
-        archive = ModelArchive.pack(self.model, self.custom_objects)
-        found = inference.evaluate_source(self.model, source, archive, options, self.num_workers, verbose)
+        found = inference.evaluate_source(self.model, source, self.custom_objects, options, self.num_workers, verbose)
         return inference.reported(self.model, inference.results(self.model, found), return_dict, verbose)
 
     @known_arguments
@@ -662,10 +668,10 @@ class SparkModel:
             on_invalid=policy,
             keyed=keyed,
         )
-        archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
+        objects = self.custom_objects
         if not collect:
-            return inference.lazily(self.model, source, archive, options, self.num_workers, keyed)
-        parts = inference.predict_source(self.model, source, archive, options, self.num_workers, keyed, verbose)
+            return inference.lazily(self.model, source, objects, options, self.num_workers, keyed)
+        parts = inference.predict_source(self.model, source, objects, options, self.num_workers, keyed, verbose)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, self.model, verbose)
 
     def get_config(self) -> dict[str, Any]:

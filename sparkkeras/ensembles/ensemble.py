@@ -22,7 +22,7 @@ from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, copy_of, custom_objects_of
+from sparkkeras.modeling.archive import copy_of, custom_objects_of
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
@@ -189,10 +189,10 @@ class EnsembleModel:
         if collect and rows is not None:
             here = [compatibility.predicted(model, transformed(rows, options).x, options.batch_size)] if rows.rows else []
             return inference.concatenated(here, model, verbose)
-        archive = ModelArchive.pack_to_predict(model, self.custom_objects)
+        objects = self.custom_objects
         if not collect:
-            return inference.lazily(model, source, archive, options, self._slices, keyed)
-        parts = inference.predict_source(model, source, archive, options, self._slices, keyed, verbose)
+            return inference.lazily(model, source, objects, options, self._slices, keyed)
+        parts = inference.predict_source(model, source, objects, options, self._slices, keyed, verbose)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, model, verbose)
 
     @known_arguments
@@ -304,8 +304,7 @@ class EnsembleModel:
         if rows is not None:
             found: inference.EvaluationResult | None = _evaluated_here(model, rows, options)
         else:
-            archive = ModelArchive.pack(model, self.custom_objects)
-            found = inference.evaluate_source(model, source, archive, options, self._slices, verbose)
+            found = inference.evaluate_source(model, source, self.custom_objects, options, self._slices, verbose)
         return inference.reported(model, inference.results(model, found), return_dict, verbose)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,12 +23,12 @@ from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.events import EventListener, Events, PhaseStarted
-from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.progress.status_line import format_logs
 from sparkkeras.scoring.inference import Verbose
+from sparkkeras.scoring.progress import ScoringProgress
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
@@ -37,7 +36,7 @@ from sparkkeras.training.description import describe_fit
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
-from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
+from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, packed, prepare_fit
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import Rows, data_of
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
@@ -205,7 +204,7 @@ class SparkEnsemble:
         """
         for model in self.models:
             check_trainable(model)
-        events = Events(arguments.listeners("monitor", monitor))
+        monitors = arguments.listeners("monitor", monitor)
         checkpoints = MemberCheckpoints.open(checkpoint, resume)
         seed = self.seed, self._fits
         if checkpoints is not None and checkpoints.seed is not None:
@@ -237,19 +236,26 @@ class SparkEnsemble:
             )
             if checkpoints is not None:
                 checkpoints.check(self.models, self.sampling, request)
+            progress = ScoringProgress("Training members", None, request.verbose)
+            events = Events([*([progress] if request.verbose else []), *monitors])
             settings = {"members": len(self.models), "sampling": self.sampling, "voting": self.voting}
             with (
                 events.running(describe_fit("ensemble", self.models[0], request, settings)),
                 watching_spark(events, hides_bars=request.verbose == 1),
             ):
-                self.histories = self._train(request, seed, checkpoints, events)
+                self.histories = self._train(request, seed, checkpoints, events, progress)
             self._rows = RowOptions.of_fit(data, request.source, loader, on_invalid, transform)
         return self.histories
 
     def _train(
-        self, request: FitRequest, seed: tuple[int, int], checkpoints: MemberCheckpoints | None, events: Events
+        self,
+        request: FitRequest,
+        seed: tuple[int, int],
+        checkpoints: MemberCheckpoints | None,
+        events: Events,
+        progress: ScoringProgress,
     ) -> list[keras.callbacks.History]:
-        archives = [ModelArchive.pack(model, self.custom_objects) for model in self.models]
+        archives = packed(self.models, self.custom_objects, events)
         num_workers = len(self.models) if self.sampling == "partition" else None
         partitioning = Partitioning(num_workers, slices=1)  # a single file of arrays, which all members memory-map
         strategy = IndependentStrategy(self.models, archives, self.sampling, seed[0], checkpoints)
@@ -269,15 +275,13 @@ class SparkEnsemble:
                 checkpoints.begin(data_of(job, stored), Rows.of(job, stored), self.models, seed)
                 trained = len(checkpoints.trained)
             self.seed, self._fits = seed[0], seed[1] + 1
-            if request.verbose:
-                rest = f" {trained} of them {'is' if trained == 1 else 'are'} in the checkpoint." if trained else ""
-                sys.stdout.write(f"Training {counted(len(self.models), 'member')}, each in its own task.{rest}\n")
+            rest = f" {trained} of them {'is' if trained == 1 else 'are'} in the checkpoint." if trained else ""
+            progress.write(f"Training {counted(len(self.models), 'member')}, each in its own task.{rest}")
             events.emit(PhaseStarted("Training members"))
             strategy.fit(job, stored)
-        if request.verbose:
-            for number, history in enumerate(strategy.histories):
-                logs = format_logs({name: values[-1] for name, values in history.history.items()})
-                sys.stdout.write(f"Member {number} - {counted(len(history.epoch), 'epoch')} - {logs}\n")
+        for number, history in enumerate(strategy.histories):
+            logs = format_logs({name: values[-1] for name, values in history.history.items()})
+            progress.write(f"Member {number} - {counted(len(history.epoch), 'epoch')} - {logs}")
         return strategy.histories
 
     def predict(self, data: Any, **options: Any) -> Any:

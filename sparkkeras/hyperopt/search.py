@@ -275,7 +275,9 @@ class HyperParamModel:
         arguments.optional_integer("seed", seed, low=0)
         check_columns(data, columns)
         folder = None if save_to is None else arguments.path("save_to", save_to)
-        workers = self._workers()
+        verbose = 1 if verbose == "auto" else verbose
+        with StatusLine(verbose).showing("Starting workers ..."):
+            workers = self._workers()
         if folder is not None and has_scheme(folder) and isinstance(workers, ConnectWorkers):
             raise ConfigurationError(
                 f"save_to={folder!r}: with Spark Connect, only a query could write there, and the trials hold all slots. "
@@ -294,7 +296,6 @@ class HyperParamModel:
             timeout=timeout,
             save_to=folder,
         )
-        verbose = 1 if verbose == "auto" else verbose
         with events.running(started):
             with watching_spark(events, hides_bars=verbose == 1), ExitStack() as stack:
                 earlier_trials = stack.enter_context(journal.opened(definition.settings, search_space.params))

@@ -33,7 +33,8 @@ class Pace:
     Attributes:
         rows: The rows of the epoch that all workers have trained on.
         done: The fraction of the epoch that is complete; ``None`` if it is unknown.
-        startup_seconds: The part of the epoch's time in which workers started.
+        startup_seconds: The part of the epoch's time in which workers started; that of the first epoch includes all that
+            happened before it since the pace was created.
         logs: The metrics so far, if workers have reported any.
         measured: The parameter server's own measurement of the epoch, at its end.
     """
@@ -42,21 +43,21 @@ class Pace:
         self._epochs, self._clock = epochs, clock
         self._planned: Sequence[int | None] = ()
         self._startup_before, self._epochs_before = 0.0, 0
-        self._first_began: float | None = None
+        self._created = clock()
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch begins."""
         self._epoch = epoch
         self._is_open = True
-        self._began = self._clock()
-        if not self._epochs_before:
-            self._first_began = self._began
+        now = self._clock()
+        self._began = now if self._epochs_before else self._created
+        self._before_first = now - self._began
         self._ended: float | None = None
         self._reports: dict[int, WorkerProgress] = {}
         self._rows_of_rounds = self.rows = 0
-        self._startup_of_rounds, self._is_estimated = 0.0, False
-        self.startup_seconds = 0.0
+        self._startup_of_rounds, self._is_estimated = self._before_first, False
+        self.startup_seconds = self._before_first
         self.done: float | None = 0.0
         self.logs: Mapping[str, float] = {}
         self.measured: EpochMeasured | None = None
@@ -78,7 +79,7 @@ class Pace:
                 self._rows_of_rounds = self.rows = rows
             case EpochMeasured():
                 self.measured = event
-                self.rows, self.startup_seconds = event.rows, event.startup_seconds
+                self.rows, self.startup_seconds = event.rows, self._before_first + event.startup_seconds
                 return True
             case RowsTrained():
                 return self._add_round(event)
@@ -152,12 +153,12 @@ class Pace:
     @property
     def seconds_left(self) -> float | None:
         """The time that the rest of the training takes, with validation and callbacks; ``None`` if it is unknown."""
-        if self._epochs is None or self.done is None or self._first_began is None:
+        if self._epochs is None or self.done is None:
             return None
         done = self._epochs_before + (self.done if self._is_open else 0.0)
         if done < _MIN_DONE:
             return None
-        elapsed = self._clock() - self._first_began - self._startup_before - (self.startup_seconds if self._is_open else 0.0)
+        elapsed = self._clock() - self._created - self._startup_before - (self.startup_seconds if self._is_open else 0.0)
         left = self._epochs - self._epoch - (self.done if self._is_open else 1.0)
         return max(0.0, elapsed) / done * max(0.0, left)
 

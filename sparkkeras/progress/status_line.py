@@ -6,14 +6,15 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 LOG_SECONDS = 60.0
 """Where no line can change, as in the log of a job, the interval at which what it would show is written as a line."""
 
 FIRST_LOG_SECONDS = 10.0
-"""The time until the first of these lines, which shows that something has begun."""
+"""The time until the first of these lines after a line that stays; without such a line, it is written at once."""
 
 UPDATE_SECONDS = 0.1
 """The shortest interval at which a line changes."""
@@ -22,7 +23,8 @@ UPDATE_SECONDS = 0.1
 class StatusLine:
     """Lines on standard output, the last of which changes: on a terminal and in a notebook.
 
-    Elsewhere, what it would show is a line after 10 seconds, and then one a minute.
+    Elsewhere, what it would show is a line at once, or 10 seconds after a line that stays, and then one a minute. Whatever
+    begins is a line there.
 
     Args:
         verbose: 0: silent; 1: with the line that changes; 2: without it.
@@ -33,7 +35,7 @@ class StatusLine:
         self._lock = threading.Lock()
         self._changes = verbose == 1 and _can_change()
         self._shown = ""
-        self._next = time.monotonic() + (0.0 if self._changes else FIRST_LOG_SECONDS)
+        self._next = 0.0
 
     @property
     def changes(self) -> bool:
@@ -44,20 +46,31 @@ class StatusLine:
         """Write a line that stays, in place of the one that changes."""
         if self._verbose:
             with self._lock:
+                if not self._changes and not self._next:
+                    self._next = time.monotonic() + FIRST_LOG_SECONDS
                 self._replace(f"{text}\n")
 
-    def update(self, text: str) -> None:
-        """Set the line that changes, unless it has changed just now."""
+    def update(self, text: str, begins: bool = False) -> None:
+        """Set the line that changes, unless it has changed just now, or in any case if something else ``begins``."""
         if self._verbose != 1:
             return
         with self._lock:
             now = time.monotonic()
-            if now < self._next:
+            if now < self._next and not begins:
                 return
             self._next = now + (UPDATE_SECONDS if self._changes else LOG_SECONDS)
             if sys.stdout.isatty():  # where a line that wraps could not be erased; in notebooks, it can
                 text = text[: shutil.get_terminal_size().columns - 1]
             self._replace(text if self._changes else f"{text}\n")
+
+    @contextmanager
+    def showing(self, text: str) -> Iterator[None]:
+        """Show what begins until the context ends."""
+        self.update(text, begins=True)
+        try:
+            yield
+        finally:
+            self.clear()
 
     def clear(self) -> None:
         """Remove the line that changes."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -275,7 +276,7 @@ def no_rows(purpose: str) -> DataError:
 def evaluate_source(
     model: keras.Model,
     source: Source,
-    archive: ModelArchive,
+    custom_objects: Mapping[str, Any] | None,
     options: BatchOptions,
     num_workers: int | None = None,
     verbose: Verbose = 0,
@@ -285,13 +286,15 @@ def evaluate_source(
     Args:
         model: The model, whose current weights are evaluated.
         source: The rows.
-        archive: The model as an archive.
+        custom_objects: Custom classes and functions by name, if they cannot be found in the model.
         options: Batch size and transform.
         num_workers: The number of partitions for arrays; ``None``: the number of slots.
         verbose: Whether to show the progress.
     """
     with ExitStack() as stack:
-        dataset, target = stack.enter_context(dataset_with_progress(source, num_workers, "Evaluating", verbose))
+        pack = partial(ModelArchive.pack, model, custom_objects)
+        progress = dataset_with_progress(pack, source, num_workers, "Evaluating", verbose)
+        archive, dataset, target = stack.enter_context(progress)
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
         return evaluate(dataset, shared, state, replace(options, progress=target))
@@ -300,7 +303,7 @@ def evaluate_source(
 def predict_source(
     model: keras.Model,
     source: Source,
-    archive: ModelArchive,
+    custom_objects: Mapping[str, Any] | None,
     options: BatchOptions,
     num_workers: int | None = None,
     keyed: bool = False,
@@ -311,7 +314,9 @@ def predict_source(
     If ``keyed`` is set, for a source with keys, each part is a pair of a list of keys and their predictions.
     """
     with ExitStack() as stack:
-        dataset, target = stack.enter_context(dataset_with_progress(source, num_workers, "Predicting", verbose))
+        pack = partial(ModelArchive.pack_to_predict, model, custom_objects)
+        progress = dataset_with_progress(pack, source, num_workers, "Predicting", verbose)
+        archive, dataset, target = stack.enter_context(progress)
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
         how = stack.enter_context(dataset.share(replace(options, progress=target)))
@@ -322,12 +327,13 @@ def predict_source(
 def lazily(
     model: keras.Model,
     source: Source,
-    archive: ModelArchive,
+    custom_objects: Mapping[str, Any] | None,
     options: BatchOptions,
     num_workers: int | None = None,
     keyed: bool = False,
 ) -> Any:
     """An RDD with one prediction per row, computed each time it is used; see `predict_source`."""
+    archive = ModelArchive.pack_to_predict(model, custom_objects)
     dataset, weights = lazy_dataset(source, num_workers), ModelWeights.take(model)
     cluster = dataset.cluster
     schema = source.reader.schema

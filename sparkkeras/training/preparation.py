@@ -22,7 +22,7 @@ from sparkkeras.data.placement import Placement, Shuffle, TrainValidationSplit, 
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, warn
-from sparkkeras.events import EventListener, PhaseStarted
+from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.custom_code import ByValue
@@ -218,6 +218,17 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     return request
 
 
+def packed(models: Sequence[keras.Model], custom_objects: Mapping[str, Any], events: Events) -> list[ModelArchive]:
+    """Pack the models of a call of `fit`; the arguments are those of `ModelArchive.pack`. It takes long if they are large.
+
+    Raises:
+        CustomObjectError: See `ModelArchive.pack`.
+        ModelError: See `ModelArchive.pack`.
+    """
+    events.emit(PhaseStarted(f"Packing the model{'s' if len(models) > 1 else ''}"))
+    return [ModelArchive.pack(model, custom_objects) for model in models]
+
+
 @contextmanager
 def prepare_fit(
     request: FitRequest,
@@ -249,7 +260,7 @@ def prepare_fit(
     monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
     check_monitors(models, custom_objects, *monitors)
     with ExitStack() as stack:
-        coordination.events.emit(PhaseStarted("Storing rows on the workers"))
+        coordination.events.emit(PhaseStarted("Starting workers, and storing rows on them"))
         training = request.source.dataset(
             partitioning.num_workers, partitioning.slices, partitioning.limit, request.placement
         )

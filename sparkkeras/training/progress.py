@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -25,7 +26,7 @@ _MIN_STARTUP = 0.1
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Prints the progress of training: a Keras callback and an `EventListener`.
+    """Prints the progress of training: a Keras callback and an `EventListener`. What precedes the first epoch is start-up.
 
     Args:
         verbose: 0: silent, 1: a line that changes within an epoch (see `StatusLine`) and one line per epoch, 2: one line per
@@ -44,6 +45,10 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._is_training = False
         self._phase = ""
 
+    def checking(self) -> AbstractContextManager[None]:
+        """Show that the call is checked: a moment, unless it has large arrays, so a log has no line of it."""
+        return self._status.showing("Checking the model and the data ...") if self._status.changes else nullcontext()
+
     def on_event(self, event: Event) -> None:
         """Print the parts of the progress that Keras's callbacks do not know."""
         with self._lock:
@@ -53,7 +58,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         match event:
             case PhaseStarted(text):
                 self._phase = text
-                self._status.update(f"{text} ...")
+                self._status.update(f"{text} ...", begins=True)
             case SparkTasks(done, total) if self._phase and done:
                 self._status.update(f"{self._phase} ... {done} of {counted(total, 'task')}")
             case WorkersChanged(count):
@@ -86,7 +91,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
             self._pace.begin_epoch(epoch)
             self._status.write(f"Epoch {epoch + 1}/{self._epochs}")
             if self._phase:
-                self._status.update(f"{self._phase} ...")
+                self._status.update(f"{self._phase} ...", begins=self._status.changes)  # below the new line
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Print the metrics."""
@@ -108,7 +113,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._status.update(" - ".join(parts))
 
     def _speed(self) -> str:
-        """The workers, the duration and the speed of the epoch, without the time in which workers loaded Keras."""
+        """The workers, the duration and the speed of the epoch, without the time before workers trained."""
         pace = self._pace
         startup = f" + {pace.startup_seconds:.1f}s start-up" if pace.startup_seconds >= _MIN_STARTUP else ""
         updates = "" if pace.measured is None else f" - {_described(pace.measured.updates)}"

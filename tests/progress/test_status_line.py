@@ -30,6 +30,26 @@ def test_a_log_gets_a_line_a_minute_of_what_would_change(clock, capsys):
     assert capsys.readouterr().out.splitlines() == ["begins", "after 10", "after 70", "after 130", "ended"]
 
 
+def test_a_log_gets_a_line_at_once_and_one_of_whatever_begins(clock, capsys):
+    status = StatusLine(1)
+    status.update("packing")
+    status.update("packing more")
+    with status.showing("storing"):
+        clock.now += 59
+        status.update("half stored")
+    clock.now += 1
+    status.update("all stored")
+    assert capsys.readouterr().out.splitlines() == ["packing", "storing", "all stored"]
+
+
+def test_what_begins_is_shown_at_once_and_until_it_ends(clock, terminal):
+    status = StatusLine(1)
+    status.update("packing")
+    with status.showing("storing"):
+        assert terminal.line == "storing"
+    assert terminal.line == ""
+
+
 def test_a_terminal_gets_one_line_that_is_replaced(clock, terminal):
     status = StatusLine(1)
     status.update("loading")

@@ -40,22 +40,23 @@ class Rows:
         yield f"{slices} slices"
 
 
-def test_the_line_appears_when_rows_are_stored_and_is_removed_at_the_end(clock, terminal):
+def test_the_line_shows_each_phase_and_is_removed_at_the_end(clock, terminal):
     rows = Rows(terminal, clock)
-    with dataset_with_progress(rows, 3, "Predicting", 1) as (dataset, target):
-        assert (dataset, target) == ("3 slices", None)
+    with dataset_with_progress(lambda: terminal.line, rows, 3, "Predicting", 1) as (shown_while_packing, dataset, target):
+        assert (shown_while_packing, dataset, target) == ("Packing the model ...", "3 slices", None)
         assert terminal.line == "Predicting ..."
-    assert (rows.shown, terminal.line) == ("Storing rows ...", "")
+    assert (rows.shown, terminal.line) == ("Starting workers, and storing rows ...", "")
 
 
 def test_the_line_is_removed_if_rows_cannot_be_stored(clock, terminal):
-    with pytest.raises(OSError), dataset_with_progress(Rows(terminal, clock, fails=True), None, "Predicting", "auto"):
+    rows = Rows(terminal, clock, fails=True)
+    with pytest.raises(OSError), dataset_with_progress(object, rows, None, "Predicting", "auto"):
         pass
     assert terminal.line == ""
 
 
 def test_nothing_is_shown_if_nobody_wants_it(clock, terminal):
-    with dataset_with_progress(Rows(terminal, clock), None, "Predicting", 0) as (_, target):
+    with dataset_with_progress(object, Rows(terminal, clock), None, "Predicting", 0) as (_, _, target):
         assert target is None
     assert terminal.getvalue() == ""
 
