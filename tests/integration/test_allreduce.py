@@ -100,6 +100,24 @@ def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits, 
     assert spark_model.parameter_server_stats is None
 
 
+@pytest.mark.core
+def test_two_workers_train_an_embedding_like_keras(sc):
+    """They look up rows that both use, and rows of their own, some of them twice; tests/worker/test_lockstep.py has more."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((4,), dtype="int32"), keras.layers.Embedding(30, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model, expected = keras.Sequential(layers), keras.models.clone_model(keras.Sequential(layers))
+    expected.set_weights(model.get_weights())
+    for each in (model, expected):
+        each.compile("adam", "mse", metrics=["mae"])
+    random = np.random.default_rng(1)
+    parts = [random.integers([0, 0, 5 + 10 * rank, 5], [5, 5, 15 + 10 * rank, 30], (20, 4)) for rank in (0, 1)]
+    x, y = np.concatenate(parts), random.normal(size=(40, 1)).astype(np.float32)
+    SparkModel(model, mode="allreduce", batch_size=BATCH, num_workers=2).fit(x, y, epochs=2, shuffle=False, verbose=0)
+    plain(expected, (parts, [y[:20], y[20:]]), [np.ones(20), np.ones(20)], rates=[1e-3, 1e-3])
+    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 def test_more_workers_than_slots_are_an_error(sc, digits):
     with pytest.raises(ConfigurationError, match="num_workers=7, but Spark has 2 slots, and with mode='allreduce'"):
         SparkModel(classifier(), "allreduce", num_workers=7).fit(digits[0][:99], digits[1][:99])

@@ -180,6 +180,62 @@ def test_class_weights(three, rows):
     assert difference(replicas, model) < 1e-5
 
 
+def lookups(optimizer, name="lookups"):
+    """An embedding of which each row of data looks up several rows, some of them several times, and a small one."""
+    keras.utils.set_random_seed(3)
+    words, kind = keras.Input((6,), dtype="int32", name="words"), keras.Input((), dtype="int32", name="kind")
+    word_vectors = keras.layers.Embedding(40, 4, name="word_vectors")(words)
+    both = [keras.layers.GlobalAveragePooling1D()(word_vectors), keras.layers.Embedding(3, 2, name="kinds")(kind)]
+    outputs = keras.layers.Dense(1, name="score")(keras.layers.Concatenate()(both))
+    model = keras.Model([words, kind], outputs, name=name)
+    model.compile(optimizer, "mse")
+    return model
+
+
+def words(counts):
+    """Words that all workers look up, and words of one of them."""
+    random = np.random.default_rng(5)
+    return [
+        from_arrays(
+            (
+                np.concatenate(
+                    [random.integers(1, 6, (rows, 4)), random.integers(10 + 9 * rank, 19 + 9 * rank, (rows, 2))], axis=1
+                ).astype(np.int32),
+                random.integers(0, 3, rows).astype(np.int32),
+            ),
+            random.normal(size=(rows, 1)).astype(np.float32),
+            None,
+            expected_x=2,
+        )
+        for rank, rows in enumerate(counts)
+    ]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *OPTIMIZERS.values(),
+        lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    ],
+)
+def test_embeddings(three, make):
+    model = lookups(make())
+    blocks = words(UNEVEN)
+    replicas = trained(three, model, blocks)
+    plain(model, blocks)
+    assert difference(replicas, model) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_embeddings_travel_in_half_precision(three, dtype):
+    model = lookups(keras.optimizers.SGD(0.1), f"lookups_{dtype}")
+    blocks = words(UNEVEN)
+    replicas = trained(three, model, blocks, gradient_dtype=dtype)
+    plain(model, blocks)
+    assert 1e-7 < difference(replicas, model) < 5e-3
+
+
 @pytest.mark.parametrize("steps", [2, 5])
 def test_several_steps_in_an_execution(three, rows, steps):
     if keras.backend.backend() == "torch":

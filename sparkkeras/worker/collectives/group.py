@@ -92,7 +92,7 @@ class Group(ABC):
         return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
 
     def mean(self, gradients: Sequence[Any], variables: Sequence[Any], weight: Any, dtype: str | None) -> list[Any]:
-        """The mean of gradients over the ranks, in a training step.
+        """The mean of gradients over the ranks, in a training step. That of sparse gradients is sparse.
 
         Args:
             gradients: The gradients of this rank, some perhaps ``None``.
@@ -109,9 +109,11 @@ class Group(ABC):
         wide = "float64" if any(_dtype(each) == "float64" for each in given if each is not None) else "float32"
         counts = ops.convert_to_tensor(self._counts(gradients), "float32")
         shapes = [tuple(variable.shape) for variable in variables]
-        buckets = _buckets([0 if each is None else math.prod(shape) for each, shape in zip(given, shapes, strict=True)])
+        sparse = [i for i, each in enumerate(given) if self._is_sparse(each)]
+        dense = [0 if each is None or i in sparse else math.prod(shapes[i]) for i, each in enumerate(given)]
+        buckets = _buckets(dense)
         weights: Any = None
-        if dtype is not None or len(buckets) != 1:
+        if dtype is not None or len(buckets) != 1 or sparse:
             # Gradients are divided by the sum of the weights before they travel: it has too many digits for half precision,
             # and a division afterwards would read large gradients once more.
             weights = self._sum(self._weighted(counts, weight))
@@ -128,6 +130,10 @@ class Group(ABC):
                 mean = self._sum(vector if dtype is None else ops.cast(vector, dtype))
             for i, found in zip(bucket, self._unpacked(mean, forms), strict=True):
                 means[i] = ops.cast(found, _dtype(given[i]))
+        if sparse:
+            found = self._sparse_means([given[i] for i in sparse], weight / weights[0], dtype)
+            for i, mean in zip(sparse, found, strict=True):
+                means[i] = mean
         return self._contributed(means, weights[1:])
 
     def begin_step(self) -> None:  # noqa: B027 - not every backend needs it
@@ -182,6 +188,20 @@ class Group(ABC):
     @abstractmethod
     def _sum(self, vector: Any) -> Any:
         """The sum of the vectors of all ranks, in a training step."""
+
+    def _is_sparse(self, gradient: Any) -> bool:
+        """Whether a gradient has values for some of the rows of its variable only."""
+        return False
+
+    def _sparse_means(self, gradients: Sequence[Any], weight: Any, dtype: str | None) -> Sequence[Any]:
+        """The means of sparse gradients, of which there is at least one: they have the values of all ranks.
+
+        Args:
+            gradients: The gradients of this rank.
+            weight: Its part in the sum of all weights. With 0, it has no rows.
+            dtype: The dtype in which values travel; ``None``: their own.
+        """
+        raise NotImplementedError
 
     def _packed(self, tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]], dtype: str) -> Any:
         """The values of tensors as one vector of a dtype."""

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ PARTS = 4
 
 PART_SIZE = 1 << 21
 """A part has at least so many values."""
+
+GATHERS = 1 << 20
+"""The keys of gathers in training steps are larger, those of sums are smaller."""
 
 
 class TensorFlowGroup(Group):
@@ -50,7 +54,7 @@ class TensorFlowGroup(Group):
             )
         )
         self._context.ensure_initialized()
-        self._instances: dict[tuple[int, int, str], int] = {}
+        self._instances: dict[tuple[Any, ...], int] = {}
         self._gathers = 0
         self._lost: list[int] = []
         self._left = threading.Event()
@@ -120,6 +124,54 @@ class TensorFlowGroup(Group):
         import tensorflow as tf
 
         return tf.math.multiply_no_nan(vector, tf.cast(weight, vector.dtype))
+
+    def _is_sparse(self, gradient: Any) -> bool:
+        import tensorflow as tf
+
+        # On GPUs, optimizers add the values for a row in any order, which would let replicas differ in their last bits.
+        return isinstance(gradient, tf.IndexedSlices) and self._hint == "ring"
+
+    def _sparse_means(self, gradients: Sequence[Any], weight: Any, dtype: str | None) -> Sequence[Any]:
+        import tensorflow as tf
+
+        lengths = tf.stack([tf.where(weight > 0, tf.size(each.indices), 0) for each in gradients])
+        of_ranks = self._gathered(lengths)
+        means = []
+        for number, gradient in enumerate(gradients):
+            length, all_lengths = lengths[number], of_ranks[:, number]
+            values = gradient.values[:length] * tf.cast(weight, gradient.dtype)
+            found = self._gathered_rows(tf.cast(values, dtype or gradient.dtype), all_lengths)
+            # Values for the same row are not added: optimizers of Keras square each one.
+            indices = self._gathered_rows(gradient.indices[:length], all_lengths)
+            means.append(tf.IndexedSlices(tf.cast(found, gradient.dtype), indices, gradient.dense_shape))
+        return means
+
+    def _gathered_rows(self, rows: Any, lengths: Any) -> Any:
+        """The rows of all ranks, of which each has so many, one after the other."""
+        import tensorflow as tf
+
+        # A key is for tensors of one size: they are padded to a power of 2.
+        exponent = tf.reduce_sum(tf.cast(2 ** tf.range(31) < tf.reduce_max(lengths), tf.int32))
+        padding = tf.concat([[2**exponent - tf.shape(rows)[0]], tf.shape(rows)[1:]], 0)
+        found = self._gathered(tf.concat([rows, tf.zeros(padding, rows.dtype)], 0), exponent)
+        return tf.boolean_mask(found, tf.sequence_mask(lengths, 2**exponent))
+
+    def _gathered(self, tensor: Any, exponent: Any = 0) -> Any:
+        """The tensors of all ranks along a new first axis, in a training step; a size that differs has another exponent."""
+        import tensorflow as tf
+
+        call = (self._calls, tuple(tensor.shape), tensor.dtype.name)
+        self._calls += 1
+        # bfloat16 is not gathered, so its bits travel as another type.
+        found = tf.raw_ops.CollectiveGatherV2(
+            input=tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor,
+            group_size=self.size,
+            group_key=1,
+            instance_key=GATHERS + 32 * self._instances.setdefault(call, len(self._instances) + 1) + exponent,
+            ordering_token=[],
+            communication_hint=self._hint,
+        )
+        return tf.reshape(tf.bitcast(found, tensor.dtype), tf.concat([[self.size], tf.shape(tensor)], 0))
 
     def _answers(self, rank: int) -> bool:
         import tensorflow as tf
