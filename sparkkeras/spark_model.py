@@ -361,7 +361,7 @@ class SparkModel:
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the
                 samples on the first axis, or sparse matrices of SciPy, which workers convert to dense arrays piece by
-                piece. For several inputs, ``x`` is a tuple or a dict of arrays. Or a function ``make(worker,
+                piece. For several inputs, ``x`` is a tuple or a dict of arrays, nested as they are. Or a function ``make(worker,
                 num_workers)``, which each worker calls at the beginning of each epoch; it may have a third parameter
                 ``epoch``, the number of the epoch from 0. It returns the batches of this worker: a ``tf.data.Dataset``, a
                 ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size
@@ -390,9 +390,9 @@ class SparkModel:
                 ``None``: all rows. Required if ``data`` is a function whose batches have no end, such as those of
                 ``dataset.repeat()`` or of a generator with ``while True``.
             features: The columns of a DataFrame to use as model inputs: one column (numbers, arrays, vectors, bytes of raw
-                tensors), a list of columns to concatenate, or for several inputs ``{input name: column(s)}`` or a list with
-                a column for each: by name if these are the names of the inputs, else by position. ``None``: the column
-                ``features``, or columns with the names of the inputs.
+                tensors), a list of columns to concatenate, or for several inputs ``{input name: column(s)}``, nested as they
+                are, or a list with a column for each: by name if these are the names of the inputs, else by position.
+                ``None``: the column ``features``, or columns with the names of the inputs.
             label: The label columns, in the same form by output. ``None``: the column ``label``, or columns with the names
                 of the outputs.
             loader: A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or
@@ -621,7 +621,7 @@ class SparkModel:
             features: As in `evaluate`. ``AS_IN_FIT``: what the last `fit` used for data of the same kind.
             output_col: The new column of a DataFrame: a float for one output of shape (batch, 1), else a (nested) array of
                 floats. For several outputs: a list of names, or ``{output name: column}``; a single name creates the
-                columns ``{output_col}_{output name}``.
+                columns ``{output_col}_{output name}``, such as ``prediction_b_c`` for ``{"b": {"c": ...}}``.
             loader: As in `evaluate`.
             transform: As in `evaluate`; it is called with ``y=None`` and may return ``x`` alone.
             on_invalid: ``"error"`` or ``"allow"``, as in `fit`; or for a DataFrame ``"null"``, which predicts null for rows

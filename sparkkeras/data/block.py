@@ -1,13 +1,15 @@
 """Blocks: consecutive rows as arrays, in the structure that the model expects.
 
-Features, labels and sample weights are each one array, a tuple of arrays or a dict of arrays. A `Structure` describes one of
-the three, a `Form` all three, and a `Block` is a form with its arrays.
+Features, labels and sample weights are each one array, or a tuple or dict of arrays, of tuples or of dicts. A `Structure`
+describes one of the three, a `Form` all three, and a `Block` is a form with its arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,37 +22,79 @@ from sparkkeras.data.text import concatenate as concatenate_arrays
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
+Path = tuple[str | int, ...]
+"""Where an array is: the keys of dicts and the indices of tuples around it, from the outside in."""
+
 
 @dataclass(frozen=True)
 class Structure:
-    """One array, a tuple of ``count`` arrays, or a dict of arrays by ``names``."""
+    """One array, or dicts and tuples of arrays, also nested, as the paths of the arrays in their order.
 
-    count: int = 1
-    names: tuple[str, ...] | None = None
-    bare: bool = True
+    The only array has the path ``()``; ``(("a",), ("b", 0), ("b", 1))`` is ``{"a": ..., "b": (..., ...)}``.
+    """
+
+    paths: tuple[Path, ...] = ((),)
 
     @classmethod
-    def of(cls, value: Any, expected: int | None) -> Structure:
+    def named(cls, names: Iterable[str]) -> Structure:
+        """A dict of arrays."""
+        return cls(tuple((name,) for name in names))
+
+    @classmethod
+    def several(cls, count: int) -> Structure:
+        """A tuple of arrays."""
+        return cls(tuple((index,) for index in range(count)))
+
+    @classmethod
+    def of(cls, value: Any, expected: int | Structure | None) -> Structure:
         """Infer the structure of features, labels or weights, of one row or of many.
 
         Args:
-            value: An array, a scalar, a list of numbers, a tuple or list of these, or a dict of them.
-            expected: The number of arrays that the model expects here; ``None`` if unknown (a subclassed model).
+            value: An array, a scalar, a list of numbers, a tuple or list of these, or a dict of them; also nested.
+            expected: The number of arrays that the model expects here, or their structure; ``None`` if unknown (a
+                subclassed model).
 
         Raises:
             ValueError: A dict has keys that are not strings.
         """
-        if isinstance(value, Mapping):
-            if not all(isinstance(name, str) for name in value):
-                raise ValueError(f"expected a dict with strings as keys, received {describe(value)}")
-            return cls(len(value), tuple(value), bare=False)
-        if isinstance(value, (tuple, list)):
-            arrays = all(isinstance(part, (np.ndarray, SparseRows)) and part.ndim > 0 for part in value) and len(value) > 0
-            if expected is None and isinstance(value, tuple) and arrays:
-                return cls(len(value), bare=False)
-            if expected == len(value) and (expected > 1 or arrays):
-                return cls(len(value), bare=False)
-        return cls()
+        found = cls(tuple(path for path, _ in items_by_path(value, cls() if isinstance(expected, int) else expected)))
+        count = expected.count if isinstance(expected, Structure) else expected
+        if found.bare and isinstance(value, (tuple, list)) and count == len(value):
+            return cls.several(count) if count > 1 or _are_arrays(tuple(value)) else found
+        return found
+
+    @property
+    def count(self) -> int:
+        """The number of arrays."""
+        return len(self.paths)
+
+    @property
+    def bare(self) -> bool:
+        """Whether there is one array, in no dict or tuple."""
+        return self.paths == ((),)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether there are dicts or tuples in others."""
+        return any(len(path) > 1 for path in self.paths)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the arrays, such as ``age``, or ``b/0`` for those in others; ``None`` for one array, or a tuple."""
+        return tuple(map(name_of, self.paths)) if self.is_nested or self._is_dict else None
+
+    @property
+    def _is_dict(self) -> bool:
+        return isinstance(next(iter(self.parts), None), str)
+
+    @cached_property
+    def parts(self) -> dict[str | int, Structure]:
+        """The structures in the outermost dict or tuple, by key or index; empty for one array."""
+        found: dict[str | int, list[Path]] = {}
+        for path in self.paths:
+            if path:
+                found.setdefault(path[0], []).append(path[1:])
+        return {key: Structure(tuple(paths)) for key, paths in found.items()}
 
     def flatten(self, value: Any) -> list[Any]:
         """The arrays of ``value`` as a list.
@@ -60,29 +104,74 @@ class Structure:
         """
         if self.bare:
             return [value]
-        if self.names is not None:
-            if not isinstance(value, Mapping) or set(value) != set(self.names):
-                raise ValueError(f"expected a dict with the keys {list(self.names)}, received {describe(value)}")
-            return [value[name] for name in self.names]
-        if not isinstance(value, (tuple, list)) or len(value) != self.count:
-            raise ValueError(f"expected a tuple of {counted(self.count, 'value')}, received {describe(value)}")
-        return list(value)
+        parts = self.parts
+        if self._is_dict:
+            if not isinstance(value, Mapping) or set(value) != set(parts):
+                raise ValueError(f"expected a dict with the keys {list(parts)}, received {describe(value)}")
+        elif not isinstance(value, (tuple, list)) or len(value) != len(parts):
+            raise ValueError(f"expected a tuple of {counted(len(parts), 'value')}, received {describe(value)}")
+        return [leaf for key, part in parts.items() for leaf in part.flatten(value[key])]
 
     def build(self, leaves: Sequence[Any]) -> Any:
         """The inverse of `flatten`."""
         if self.bare:
             return leaves[0]
-        if self.names is not None:
-            return dict(zip(self.names, leaves, strict=True))
-        return tuple(leaves)
+        remaining = iter(leaves)
+        built = {key: part.build(list(islice(remaining, part.count))) for key, part in self.parts.items()}
+        return built if self._is_dict else tuple(built.values())
 
     def labels(self, side: str) -> list[str]:
-        """The names of the arrays in messages: ``x``, ``x[0]``, ``x['age']``."""
-        if self.bare:
-            return [side]
-        if self.names is not None:
-            return [f"{side}[{name!r}]" for name in self.names]
-        return [f"{side}[{index}]" for index in range(self.count)]
+        """The names of the arrays in messages: ``x``, ``x[0]``, ``x['age']``, ``x['b']['c']``."""
+        return [side + "".join(f"[{key!r}]" for key in path) for path in self.paths]
+
+
+def items_by_path(value: Any, expected: Structure | None) -> Iterator[tuple[Path, Any]]:
+    """The parts of nested dicts with their paths, and those of tuples where the expected structure has one, too.
+
+    Args:
+        value: A dict, a tuple, or something else.
+        expected: The expected structure; ``None`` if it is unknown: then tuples of arrays in others have parts.
+
+    Raises:
+        ValueError: A dict has keys that are not strings.
+    """
+    known = {} if expected is None else expected.parts
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise ValueError(f"expected a dict with strings as keys, received {describe(value)}")
+        parts: Iterable[tuple[str | int, Any]] = value.items()
+    elif (
+        _are_arrays(value)
+        if expected is None
+        else isinstance(value, (tuple, list)) and list(known) == list(range(len(value)))
+    ):
+        parts = enumerate(value)
+    else:
+        yield (), value
+        return
+    for key, part in parts:
+        inner = None if expected is None else known.get(key, Structure())
+        yield from (((key, *path), each) for path, each in items_by_path(part, inner))
+
+
+def by_name(value: Mapping[str, Any], expected: Structure | None = None) -> dict[str, Any]:
+    """The values in a dict, perhaps of dicts, by names as those of `Structure.names`; see `items_by_path`."""
+    return {name_of(path): each for path, each in items_by_path(value, expected or Structure())}
+
+
+def name_of(path: Path) -> str:
+    """The name of an array; see `Structure.names`."""
+    return "/".join(map(str, path))
+
+
+def _are_arrays(value: Any) -> bool:
+    """Whether a value is a tuple of arrays, of tuples of these, or of dicts."""
+    if not isinstance(value, tuple) or not value:
+        return False
+    arrays = (np.ndarray, SparseRows)
+    return all(
+        part.ndim > 0 if isinstance(part, arrays) else isinstance(part, Mapping) or _are_arrays(part) for part in value
+    )
 
 
 @dataclass(frozen=True)
@@ -266,12 +355,12 @@ class Block:
             return self
         return concatenate([_transform_batch(batch, transform, to_predict) for batch in self.batches(batch_size)])
 
-    def with_names(self, names: Sequence[str] | None) -> Block:
-        """Features given as a tuple become a dict with these keys, in their order; other features stay as they are."""
+    def in_structure(self, structure: Structure | None) -> Block:
+        """Features given as a tuple get another structure of as many arrays, in their order; others stay as they are."""
         x = self.form.x
-        if names is None or x.names is not None or x.count != len(names):
+        if structure is None or x.names is not None or x.count != structure.count:
             return self
-        return Block(replace(self.form, x=Structure(len(names), tuple(names), bare=False)), self.arrays)
+        return Block(replace(self.form, x=structure), self.arrays)
 
     def with_floats(self, dtype: str) -> Block:
         """Cast all floating-point arrays to one dtype."""
@@ -337,7 +426,8 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any], to_pred
     x, y = given
     if x is None or (y is None and batch.y is not None):
         raise ValueError(f"transform must return (x, y); its {'x' if x is None else 'y'} is None")
-    made = from_arrays(x, y, batch.sample_weight, expected_x=batch.form.x.count if not batch.form.x.bare else None)
+    expected_x, expected_y = (None if side is None or side.bare else side for side in (batch.form.x, batch.form.y))
+    made = from_arrays(x, y, batch.sample_weight, expected_x, expected_y)
     features = made.form.x.count
     returned = enumerate(zip(made.form.labels, made.arrays, strict=True))
     block = Block(made.form, tuple(_returned(label, array, index < features) for index, (label, array) in returned))
@@ -374,7 +464,13 @@ def _returned(label: str, array: Array, is_feature: bool) -> Array:
     return values
 
 
-def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = None, expected_y: int | None = None) -> Block:
+def from_arrays(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    expected_x: int | Structure | None = None,
+    expected_y: int | Structure | None = None,
+) -> Block:
     """Make a block of arrays whose first axis is the row axis; the structures are inferred from the values.
 
     A list of arrays is treated as a tuple: several inputs, outputs or weights.

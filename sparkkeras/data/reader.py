@@ -61,10 +61,10 @@ class Reader:
             raise DataError(
                 f"labels are missing.{taken} Pass them as a separate argument, y=, or use an RDD of (x, y) pairs."
             )
-        inputs = self.schema.expected_x
+        inputs = len(self.schema.inputs)
         kinds = (np.ndarray, SparseRows)
         several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, kinds) and p.ndim > 1 for p in x)
-        if several and inputs is not None and len(x) != inputs:
+        if several and inputs and Structure.of(x, self.schema.expected_x).bare:
             raise DataError(
                 f"the model has {counted(inputs, 'input')}, but x is a {type(x).__name__} of {counted(len(x), 'array')}."
             )
@@ -235,6 +235,8 @@ class Reader:
     def _is_features(self, row: tuple[Any, ...]) -> bool:
         """Whether all of a tuple is features, and not a pair or triple that begins with features."""
         inputs = self.schema.inputs
+        if self.schema.x is not None and self.schema.x.is_nested:
+            return not Structure.of(row, self.schema.x).bare
         if len(inputs) > 1:
             nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
             return len(row) == len(inputs) and not nested

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sparkkeras.data.block import BlockSpec, Form
+from sparkkeras.data.block import BlockSpec, Form, Structure
 from sparkkeras.data.text import TO_STRINGS
 from sparkkeras.errors import DataError, counted
 
@@ -59,25 +59,27 @@ class Schema:
         inputs: The inputs in order; empty if unknown (a subclassed model).
         outputs: The outputs in order; empty if unknown.
         floatx: The dtype that floating-point data is converted to, as Keras does.
-        named_outputs: Whether the model returns its outputs as a dict.
+        x: The structure of the inputs, if they are a dict or nested.
+        y: The structure of the outputs, if they are a dict or nested.
         transformed: Whether a transform is applied to the rows, so that features and labels may be strings.
     """
 
     inputs: tuple[InputSpec, ...] = ()
     outputs: tuple[InputSpec, ...] = ()
     floatx: str = "float32"
-    named_outputs: bool = False
+    x: Structure | None = None
+    y: Structure | None = None
     transformed: bool = False
 
     @property
-    def expected_x(self) -> int | None:
-        """The number of feature arrays; ``None`` if unknown."""
-        return len(self.inputs) or None
+    def expected_x(self) -> int | Structure | None:
+        """The structure of features, or the number of their arrays; ``None`` if unknown."""
+        return self.x or len(self.inputs) or None
 
     @property
-    def expected_y(self) -> int | None:
-        """The number of label arrays; ``None`` if unknown."""
-        return len(self.outputs) or None
+    def expected_y(self) -> int | Structure | None:
+        """The structure of labels, or the number of their arrays; ``None`` if unknown."""
+        return self.y or len(self.outputs) or None
 
     def before(self, transform: object | None) -> Schema:
         """The schema of rows before a transform (``None``: without one), which may hold any values."""

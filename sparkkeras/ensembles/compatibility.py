@@ -10,13 +10,13 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.data.block import describe
+from sparkkeras.data.block import by_name, describe
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
-from sparkkeras.modeling.schema import graph_of, input_tensors, pack_inputs, schema_of
+from sparkkeras.modeling.schema import graph_of, input_structure, input_tensors, pack_inputs, schema_of
 from sparkkeras.modeling.voting import Vote
 
 VOTING = ("soft", "hard", "average")
@@ -94,7 +94,8 @@ def features_for(x: Any, model: keras.Model, first: keras.Model) -> Any:
     inputs = list(x) if isinstance(x, tuple) else [x]
     if isinstance(x, Mapping):
         names = [spec.name for spec in schema_of(first).inputs]
-        inputs = [x[name] for name in names] if set(names) <= set(x) else list(x.values())
+        found = by_name(x, input_structure(first))
+        inputs = [found[name] for name in names] if set(names) <= set(found) else list(found.values())
     return pack_inputs(model, [inputs[index] for index in input_order(model, first)])
 
 
@@ -143,7 +144,7 @@ def as_one_model(
         predictions.append(keras.tree.flatten(member(given)))
     names = [spec.name for spec in schema_of(like).outputs]
     outputs = [
-        Vote(shares, majority, each, name=name)(list(several))
+        Vote(shares, majority, each, name=name.replace("/", "_"))(list(several))
         for name, each, several in zip(names, is_exclusive, zip(*predictions, strict=True), strict=True)
     ]
     return keras.Model(
@@ -164,7 +165,7 @@ def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
             f"{_describe_specs(theirs.inputs)}: all members of an ensemble must have the same inputs. Wrap one to adapt it: "
             "keras.Model(inputs, model(changed)) with inputs = keras.Input(shape)."
         )
-    same = len(mine.outputs) == len(theirs.outputs) and mine.named_outputs == theirs.named_outputs
+    same = len(mine.outputs) == len(theirs.outputs) and (mine.y is None) == (theirs.y is None)
     if not same or any(one.shape != other.shape for one, other in zip(mine.outputs, theirs.outputs, strict=True)):
         raise ModelError(
             f"models[{number}] ({model.name!r}) has the outputs {_describe_specs(mine.outputs)}, but models[0] "

@@ -17,7 +17,7 @@ from sparkkeras.errors import DataError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_partitions, check_rows, fixed_batch_size
 from sparkkeras.modeling.own_methods import check_can_predict
-from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import PredictTask
@@ -98,7 +98,7 @@ def without_features(block: Block) -> Block:
     """The labels and sample weights of rows."""
     form = block.form
     arrays = [*block.arrays[form.span("y")], *block.arrays[form.span("sample_weight")]]
-    return Block(Form(Structure(0, bare=False), form.y, form.weight), tuple(arrays))
+    return Block(Form(Structure.several(0), form.y, form.weight), tuple(arrays))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class MemberTask:
         names, arrays = block.form.x.names, block.arrays[block.form.span("x")]
         if names is not None and set(self.inputs) <= set(names):
             arrays = tuple(arrays[names.index(name)] for name in self.inputs)
-        x = Structure() if len(arrays) == 1 else Structure(len(arrays), bare=False)
+        x = Structure() if len(arrays) == 1 else Structure.several(len(arrays))
         return Block(Form(x), tuple(arrays[index] for index in self.order))
 
 
@@ -161,7 +161,7 @@ def _predicted(
     of_member = replace(
         options,
         transform=None,
-        input_names=input_names(model),
+        input_structure=input_structure(model),
         to_predict=True,
         across_blocks=fixed_batch_size(model) is not None,
     )

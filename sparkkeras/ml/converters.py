@@ -60,10 +60,10 @@ def positive(name: str, value: Any) -> float:
 
 
 def columns(name: str, value: Any) -> Columns:
-    """One column, several, or ``{input or output: column(s)}``."""
+    """One column, several, or ``{input or output: column(s)}``, perhaps nested."""
     if isinstance(value, Mapping):
-        if value and all(isinstance(key, str) and not isinstance(each, Mapping) for key, each in value.items()):
-            return {key: columns(f"{name}[{key!r}]", each) for key, each in value.items()}  # type: ignore[misc]
+        if value and all(isinstance(key, str) for key in value):
+            return {key: columns(f"{name}[{key!r}]", each) for key, each in value.items()}
     elif isinstance(value, str):
         return text(name, value)
     return [text(name, each) for each in column_names(name, value)]

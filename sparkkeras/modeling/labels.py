@@ -11,7 +11,7 @@ from sparkkeras.data.block import BlockSpec, LeafSpec, Structure
 from sparkkeras.data.label_range import LabelRange
 from sparkkeras.errors import ConfigurationError, DataError, counted, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of
-from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.schema import output_structure, schema_of
 
 
 def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRange]) -> None:
@@ -76,6 +76,9 @@ def _outputs(model: keras.Model) -> tuple[list[Any], list[str], list[Any]]:
     """The outputs of a model, their names, and their losses; empty if they are unknown."""
     outputs = list(getattr(model, "outputs", None) or ())
     names = list(getattr(model, "output_names", None) or [""] * len(outputs))
+    structure = output_structure(model)
+    if structure is not None and structure.is_nested:
+        names = list(structure.names or ())
     return outputs, names, losses_of(model, names)
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from sparkkeras.data.block import by_name
 from sparkkeras.data.columns import stored_as, to_column, type_name
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.schema import output_structure, schema_of
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def losses_of(model: keras.Model, outputs: Sequence[str]) -> list[Any]:
     """
     loss = model.loss if model.compiled else None
     if isinstance(loss, Mapping):
-        return [loss.get(name) for name in outputs]
+        found = by_name(loss, output_structure(model))
+        return [found.get(name) for name in outputs]
     if isinstance(loss, (list, tuple)):
         return list(loss) if len(loss) == len(outputs) else [None] * len(outputs)
     return [loss] * len(outputs)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
 
+from sparkkeras.data.block import Path, Structure
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.text import STRING
 from sparkkeras.errors import ModelError
@@ -22,7 +23,8 @@ def schema_of(model: keras.Model) -> Schema:
         ModelError: An input takes strings, which Keras's current backend does not support.
     """
     tensors = input_tensors(model)
-    names = input_names(model) or [tensor.name for tensor in tensors]
+    structure = input_structure(model)
+    names: Sequence[str] = (structure and structure.names) or [tensor.name for tensor in tensors]
     entries = _entries(model)
     inputs = tuple(
         replace(spec, indices=entries.get(id(tensor)), name=name)
@@ -39,8 +41,7 @@ def schema_of(model: keras.Model) -> Schema:
     names = _output_names(model)
     if len(names) == len(outputs):
         outputs = tuple(replace(spec, name=name) for name, spec in zip(names, outputs, strict=True))
-    named = isinstance(getattr(graph_of(model), "_outputs_struct", None), dict)
-    return Schema(inputs, outputs, floatx(), named)
+    return Schema(inputs, outputs, floatx(), structure, output_structure(model))
 
 
 @functools.cache
@@ -55,22 +56,27 @@ def _has_strings() -> bool:
 
 def input_tensors(model: keras.Model) -> list[Any]:
     """The inputs in the order in which the model was built with them; empty if unknown. Keras sorts those in a dict."""
-    by_name = _inputs_by_name(model)
-    return list(getattr(model, "inputs", None) or ()) if by_name is None else list(by_name.values())
+    structure = input_structure(model)
+    if structure is None:
+        return list(getattr(model, "inputs", None) or ())
+    return structure.flatten(graph_of(model)._inputs_struct)
 
 
-def input_names(model: keras.Model) -> tuple[str, ...] | None:
-    """The keys of the inputs of a model that was built with a dict of them; ``None`` for other models."""
-    by_name = _inputs_by_name(model)
-    return None if by_name is None else tuple(by_name)
+def input_structure(model: keras.Model) -> Structure | None:
+    """The structure of the inputs of a model that was built with a dict of them, or nested ones; ``None`` for others."""
+    structure = getattr(graph_of(model), "_inputs_struct", None)
+    if structure is None:
+        return None
+    found = Structure(tuple(_paths(structure)))
+    return found if found.names is not None else None
 
 
 def pack_inputs(model: keras.Model, inputs: Sequence[Any]) -> Any:
     """Inputs in the order of `input_tensors`, in the structure that the model was built with."""
-    names = input_names(model)
-    if names is None:
+    structure = input_structure(model)
+    if structure is None:
         return keras.tree.pack_sequence_as(graph_of(model)._inputs_struct, inputs)
-    return as_built(model, dict(zip(names, inputs, strict=True)))
+    return as_built(model, structure.build(inputs))
 
 
 def as_built(model: keras.Model, x: Any) -> Any:
@@ -78,25 +84,38 @@ def as_built(model: keras.Model, x: Any) -> Any:
 
     Keras warns of another type, and that of a ``keras.utils.FeatureSpace`` is Keras's own.
     """
-    by_name = _inputs_by_name(model)
-    return x if by_name is None or not isinstance(x, dict) else type(by_name)(x)
+    built = getattr(graph_of(model), "_inputs_struct", None)
+    return type(built)(x) if isinstance(built, dict) and isinstance(x, dict) else x
 
 
-def _inputs_by_name(model: keras.Model) -> dict[str, Any] | None:
-    structure = getattr(graph_of(model), "_inputs_struct", None)
-    is_flat = isinstance(structure, dict) and all(isinstance(each, keras.KerasTensor) for each in structure.values())
-    return structure if is_flat else None
-
-
-def _output_names(model: keras.Model) -> list[str]:
-    """Keras's names of the outputs: the keys of a dict of outputs, else the names of the output layers, with a numeric
-    suffix if one layer has several outputs.
+def output_structure(model: keras.Model) -> Structure | None:
+    """The structure of the outputs of a model that returns a dict of them, or nested ones, in the order of
+    ``model.outputs``; ``None`` for others.
     """
-    functional = graph_of(model)
-    structure = getattr(functional, "_outputs_struct", None)
-    if isinstance(structure, dict):
-        return sorted(structure)
-    given = list(getattr(functional, "output_names", None) or ())
+    structure = getattr(graph_of(model), "_outputs_struct", None)
+    if structure is None:
+        return None
+    found = Structure(tuple(tuple(path) for path, _ in keras.tree.flatten_with_path(structure)))
+    return found if found.names is not None else None
+
+
+def _paths(structure: Any) -> Iterator[Path]:
+    """The paths of tensors, in the order in which they were given; Keras sorts the keys of dicts."""
+    if isinstance(structure, keras.KerasTensor):
+        yield ()
+        return
+    for key, part in structure.items() if isinstance(structure, dict) else enumerate(structure):
+        yield from ((key, *path) for path in _paths(part))
+
+
+def _output_names(model: keras.Model) -> Sequence[str]:
+    """The names of the outputs: the keys around them, else Keras's names of their layers, with a numeric suffix if one layer
+    has several outputs.
+    """
+    structure = output_structure(model)
+    if structure is not None:
+        return structure.names or ()
+    given = list(getattr(graph_of(model), "output_names", None) or ())
     before = [given[:index].count(name) for index, name in enumerate(given)]
     return [f"{name}_{number}" if number else name for name, number in zip(given, before, strict=True)]
 

@@ -93,7 +93,7 @@ class ArgumentsToBlocks:
         specs, loaders = self.reader.schema.inputs, ColumnMapping(loader=self.loader).loaders(self.reader.schema)
         names = [f"argument {number}" for number in range(1, len(columns) + 1)]
         if len(specs) > 1:
-            structure = Structure(len(specs), bare=False)
+            structure = Structure.several(len(specs))
             leaves = [
                 Leaf((name,), False, spec, self.fits, loaders.get(spec.name), self._terms)
                 for name, spec in zip(names, specs, strict=True)

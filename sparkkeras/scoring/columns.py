@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.data.block import Block
+from sparkkeras.data.block import Block, by_name
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.invalid_rows import InvalidPolicy
@@ -27,7 +27,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fixed_batch import check_batch_size, fixed_batch_size
 from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.modeling.own_methods import check_can_predict
-from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.sources.column_names import column_named, is_case_sensitive
@@ -91,7 +91,7 @@ class Scorer:
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
-            BatchOptions(batch_size, by_value, input_names(model), to_predict=True, across_blocks=fixed is not None),
+            BatchOptions(batch_size, by_value, input_structure(model), to_predict=True, across_blocks=fixed is not None),
             schema_of(model),
             outputs_of(model),
             on_invalid,
@@ -243,6 +243,7 @@ def _column_names(
     """The column name of each output; ``case_sensitive``: whether Spark distinguishes upper from lower case."""
     output_names = [output.name for output in outputs]
     if isinstance(output_col, Mapping):
+        output_col = by_name(output_col)
         for name in output_col:
             if name not in output_names:
                 raise ConfigurationError(f"output_col: the model has no output {name!r}. {known_names(name, output_names)}")
@@ -253,7 +254,8 @@ def _column_names(
             )
         names = [output_col[name] for name in output_names]
     elif isinstance(output_col, str):
-        names = [output_col] if len(output_names) == 1 else [f"{output_col}_{name}" for name in output_names]
+        suffixes = [name.replace("/", "_") for name in output_names]
+        names = [output_col] if len(output_names) == 1 else [f"{output_col}_{suffix}" for suffix in suffixes]
     else:
         names = list(output_col) if isinstance(output_col, (list, tuple)) else [output_col]
     distinct = {name if case_sensitive else name.lower() for name in names if isinstance(name, str) and name}

@@ -30,7 +30,7 @@ from sparkkeras.modeling.fixed_batch import check_batch_size, fixed_batch_size
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict
-from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.progress.status_line import format_logs
 from sparkkeras.scoring.progress import dataset_with_progress
@@ -199,7 +199,7 @@ def check_evaluate(
     if not source.in_batches:
         check_batch_size(model, "batch_size", size)
     stateful = fixed_batch_size(model) is not None
-    options = BatchOptions(size, by_value, input_names(model), in_batches=source.in_batches, across_blocks=stateful)
+    options = BatchOptions(size, by_value, input_structure(model), in_batches=source.in_batches, across_blocks=stateful)
     if source.block is not None:
         if not source.block.rows:
             raise no_rows("data to evaluate or validate on")
@@ -243,7 +243,7 @@ def check_predict(
     options = BatchOptions(
         size,
         by_value,
-        input_names(model),
+        input_structure(model),
         to_predict=True,
         in_batches=source.in_batches,
         across_blocks=fixed_batch_size(model) is not None,

@@ -85,14 +85,22 @@ class ColumnFinder:
         """
         if len(names) < 2 and _field(self._schema, argument) is not None:
             return argument
-        if names and all(_field(self._schema, name) is not None for name in names):
-            return {name: name for name in names} if len(names) > 1 else names[0]
+        found = {name: column for name in names if (column := self._named(name)) is not None}
+        if names and len(found) == len(names):
+            return found if len(names) > 1 else found[names[0]]
         kind, shown = "inputs" if argument == "features" else "outputs", current_terms.get().argument(argument)
         of_model = f", and no columns with the names of the model's {kind} ({', '.join(names)})" if names else ""
         raise ConfigurationError(
             f"{shown}= is missing: there is no column {argument!r}{of_model}. The DataFrame has "
             f"{', '.join(map(repr, self._names))}."
         )
+
+    def _named(self, name: str) -> str | None:
+        """The column with the name of an input or output; for one in others, such as ``b/c``, also the field ``b.c``."""
+        if _field(self._schema, name) is not None:
+            return name
+        field = name.replace("/", ".")
+        return field if field != name and _path(self._schema, field) is not None else None
 
 
 def column_names(argument: str, given: Any) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from sparkkeras.data.block import Block, Form, Structure, describe
+from sparkkeras.data.block import Block, Form, Structure, by_name, describe, items_by_path, name_of
 from sparkkeras.data.column_values import ColumnValues, current_terms
 from sparkkeras.data.columns import Leaf, Loader, label_loaders, sparse_width
 from sparkkeras.data.invalid_rows import InvalidPolicy
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-"""A column, several columns, or a dict of them by input or output name."""
+Columns = str | Sequence[str] | Mapping[str, "Columns"]
+"""A column, several columns, or a dict of them by input or output name, nested as those of the model."""
 
 Loaders = Loader | Mapping[str, Loader]
 """A loader for the model's only input, or a dict of them by the names of inputs and, for labels, of outputs."""
@@ -71,7 +71,7 @@ class ColumnMapping:
         """
         finder = ColumnFinder(frame)
         loaders = self.loaders(schema)
-        x, leaves = self._match_features(schema.inputs, finder)
+        x, leaves = self._match_features(schema, finder)
         form = Form(x)
         leaves = [
             replace(
@@ -80,7 +80,7 @@ class ColumnMapping:
             for leaf in leaves
         ]
         if labelled:
-            y, labels = _match_columns("label", self.label, schema.outputs, finder)
+            y, labels = _match_columns("label", self.label, schema.outputs, schema.y, finder)
             of_outputs = label_loaders(loaders, schema)
             labels = [
                 replace(leaf, fits=self.fits, loader=of_outputs.get(leaf.input.name if leaf.input else ""))
@@ -103,19 +103,18 @@ class ColumnMapping:
         selection = Selection(form, tuple(leaves))
         return replace(selection, packs=_packs(selection.names, finder))
 
-    def _match_features(self, specs: Sequence[InputSpec], finder: ColumnFinder) -> tuple[Structure, list[Leaf]]:
+    def _match_features(self, schema: Schema, finder: ColumnFinder) -> tuple[Structure, list[Leaf]]:
         """Match the feature columns; a transform may get a dict of them by other names than those of the inputs."""
-        given, by_name = self.features, {spec.name: spec for spec in specs}
-        if self.fits or not isinstance(given, Mapping) or set(given) <= set(by_name):
-            return _match_columns("features", given, specs, finder)
-        leaves = [_leaf(f"features[{name!r}]", columns, by_name.get(name)) for name, columns in given.items()]
-        return Structure(len(leaves), tuple(given), bare=False), leaves
+        given, specs = self.features, {spec.name: spec for spec in schema.inputs}
+        if self.fits or not isinstance(given, Mapping) or set(by_name(given, schema.x)) <= set(specs):
+            return _match_columns("features", given, schema.inputs, schema.x, finder)
+        return _named_columns("features", given, specs, schema.x)
 
     def loaders(self, schema: Schema) -> dict[str, Loader]:
         """The loader of each input and output that has one, by its name."""
         if self.loader is None:
             return {}
-        for each in self.loader.values() if isinstance(self.loader, Mapping) else [self.loader]:
+        for each in by_name(self.loader).values() if isinstance(self.loader, Mapping) else [self.loader]:
             complete = all(hasattr(each, attribute) for attribute in ("shape", "on_error", "check"))
             if not complete or not callable(each) or isinstance(each, type):
                 call = f" Call the class: loader={each.__name__}(...)." if isinstance(each, type) else ""
@@ -124,13 +123,14 @@ class ColumnMapping:
                     f"{call}"
                 )
         if isinstance(self.loader, Mapping):
+            given = by_name(self.loader)
             names = [spec.name for spec in (*schema.inputs, *schema.outputs)]
-            for name in self.loader:
+            for name in given:
                 if name not in names:
                     raise ConfigurationError(
                         f"loader: the model has no input or output {name!r}. {known_names(name, names)}"
                     )
-            return dict(self.loader)
+            return given
         if len(schema.inputs) > 1:
             raise ConfigurationError(
                 f"loader: the model has {len(schema.inputs)} inputs, so pass {{input name: loader}} with names from "
@@ -294,7 +294,11 @@ def split_by(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
 
 
 def _match_columns(
-    argument: str, given: Columns | None, specs: Sequence[InputSpec], finder: ColumnFinder
+    argument: str,
+    given: Columns | None,
+    specs: Sequence[InputSpec],
+    expected: Structure | None,
+    finder: ColumnFinder,
 ) -> tuple[Structure, list[Leaf]]:
     """Match the columns of an argument to the model's inputs or outputs.
 
@@ -302,6 +306,7 @@ def _match_columns(
         argument: ``"features"``, ``"label"`` or ``"sample_weight"``.
         given: The columns; ``None``: those with the default names.
         specs: The inputs or outputs; empty if they are unknown.
+        expected: Their structure, if they are a dict or nested.
         finder: Finds the default columns.
 
     Returns:
@@ -315,17 +320,14 @@ def _match_columns(
         given = finder.default(argument, names)
     if isinstance(given, Mapping):
         partial = argument == "label"  # outputs without a loss need no labels
-        if not given or (len(specs) > 1 and not partial and set(given) != set(names)):
-            raise ConfigurationError(f"{shown} has the keys {sorted(given)}, but the model's {kind}s are {names}.")
-        by_name = dict(zip(names, specs, strict=True))
-        leaves = []
-        for key, columns in given.items():
-            if names and key not in by_name:
+        received = by_name(given, expected)
+        if not received or (len(specs) > 1 and not partial and set(received) != set(names)):
+            raise ConfigurationError(f"{shown} has the keys {sorted(received)}, but the model's {kind}s are {names}.")
+        for key in received:
+            if names and key not in names:
                 raise ConfigurationError(f"{shown}: the model has no {kind} {key!r}. {known_names(key, names)}")
-            leaves.append(_leaf(f"{shown}[{key!r}]", columns, by_name.get(key)))
-        if len(specs) == 1:  # Keras expects the array itself
-            return Structure(), leaves
-        return Structure(len(leaves), tuple(given), bare=False), leaves
+        structure, leaves = _named_columns(shown, given, dict(zip(names, specs, strict=True)), expected)
+        return Structure() if len(specs) == 1 else structure, leaves  # Keras expects the only array itself
     if isinstance(given, str) or len(specs) < 2:
         if len(specs) > 1 and argument != "sample_weight":
             raise ConfigurationError(
@@ -338,10 +340,9 @@ def _match_columns(
             f"{shown}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
             f"{{name: column(s)}} for {names}."
         )
-    columns = _by_position(shown, kind, columns, names)
-    return Structure(len(columns), bare=False), [
-        _leaf(shown, column, spec) for column, spec in zip(columns, specs, strict=True)
-    ]
+    ordered = _by_position(shown, kind, columns, names)
+    structure = expected if expected is not None and expected.is_nested else Structure.several(len(columns))
+    return structure, [_leaf(shown, column, spec) for column, spec in zip(ordered, specs, strict=True)]
 
 
 def _by_position(shown: str, kind: str, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
@@ -396,14 +397,26 @@ def _label_leaf(leaf: Leaf, features: Sequence[Leaf]) -> Leaf:
 
 def _match_weights(given: Columns, schema: Schema, finder: ColumnFinder) -> tuple[Structure, list[Leaf]]:
     """One weight for all outputs, or one for each, in the outputs' order and structure, since Keras does not match names."""
-    structure, leaves = _match_columns("sample_weight", given, schema.outputs, finder)
+    structure, leaves = _match_columns("sample_weight", given, schema.outputs, schema.y, finder)
     if structure.bare:
         return structure, leaves
-    names = tuple(spec.name for spec in schema.outputs)
     if structure.names is not None:
-        by_name = dict(zip(structure.names, leaves, strict=True))
-        leaves = [by_name[name] for name in names]
-    return Structure(len(leaves), names if schema.named_outputs else None, bare=False), leaves
+        of_outputs = dict(zip(structure.names, leaves, strict=True))
+        leaves = [of_outputs[spec.name] for spec in schema.outputs]
+    return schema.y or Structure.several(len(leaves)), leaves
+
+
+def _named_columns(
+    argument: str, given: Mapping[str, Any], specs: Mapping[str, InputSpec], expected: Structure | None
+) -> tuple[Structure, list[Leaf]]:
+    """The structure and the leaves of columns in dicts; the names of nested inputs may also be keys: ``{"b/c": column}``."""
+    known = {} if expected is None else dict(zip(expected.names or (), expected.paths, strict=True))
+    paths, leaves = [], []
+    for path, columns in items_by_path(given, expected or Structure()):
+        name = name_of(path)
+        paths.append(known.get(name, path))
+        leaves.append(_leaf(argument + "".join(f"[{key!r}]" for key in paths[-1]), columns, specs.get(name)))
+    return Structure(tuple(paths)), leaves
 
 
 def _leaf(argument: str, given: Any, spec: InputSpec | None) -> Leaf:

@@ -29,7 +29,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, warn_of_shuffle
 from sparkkeras.modeling.labels import check_class_weight, check_label_structure
 from sparkkeras.modeling.own_methods import check_can_train
-from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
@@ -174,7 +174,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     options = FitOptions(
         batch_size=arguments.integer("batch_size", batch_size),
         transform=inference.transform_by_value(transform),
-        input_names=input_names(model),
+        input_structure=input_structure(model),
         shuffle=placement.shuffle,
         seed=seed,
         class_weight={} if isinstance(weights, str) else weights,
@@ -205,7 +205,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         placement=placement,
         options=options,
         balances_classes=weights == "balanced",
-        validation_options=BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches),
+        validation_options=BatchOptions(validation_size, options.transform, options.input_structure, in_batches=in_batches),
         validation_freq=validation_freq,
         epochs=epochs,
         initial_epoch=initial_epoch,

@@ -31,7 +31,7 @@ class BatchOptions:
     Attributes:
         batch_size: Rows per batch.
         transform: ``transform(x, y) -> (x, y)``, applied to each batch.
-        input_names: The keys of the inputs, for a model that takes a dict; ``None`` for other models.
+        input_structure: The structure of the inputs, for a model that takes a dict or nested inputs; ``None`` for others.
         to_predict: Whether the rows are to be predicted, so that ``transform`` may return ``x`` alone.
         in_batches: Whether the blocks to evaluate or predict are batches already, which keep their sizes.
         across_blocks: Whether a batch may have rows of several blocks: a model with a fixed batch size takes no smaller one.
@@ -40,7 +40,7 @@ class BatchOptions:
 
     batch_size: int
     transform: ByValue[Transform] | None = None
-    input_names: tuple[str, ...] | None = None
+    input_structure: Structure | None = None
     to_predict: bool = False
     in_batches: bool = False
     across_blocks: bool = False
@@ -251,11 +251,11 @@ def _in_whole_batches(blocks: Iterator[Block], batch_size: int) -> Iterator[Bloc
 def transformed(piece: Block, options: BatchOptions) -> Block:
     """Apply the transform, if there is one, to a copy of the rows, and name the inputs of a model that takes a dict."""
     if options.transform is None:
-        return piece.with_names(options.input_names)
+        return piece.in_structure(options.input_structure)
     copy = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
     made = copy.transformed(options.transform.load(), options.batch_size, options.to_predict)
     made = made.with_floats(model_state.floatx())
-    return Block(made.form, tuple(np.array(array) for array in made.arrays)).with_names(options.input_names)
+    return Block(made.form, tuple(np.array(array) for array in made.arrays)).in_structure(options.input_structure)
 
 
 def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:

@@ -281,7 +281,7 @@ def _spec(packed: Any) -> BlockSpec:
     """The inverse of ``dataclasses.asdict``."""
 
     def structure(given: Any) -> Structure | None:
-        return None if given is None else Structure(given["count"], given["names"] and tuple(given["names"]), given["bare"])
+        return None if given is None else Structure(tuple(map(tuple, given["paths"])))
 
     x, y, weight = (structure(packed["form"][side]) for side in ("x", "y", "weight"))
     assert x is not None

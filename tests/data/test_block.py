@@ -22,7 +22,8 @@ from sparkkeras.data.block import (
 from sparkkeras.errors import DataError
 
 A, B = np.arange(6.0).reshape(3, 2), np.arange(3)
-ONE, PAIR, NAMED = Structure(), Structure(2, bare=False), Structure(2, ("a", "b"), bare=False)
+ONE, PAIR, NAMED = Structure(), Structure.several(2), Structure.named(("a", "b"))
+NESTED = Structure((("a",), ("b", "c"), ("b", "d")))
 
 
 def numbered(rows, width=2):
@@ -52,15 +53,42 @@ def numbered(rows, width=2):
         ([A, B], 2, PAIR),
         ([1.0, 2.0], 2, PAIR),  # one row of a model with two scalar inputs
         ((1.0, A), 2, PAIR),
-        ((A,), 1, Structure(1, bare=False)),
-        ((A,), None, Structure(1, bare=False)),
+        ((A,), 1, Structure.several(1)),
+        ((A,), None, Structure.several(1)),
         ({"a": A, "b": B}, None, NAMED),
         ({"a": A, "b": B}, 2, NAMED),
-        ({"a": 1.0}, 1, Structure(1, ("a",), bare=False)),
+        ({"a": 1.0}, 1, Structure.named(("a",))),
+        ({"a": A, "b": {"c": A, "d": B}}, None, NESTED),
+        ({"a": A, "b": {"c": A, "d": B}}, 3, NESTED),
+        ({"a": A, "b": (A, B)}, None, Structure((("a",), ("b", 0), ("b", 1)))),
+        ({"a": A, "b": (A, B)}, 2, NAMED),  # a model without nested inputs: two rows, or one row of a matrix
+        ({"a": 1.0, "b": (2.0, 3.0)}, Structure((("a",), ("b", 0), ("b", 1))), Structure((("a",), ("b", 0), ("b", 1)))),
+        ((A, (A, B)), None, Structure(((0,), (1, 0), (1, 1)))),
+        ([A, [1.0, 2.0]], Structure(((0,), (1, 0), (1, 1))), Structure(((0,), (1, 0), (1, 1)))),
+        ((A, A, B), NESTED, Structure.several(3)),
+        (A, NESTED, ONE),
     ],
 )
 def test_structures_are_inferred_from_values(value, expected, structure):
     assert Structure.of(value, expected) == structure
+
+
+def test_arrays_in_others_have_names_and_labels():
+    nested = Structure((("b", "d"), ("b", 0, "c"), ("a",)))
+    assert nested.names == ("b/d", "b/0/c", "a")
+    assert nested.labels("x") == ["x['b']['d']", "x['b'][0]['c']", "x['a']"]
+    assert (ONE.names, PAIR.names, NAMED.names) == (None, None, ("a", "b"))
+
+
+def test_nested_values_are_flattened_by_name_and_built():
+    value = {"b": ({"y": 1, "x": 2}, 3), "a": 4}
+    structure = Structure((("a",), ("b", 0, "x"), ("b", 0, "y"), ("b", 1)))
+    assert structure.flatten(value) == [4, 2, 1, 3]
+    assert structure.build([4, 2, 1, 3]) == value
+    with pytest.raises(
+        ValueError, match=r"expected a dict with the keys \['x', 'y'\], received a dict with the keys \['x'\]"
+    ):
+        structure.flatten({"a": 1, "b": ({"x": 1}, 2)})
 
 
 @pytest.mark.parametrize("value", [A, (A, B), {"a": A, "b": B}, (A,), {"only": B}])
@@ -232,7 +260,7 @@ def test_a_transform_is_applied_to_batches_without_weights():
 
 def test_a_transform_may_change_shapes_and_structures():
     block = numbered(4).transformed(lambda x, y: ((x[:, :1], x[:, None]), {"out": y}), 2)
-    assert block.form == Form(PAIR, Structure(1, ("out",), bare=False), ONE)
+    assert block.form == Form(PAIR, Structure.named(("out",)), ONE)
     assert [array.shape for array in block.arrays] == [(4, 1), (4, 1, 2), (4,), (4,)]
 
 

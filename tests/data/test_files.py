@@ -57,7 +57,7 @@ def test_a_checksum_is_of_the_rows_in_their_order(tmp_path, rows):
 @pytest.mark.parametrize("file", ["0.bin", "1.text", "1.offsets"])
 def test_a_full_disk_is_reported_with_a_remedy(tmp_path, file):
     (tmp_path / file).symlink_to("/dev/full")
-    block = Block(Form(Structure(2, bare=False)), (np.zeros((3, 2)), to_text(np.array(["one", "two", "three"]))[0]))
+    block = Block(Form(Structure.several(2)), (np.zeros((3, 2)), to_text(np.array(["one", "two", "three"]))[0]))
     with pytest.raises(StorageError, match=f"cannot write to {tmp_path}.*free some space, or .*spark.local.dir"):
         files._write_arrays([block], 0, tmp_path)
 

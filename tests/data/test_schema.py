@@ -21,7 +21,7 @@ from sparkkeras.errors import DataError
 ONE = Schema((InputSpec("inputs", (3,)),), (InputSpec("out", (1,)),))
 TWO = Schema((InputSpec("age", (1,)), InputSpec("image", (2, 2))), (InputSpec("a", (1,)), InputSpec("b", (4,))))
 UNSAID = Schema()
-PAIR = Structure(2, bare=False)
+PAIR = Structure.several(2)
 
 ROW = [1.0, 2.0, 3.0]
 
@@ -485,7 +485,8 @@ def test_dicts_with_keys_that_are_not_strings_raise_an_error():
 
 
 def spec(*shapes, names=None):
-    structure = Structure() if len(shapes) == 1 and names is None else Structure(len(shapes), names, bare=False)
+    several = Structure.several(len(shapes)) if names is None else Structure.named(names)
+    structure = Structure() if len(shapes) == 1 and names is None else several
     return BlockSpec(Form(structure), tuple(LeafSpec(shape, "float32") for shape in shapes))
 
 
@@ -707,7 +708,7 @@ def test_an_error_names_the_row_and_reason_of_a_non_numeric_object(value, advice
 def test_a_row_is_valid_if_no_column_is_null():
     one = ColumnValues(np.arange(4.0), np.array([True, False, True, True]), "column 'a'")
     other = ColumnValues(np.arange(4.0), np.array([False, True, True, True]), "column 'b'")
-    form = Form(Structure(2, bare=False))
+    form = Form(Structure.several(2))
     block, whole = Reader(Schema(), labelled=False, on_invalid="null").read_columns([one, other], form, "partition 0", 0)
     assert (block.rows, whole.tolist()) == (4, [False, False, True, True])
     block, whole = Reader(Schema(), labelled=True, on_invalid="drop").read_columns([one, other], form, "partition 0", 0)

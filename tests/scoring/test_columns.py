@@ -311,10 +311,16 @@ def test_a_selection_reads_its_columns_in_their_order():
     model = two_by_two()
     specs = Scorer.of(model).schema.inputs
     leaves = (Leaf(("u", "v"), together=True, input=specs[0]), Leaf(("w",), input=specs[1]))
-    selection = Selection(Form(Structure(2, ("a", "b"), bare=False)), leaves)
+    selection = Selection(Form(Structure.named(("a", "b"))), leaves)
     found = score(model, tuple(pa.array(X[:, index]) for index in range(3)), selection=selection)
     expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)
     np.testing.assert_allclose(found.field("price"), expected[0].ravel(), atol=1e-6)
+
+
+def test_columns_of_nested_outputs_are_named_by_path():
+    nested = Output("u", "float32", 0), Output("v/w", "float32", 0)
+    assert _column_names("prediction", nested, ()) == ["prediction_u", "prediction_v_w"]
+    assert _column_names({"v": {"w": "one"}, "u": "two"}, nested, ()) == ["two", "one"]
 
 
 def test_a_single_input_accepts_several_arguments_and_several_inputs_one_each():

@@ -86,10 +86,31 @@ def test_columns_of_several_inputs_are_matched_in_order_or_by_name(spark):
     found = select(given, TWO, True, features=by_name, label=["clicked", "paid"])
     assert found.names == ["item", "age", "income", "clicked", "paid"]
     assert found.form.x.names == ("item", "user")
-    assert found.form.y == Structure(2, bare=False)
+    assert found.form.y == Structure.several(2)
     assert [leaf.input.name for leaf in found.leaves[:2]] == ["item", "user"]
     wide = frame(spark, "u array<int>, i int")
-    assert select(wide, TWO, features=["u", "i"]).form.x == Structure(2, bare=False)
+    assert select(wide, TWO, features=["u", "i"]).form.x == Structure.several(2)
+
+
+def test_columns_of_nested_inputs_and_outputs(spark):
+    schema = Schema(
+        tuple(InputSpec(name, (1,)) for name in ("a", "b/d", "b/c")),
+        tuple(InputSpec(name, (1,)) for name in ("u", "v/0", "v/1")),
+        x=Structure((("a",), ("b", "d"), ("b", "c"))),
+        y=Structure((("u",), ("v", 0), ("v", 1))),
+    )
+    given = frame(spark, "a int, b struct<c: int, d: int>, u int, p int, q int, w int")
+    label = {"u": "u", "v": ["p", "q"]}
+    found = select(given, schema, True, features={"b": {"c": "b.c", "d": "b.d"}, "a": "a"}, label=label)
+    assert found.names == ["b.c", "b.d", "a", "u", "p", "q"]
+    assert [leaf.input.name for leaf in found.leaves[:3]] == ["b/c", "b/d", "a"]
+    assert found.form.labels == ["x['b']['c']", "x['b']['d']", "x['a']", "y['u']", "y['v'][0]", "y['v'][1]"]
+    assert select(given, schema, True, features={"b/c": "b.c", "b/d": "b.d", "a": "a"}, label=["u", "p", "q"]) == found
+    assert select(given, schema).names == ["a", "b.d", "b.c"]  # by default, fields of structs
+    weighted = select(given, schema, True, label=label, sample_weight={"v": ["w", "p"], "u": "w"})
+    assert weighted.form.labels[6:] == ["sample_weight['u']", "sample_weight['v'][0]", "sample_weight['v'][1]"]
+    with pytest.raises(ConfigurationError, match=r"features has the keys \['a', 'b/x'\], but the model's inputs are"):
+        select(given, schema, features={"a": "a", "b": {"x": "p"}})
 
 
 def test_a_list_with_the_names_of_several_inputs_goes_by_name(spark):
@@ -113,7 +134,7 @@ def test_a_list_with_the_names_of_several_inputs_goes_by_name(spark):
 def test_outputs_without_a_loss_need_no_labels(spark):
     found = select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"price": "paid"})
     assert found.names == ["user", "item", "paid"]
-    assert found.form.y == Structure(1, ("price",), bare=False)
+    assert found.form.y == Structure.named(("price",))
     with pytest.raises(ConfigurationError, match="label: the model has no output 'prize'. .* Did you mean 'price'?"):
         select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"prize": "paid"})
 
@@ -131,10 +152,10 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     assert select(given, ONE, True, sample_weight="w").form.weight == Structure()
     both = select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w", "price": "v"})
     assert both.names == ["user", "item", "a", "b", "w", "v"]
-    assert both.form.weight == Structure(2, bare=False)  # the same structure as the outputs
+    assert both.form.weight == Structure.several(2)  # the same structure as the outputs
     turned = select(given, TWO, True, label=["a", "b"], sample_weight={"price": "v", "click": "w"})
     assert turned == both
-    named = replace(TWO, named_outputs=True)
+    named = replace(TWO, y=Structure.named(("click", "price")))
     assert select(given, named, True, label=["a", "b"], sample_weight=["w", "v"]).form.weight.names == ("click", "price")
     with pytest.raises(ConfigurationError, match=r"sample_weight has the keys \['click'\], but the model's outputs are"):
         select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w"})

@@ -19,7 +19,7 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights, has_call
 from sparkkeras.training.persistence import pack, unpack
 from sparkkeras.worker.batches import BatchOptions
@@ -52,6 +52,12 @@ DATA = {
     "whole batches of sequences": (SEQUENCES[:8], Y[:8], None),
     "tokens": (TOKENS, Y, None),
     "two inputs": ((X, SEQUENCES), (Y, CLASSES), None),
+    "nested inputs": (
+        {"left": X, "more": {"tokens": TOKENS, "right": SEQUENCES}},
+        {"amount": Y, "others": {"kind": CLASSES, "doubled": 2 * Y}},
+        None,
+    ),
+    "tuples of inputs": ((X, (SEQUENCES, TOKENS)), {"amount": Y, "others": (CLASSES, 2 * Y)}, None),
     "named inputs": ({"left": X, "right": SEQUENCES}, {"amount": Y, "kind": CLASSES}, None),
 }
 """Features, labels and sample weights."""
@@ -163,6 +169,21 @@ def two_outputs(named, **compiled):
     made = keras.Model(inputs, outputs)
     losses = {"amount": "mse", "kind": "sparse_categorical_crossentropy"}
     made.compile("sgd", losses if named else list(losses.values()), **compiled)
+    return made
+
+
+def nested(in_tuples, **compiled):
+    left, right, tokens = keras.Input((3,), name="left"), keras.Input((5, 3)), keras.Input((5,), dtype="int32")
+    joined = layers.Concatenate()([left, layers.Flatten()(right), layers.Flatten()(layers.Embedding(7, 2)(tokens))])
+    amount, kind, doubled = layers.Dense(1)(joined), layers.Dense(3, activation="softmax")(joined), layers.Dense(1)(joined)
+    crossentropy = "sparse_categorical_crossentropy"
+    if in_tuples:
+        made = keras.Model([left, (right, tokens)], {"amount": amount, "others": (kind, doubled)})
+        made.compile("sgd", {"amount": "mse", "others": (crossentropy, "mae")}, **compiled)
+    else:
+        inputs = {"left": left, "more": {"right": right, "tokens": tokens}}
+        made = keras.Model(inputs, {"others": {"kind": kind, "doubled": doubled}, "amount": amount})
+        made.compile("sgd", {"amount": "mse", "others": {"kind": crossentropy, "doubled": "mae"}}, **compiled)
     return made
 
 
@@ -532,6 +553,8 @@ CASES = [
     Case("Shared layers", shared_layers),
     Case("Several inputs and outputs: by position", lambda: two_outputs(False), "two inputs"),
     Case("Several inputs and outputs: by name", lambda: two_outputs(True), "named inputs"),
+    Case("Several inputs and outputs: nested", lambda: nested(False), "nested inputs"),
+    Case("Several inputs and outputs: nested tuples", lambda: nested(True), "tuples of inputs"),
     Case("Loss weights", lambda: two_outputs(True, loss_weights={"amount": 0.3, "kind": 2.0}), "named inputs"),
     Case("Metrics per output", lambda: two_outputs(True, metrics={"kind": ["accuracy"], "amount": ["mae"]}), "named inputs"),
     Case("Weighted metrics", lambda: model(weighted_metrics=["mae"]), "weighted rows"),
@@ -807,7 +830,7 @@ def test_one_worker_equals_plain_keras(case, policy):
     if not has_call(model) or case.build is stateful:  # calls of all rows have another batch size
         return
     predicted = called(model, listed)
-    options = BatchOptions(BATCH, input_names=input_names(model))
+    options = BatchOptions(BATCH, input_structure=input_structure(model))
     predictor = Predictor(
         ModelArchive.pack_to_predict(model), ModelWeights.take(model), options, schema_of(model), TaskContext(0)
     )
@@ -816,8 +839,8 @@ def test_one_worker_equals_plain_keras(case, policy):
             lambda mine, yours: np.testing.assert_allclose(
                 np.float32(mine), np.float32(yours), rtol=1e-4, atol=10 * case.atol
             ),
-            other,
-            predicted,
+            keras.tree.lists_to_tuples(other),
+            keras.tree.lists_to_tuples(predicted),  # loading a model makes lists of tuples of outputs
         )
 
 

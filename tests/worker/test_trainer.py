@@ -16,7 +16,7 @@ from sparkkeras.modeling import archive, metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
-from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
@@ -756,7 +756,7 @@ def test_inputs_in_order_reach_those_of_a_model_with_a_dict():
     assert [spec.name for spec in schema_of(model).inputs] == ["b", "a"]
     x = {"b": X, "a": X[::-1]}
     mine, rows = Model(model), from_arrays((X, X[::-1]), Y, None)
-    options = FitOptions(BATCH, shuffle=False, input_names=input_names(model))
+    options = FitOptions(BATCH, shuffle=False, input_structure=input_structure(model))
     predicted = mine.predictor(options).predict(rows)
     np.testing.assert_allclose(predicted, model.predict(x, verbose=0), rtol=1e-5)
     expected = model.evaluate(x, Y, verbose=0, return_dict=True)
