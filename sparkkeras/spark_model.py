@@ -361,11 +361,11 @@ class SparkModel:
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the
                 samples on the first axis, or sparse matrices of SciPy, which workers convert to dense arrays piece by
-                piece. For several inputs, ``x`` is a tuple or a dict of arrays, nested as they are. Or a function ``make(worker,
-                num_workers)``, which each worker calls at the beginning of each epoch; it may have a third parameter
-                ``epoch``, the number of the epoch from 0. It returns the batches of this worker: a ``tf.data.Dataset``, a
-                ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size
-                are not changed: ``shuffle`` and ``batch_size`` do not apply.
+                piece. For several inputs, ``x`` is a tuple or a dict of arrays, nested as they are. Or a function
+                ``make(worker, num_workers)``, which each worker calls at the beginning of each epoch; it may have a third
+                parameter ``epoch``, the number of the epoch from 0. It returns the batches of this worker: a
+                ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``.
+                Their order and size are not changed: ``shuffle`` and ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
             epochs: The number of epochs, including those before ``initial_epoch``, as in ``keras.Model.fit``.
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.

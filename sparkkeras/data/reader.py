@@ -14,7 +14,7 @@ from sparkkeras.data.column_values import BY_NAME, ColumnValues
 from sparkkeras.data.columns import RowLoader, label_loaders
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
-from sparkkeras.data.schema import Schema
+from sparkkeras.data.schema import Schema, on_optional
 from sparkkeras.data.sparse import SparseRows, dense_row
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import DataError, counted
@@ -77,11 +77,12 @@ class Reader:
         given = [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
         found = self._all_values(form, given, "the arrays")
         leaves = [leaf for leaf, _ in found]
+        self._check_given(form, given)
         for label, (leaf, missing) in zip(form.labels, found, strict=True):
             if not leaf.ndim and missing is not None:
+                advice = " For outputs without a loss, leave the labels out: pass those of the outputs that have one."
                 raise DataError(
-                    f"{label} is None; expected an array with one row per sample. For outputs without a loss, leave the "
-                    "labels out: pass those of the outputs that have one."
+                    f"{label} is None; expected an array with one row per sample.{advice if label.startswith('y') else ''}"
                 )
             if not leaf.ndim:
                 raise DataError(f"{label} is a single value, {leaf[()]}; expected an array with one row per sample.")
@@ -184,13 +185,21 @@ class Reader:
                 "rows are pairs (key, x), pass keyed=True."
             )
         try:
-            return Form(
+            form = Form(
                 Structure.of(x, schema.expected_x),
                 Structure.of(y, schema.expected_y) if self.labelled and not (y is None and self.labels_optional) else None,
                 None if weight is None or not self.labelled else Structure.of(weight, schema.expected_y),
             )
         except ValueError as error:
             raise DataError(f"row 0 of partition {partition}: {error}.") from error
+        self._check_given(form, form.x.flatten(x), f"row 0 of partition {partition}: ")
+        return form
+
+    def _check_given(self, form: Form, values: Sequence[Any], where: str = "") -> None:
+        """Reject ``None`` for an input that is optional in Keras."""
+        for label, spec, value in zip(form.labels, self.schema.specs_of(form), values, strict=False):
+            if value is None and spec is not None and spec.optional:
+                raise DataError(f"{where}{label} is None.{on_optional([spec])}")
 
     @property
     def _invalid(self) -> InvalidRows:

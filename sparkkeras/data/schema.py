@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,6 +28,7 @@ class InputSpec:
         shape: The shape without the batch axis; ``None`` as a size: any size. ``None`` as the shape: any shape.
         floating: Whether the dtype is a floating-point one.
         text: Whether the input takes strings.
+        optional: Whether Keras also takes ``None``.
         indices: The ``input_dim`` of the ``Embedding`` that takes this input directly; ``None`` if there is none.
     """
 
@@ -35,6 +37,7 @@ class InputSpec:
     floating: bool = False
     indices: int | None = None
     text: bool = False
+    optional: bool = False
 
     @property
     def title(self) -> str:
@@ -115,13 +118,14 @@ class Schema:
                 raise DataError(
                     f"features have the keys {sorted(form.x.names)}, but the model's inputs are {sorted(by_name)}: "
                     "use the names of the inputs as the keys, with one array for each."
+                    + on_optional(spec for spec in specs if spec.name not in form.x.names)
                 )
             specs = [by_name.get(name, specs[0]) for name in form.x.names]
         if len(specs) != len(leaves):
             expected = "one array" if len(specs) == 1 else f"a tuple or a dict of {len(specs)} arrays"
             raise DataError(
                 f"the model has {counted(len(specs), 'input')} ({', '.join(spec.name for spec in specs)}), but the features "
-                f"are {counted(len(leaves), 'array')}: pass x as {expected}."
+                f"are {counted(len(leaves), 'array')}: pass x as {expected}.{on_optional(specs)}"
             )
         for label, spec, leaf in zip(labels, specs, leaves, strict=True):
             if spec.text != leaf.is_text:
@@ -136,6 +140,17 @@ class Schema:
                     + (_SINGLE_SAMPLE if leaf.shape == spec.shape[1:] else "")
                     + ("Reshape the data, or use transform= to reshape it." if has_transform else "Reshape the data.")
                 )
+
+
+def on_optional(specs: Iterable[InputSpec]) -> str:
+    """What to do about missing values of inputs that are optional in Keras, for a message; empty if none is."""
+    names = [repr(spec.name) for spec in specs if spec.optional]
+    if not names:
+        return ""
+    return (
+        f" {', '.join(names)} may be None in Keras (optional=True), but sparkkeras does not support this: pass an array for "
+        "each input, such as zeros, or build the model without it."
+    )
 
 
 _NO_STRINGS = (

@@ -26,8 +26,10 @@ def schema_of(model: keras.Model) -> Schema:
     structure = input_structure(model)
     names: Sequence[str] = (structure and structure.names) or [tensor.name for tensor in tensors]
     entries = _entries(model)
+    layers = [layer for layer in getattr(graph_of(model), "layers", ()) if isinstance(layer, keras.layers.InputLayer)]
+    optional = {id(layer.output) for layer in layers if layer.optional}
     inputs = tuple(
-        replace(spec, indices=entries.get(id(tensor)), name=name)
+        replace(spec, indices=entries.get(id(tensor)), name=name, optional=id(tensor) in optional)
         for spec, tensor, name in zip(_specs(tensors), tensors, names, strict=True)
     )
     text = next((spec.name for spec in inputs if spec.text), None)

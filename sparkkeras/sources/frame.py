@@ -13,7 +13,7 @@ from sparkkeras.data.column_values import ColumnValues, current_terms
 from sparkkeras.data.columns import Leaf, Loader, label_loaders, sparse_width
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.data.reader import Reader
-from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.data.schema import InputSpec, Schema, on_optional
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.sources.column_names import ColumnFinder, column_names, quotes_are_patterns
@@ -322,7 +322,10 @@ def _match_columns(
         partial = argument == "label"  # outputs without a loss need no labels
         received = by_name(given, expected)
         if not received or (len(specs) > 1 and not partial and set(received) != set(names)):
-            raise ConfigurationError(f"{shown} has the keys {sorted(received)}, but the model's {kind}s are {names}.")
+            raise ConfigurationError(
+                f"{shown} has the keys {sorted(received)}, but the model's {kind}s are {names}."
+                + on_optional(spec for spec in specs if spec.name not in received)
+            )
         for key in received:
             if names and key not in names:
                 raise ConfigurationError(f"{shown}: the model has no {kind} {key!r}. {known_names(key, names)}")

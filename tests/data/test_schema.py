@@ -484,6 +484,21 @@ def test_dicts_with_keys_that_are_not_strings_raise_an_error():
 # Inputs of the model
 
 
+def test_optional_inputs_need_values():
+    schema = Schema((InputSpec("a", (2,)), InputSpec("b", (2,), optional=True)), x=Structure.named(("a", "b")))
+    reader, x = Reader(schema, labelled=False), np.ones((3, 2))
+    advice = "'b' may be None in Keras .optional=True., but sparkkeras does not support this: pass an array for each input"
+    for given in ({"a": x, "b": None}, [x, None]):
+        with pytest.raises(DataError, match=rf"^x\[.*\] is None. {advice}"):
+            reader.read_arrays(given, None, None)
+    with pytest.raises(DataError, match=rf"features have the keys \['a'\], .* {advice}"):
+        schema.check_features(reader.read_arrays({"a": x}, None, None).spec)
+    with pytest.raises(DataError, match=rf"^the model has 2 inputs .* {advice}"):
+        schema.check_features(reader.read_arrays(x, None, None).spec)
+    with pytest.raises(DataError, match=rf"^row 0 of partition 1: x\['b'\] is None. {advice}"):
+        reader.form_of({"a": x[0], "b": None}, 1)
+
+
 def spec(*shapes, names=None):
     several = Structure.several(len(shapes)) if names is None else Structure.named(names)
     structure = Structure() if len(shapes) == 1 and names is None else several
