@@ -19,7 +19,7 @@ from sparkkeras.data.numeric import describe as describe
 from sparkkeras.data.sparse import SparseRows
 from sparkkeras.data.text import STRING, NotTextError, Text, empty_strings, holds_text, to_text
 from sparkkeras.data.text import concatenate as concatenate_arrays
-from sparkkeras.errors import DataError, counted
+from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.weights import Array, is_floating
 
 Path = tuple[str | int, ...]
@@ -155,8 +155,15 @@ def items_by_path(value: Any, expected: Structure | None) -> Iterator[tuple[Path
 
 
 def by_name(value: Mapping[str, Any], expected: Structure | None = None) -> dict[str, Any]:
-    """The values in a dict, perhaps of dicts, by names as those of `Structure.names`; see `items_by_path`."""
-    return {name_of(path): each for path, each in items_by_path(value, expected or Structure())}
+    """The values in a dict, perhaps of dicts, by names as those of `Structure.names`; see `items_by_path`.
+
+    Raises:
+        ConfigurationError: A dict has keys that are not strings.
+    """
+    try:
+        return {name_of(path): each for path, each in items_by_path(value, expected or Structure())}
+    except ValueError as error:
+        raise ConfigurationError(f"{error}.") from error
 
 
 def name_of(path: Path) -> str:

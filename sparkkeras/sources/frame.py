@@ -413,13 +413,15 @@ def _named_columns(
     argument: str, given: Mapping[str, Any], specs: Mapping[str, InputSpec], expected: Structure | None
 ) -> tuple[Structure, list[Leaf]]:
     """The structure and the leaves of columns in dicts; the names of nested inputs may also be keys: ``{"b/c": column}``."""
-    known = {} if expected is None else dict(zip(expected.names or (), expected.paths, strict=True))
-    paths, leaves = [], []
-    for path, columns in items_by_path(given, expected or Structure()):
-        name = name_of(path)
-        paths.append(known.get(name, path))
-        leaves.append(_leaf(argument + "".join(f"[{key!r}]" for key in paths[-1]), columns, specs.get(name)))
-    return Structure(tuple(paths)), leaves
+    columns = dict(items_by_path(given, expected or Structure()))
+    if expected is not None and expected.is_nested and set(map(name_of, columns)) <= set(expected.names or ()):
+        named = by_name(given, expected)
+        columns = {path: named[name_of(path)] for path in expected.paths if name_of(path) in named}
+    structure = Structure(tuple(columns))
+    labels = structure.labels(argument)
+    return structure, [
+        _leaf(label, each, specs.get(name_of(path))) for label, (path, each) in zip(labels, columns.items(), strict=True)
+    ]
 
 
 def _leaf(argument: str, given: Any, spec: InputSpec | None) -> Leaf:

@@ -102,10 +102,10 @@ def test_columns_of_nested_inputs_and_outputs(spark):
     given = frame(spark, "a int, b struct<c: int, d: int>, u int, p int, q int, w int")
     label = {"u": "u", "v": ["p", "q"]}
     found = select(given, schema, True, features={"b": {"c": "b.c", "d": "b.d"}, "a": "a"}, label=label)
-    assert found.names == ["b.c", "b.d", "a", "u", "p", "q"]
-    assert [leaf.input.name for leaf in found.leaves[:3]] == ["b/c", "b/d", "a"]
-    assert found.form.labels == ["x['b']['c']", "x['b']['d']", "x['a']", "y['u']", "y['v'][0]", "y['v'][1]"]
-    assert select(given, schema, True, features={"b/c": "b.c", "b/d": "b.d", "a": "a"}, label=["u", "p", "q"]) == found
+    assert found.names == ["a", "b.d", "b.c", "u", "p", "q"]
+    assert [leaf.input.name for leaf in found.leaves[:3]] == ["a", "b/d", "b/c"]
+    assert found.form.labels == ["x['a']", "x['b']['d']", "x['b']['c']", "y['u']", "y['v'][0]", "y['v'][1]"]
+    assert select(given, schema, True, features={"b/c": "b.c", "a": "a", "b/d": "b.d"}, label=["u", "p", "q"]) == found
     assert select(given, schema).names == ["a", "b.d", "b.c"]  # by default, fields of structs
     weighted = select(given, schema, True, label=label, sample_weight={"v": ["w", "p"], "u": "w"})
     assert weighted.form.labels[6:] == ["sample_weight['u']", "sample_weight['v'][0]", "sample_weight['v'][1]"]
