@@ -245,7 +245,11 @@ class Reader:
         """Whether all of a tuple is features, and not a pair or triple that begins with features."""
         inputs = self.schema.inputs
         if self.schema.x is not None and self.schema.x.is_nested:
-            return not Structure.of(row, self.schema.x).bare
+            structure = Structure.of(row, self.schema.x)
+            shapes = map(_shape, structure.flatten(row))
+            return structure.count == len(inputs) and all(
+                shape is not None and spec.takes(shape) for spec, shape in zip(inputs, shapes, strict=True)
+            )
         if len(inputs) > 1:
             nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
             return len(row) == len(inputs) and not nested

@@ -484,6 +484,15 @@ def test_dicts_with_keys_that_are_not_strings_raise_an_error():
 # Inputs of the model
 
 
+def test_rows_with_nested_features_are_told_from_pairs():
+    nested = Structure(((0,), (1, 0), (1, 1)))
+    reader = Reader(Schema(tuple(InputSpec(name, (2,)) for name in ("0", "1/0", "1/1")), x=nested), labelled=False)
+    x, y = np.ones(2), np.ones(1)
+    for row in ((x, (x, x)), ((x, (x, x)), y), ((x, (x, x)), (y, (y, y)))):
+        assert reader.form_of(row, 0) == Form(nested)
+        assert reader.read_rows([row], Form(nested), 0, 0).rows == 1
+
+
 def test_optional_inputs_need_values():
     schema = Schema((InputSpec("a", (2,)), InputSpec("b", (2,), optional=True)), x=Structure.named(("a", "b")))
     reader, x = Reader(schema, labelled=False), np.ones((3, 2))
