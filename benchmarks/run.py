@@ -19,6 +19,7 @@ import monitoring  # noqa: F401 (likewise)
 import regret  # noqa: F401 (likewise)
 import report
 import searches  # noqa: F401 (likewise)
+import sorted_rows  # noqa: F401 (likewise)
 from harness import BENCHMARKS, ELEPHAS_PYTHON, FULL, QUICK, Benchmark, Samples
 
 HERE = Path(__file__).resolve().parent
