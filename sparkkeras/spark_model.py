@@ -23,7 +23,7 @@ from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
 from sparkkeras.events import Events, PhaseStarted, WorkersChanged, listeners
-from sparkkeras.modeling.archive import load_bytes
+from sparkkeras.modeling.archive import find_outside, load_bytes
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
@@ -483,6 +483,7 @@ class SparkModel:
         rows_read = RowOptions.of_fit(data, request.source, loader, on_invalid, transform)
         fits = self._fits + 1 if saved is None else saved.work.settings["fits"]
         if recorder is not None:
+            find_outside(self.model, self.custom_objects)
             settings = self._settings(rows_read)
             settings |= {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
             recorder.check(Work.of(self.model, request, rule, self.frequency, settings), request.callbacks)
@@ -773,6 +774,7 @@ class SparkModel:
         if saved is None:
             raise StorageError(f"{folder!r} has no complete checkpoint: expected the path of Checkpoint(path).")
         model = load_bytes(saved.model, objects, safe_mode=safe_mode)
+        find_outside(model, objects)
         saved.restore_result(model)
         spark_model = _restored(model, dict(saved.work.settings), saved.progress.rule_state, objects)
         spark_model.training_histories.extend(saved.progress.record.histories)

@@ -23,6 +23,7 @@ from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.events import EventListener, Events, PhaseStarted
+from sparkkeras.modeling.archive import find_outside
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.schema import schema_of
@@ -235,6 +236,8 @@ class SparkEnsemble:
                 seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
             )
             if checkpoints is not None:
+                for model in self.models:
+                    find_outside(model, self.custom_objects)
                 checkpoints.check(self.models, self.sampling, request)
             progress = ScoringProgress("Training members", None, request.verbose)
             events = Events([*([progress] if request.verbose else []), *monitors])

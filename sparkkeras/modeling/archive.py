@@ -28,7 +28,7 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
-from sparkkeras.modeling import custom_code, garbage_collection, unsaved
+from sparkkeras.modeling import custom_code, garbage_collection, outside, unsaved
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.initial_values import without_random_values
@@ -36,7 +36,14 @@ from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
 from sparkkeras.modeling.save_errors import missing_from_config, save_error
-from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
+from sparkkeras.modeling.state import (
+    ModelWeights,
+    is_built,
+    keep_outside,
+    layout,
+    optimizer_variables,
+    weight_variables,
+)
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array
@@ -63,11 +70,14 @@ class ModelArchive:
         custom: The custom classes and functions of the model, by the names under which Keras looks them up.
         digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
             not of the weights.
+        outside: The names of the variables outside the model, see `sparkkeras.modeling.outside`; none for prediction only,
+            for which the custom code has their values.
     """
 
     data: bytes
     custom: ByValue[dict[str, Any]]
     digest: str
+    outside: tuple[str, ...] = ()
 
     @classmethod
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
@@ -84,12 +94,14 @@ class ModelArchive:
             ModelError: The model cannot be saved and loaded for another reason.
         """
         with _packing:
-            described = _Description.of(model, custom_objects)
+            described = _Description.of(model, custom_objects, trains=True)
             if described.fingerprint not in _packed:
                 to_predict = _Description.of(_uncompiled(model), custom_objects).fingerprint
                 _keep(described.fingerprint, to_predict, cls._made(model, described))
             _packed.move_to_end(described.fingerprint)
-            return _packed[described.fingerprint].archive
+            archive = _packed[described.fingerprint].archive
+            keep_outside(model, {name: described.outside[name] for name in archive.outside})
+            return archive
 
     @classmethod
     def pack_to_predict(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
@@ -122,7 +134,9 @@ class ModelArchive:
         digest = _digest(data, described.fingerprint)
         if len(data) > FULL_BYTES:
             data = _emptied(data, loaded)
-        return cls(data, described.custom, digest)
+        attributes = custom_code.untracked_variables(loaded)
+        shared = (name for name in described.outside if not name.startswith("model.") or name in attributes)
+        return cls(data, described.custom, digest, tuple(shared))
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
@@ -150,6 +164,7 @@ class ModelArchive:
         key = fitting[-1] if fitting else (self.digest, features, labels)
         if key not in _kept:
             _kept[key] = self.unpack()
+            keep_outside(_kept[key], outside.find(_kept[key], self.outside))
             if len(_kept) > KEPT_MODELS:
                 _kept.popitem(last=False)
                 garbage_collection.unfreeze_survivors()
@@ -165,14 +180,18 @@ class _Description:
     objects: dict[str, Any]
     custom: ByValue[dict[str, Any]]
     fingerprint: str
+    outside: dict[str, Any]
 
     @classmethod
-    def of(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None) -> _Description:
+    def of(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None, trains: bool = False) -> _Description:
         code = custom_code.code_of(model)
         config = model_config(model)
         objects = _custom_objects(model, code, config, custom_objects)
-        custom = ByValue.dump(objects, "the model's custom code")
-        return cls(code, objects, custom, _fingerprint(model, config, custom))
+        if trains:
+            custom, found = outside.dump_code(model, objects)
+        else:
+            custom, found = ByValue.dump(objects, "the model's custom code"), {}
+        return cls(code, objects, custom, _fingerprint(model, config, custom), found)
 
 
 @dataclass(frozen=True)
@@ -474,6 +493,11 @@ def _put_optimizer_back(model: keras.Model) -> None:
     compiled, optimizer = getattr(model, "_compile_config", None), optimizer_of(model)
     if compiled is not None and optimizer is not None:
         compiled.config.setdefault("optimizer", optimizer)
+
+
+def find_outside(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> None:
+    """Find the variables outside a compiled model, see `sparkkeras.modeling.state.outside`; raises like `copy_of`."""
+    keep_outside(model, _Description.of(model, custom_objects, trains=True).outside)
 
 
 def custom_objects_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import io
 import os
 import pickle
 import site
@@ -16,9 +17,9 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from sparkkeras.errors import CustomObjectError
@@ -37,12 +38,14 @@ class ByValue(Generic[T]):
     payload: bytes
 
     @classmethod
-    def dump(cls, value: T, name: str) -> ByValue[T]:
+    def dump(cls, value: T, name: str, reduced: Callable[[Any], Any] | None = None) -> ByValue[T]:
         """Pickle an object by value.
 
         Args:
             value: The object.
             name: The name of the object in messages.
+            reduced: How to pickle an object that ``value`` refers to, as for ``pickle.Pickler.reducer_override``;
+                ``NotImplemented``: as usual.
 
         Raises:
             CustomObjectError: It cannot be pickled; the message names the part that fails.
@@ -51,7 +54,9 @@ class ByValue(Generic[T]):
 
         with _lock, _user_modules_by_value():
             try:
-                return cls(cloudpickle.dumps(value))
+                return cls(cloudpickle.dumps(value) if reduced is None else _dumps(value, reduced))
+            except CustomObjectError:
+                raise
             except Exception as error:
                 raise CustomObjectError(
                     f"{name} cannot be sent to the workers, since pickling {culprit(value, name)} failed: "
@@ -68,6 +73,19 @@ class ByValue(Generic[T]):
         """Unpickle a new object with every call."""
         loaded: T = pickle.loads(self.payload)
         return loaded
+
+
+def _dumps(value: Any, reduced: Callable[[Any], Any]) -> bytes:
+    from pyspark import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            found = reduced(obj)
+            return super().reducer_override(obj) if found is NotImplemented else found
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
 
 
 @functools.lru_cache(maxsize=16)
@@ -110,6 +128,12 @@ def _user_modules_by_value() -> Iterator[None]:
 def is_own(module: object) -> bool:
     """Whether a module is the user's: a file outside installed packages and the standard library."""
     return isinstance(module, types.ModuleType) and _is_own(module.__name__, getattr(module, "__file__", None))
+
+
+def is_by_reference(value: Any) -> bool:
+    """Whether a module, class or function is pickled as the name of a module, other than Keras, a backend or ours."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or ""
+    return name in sys.modules and name.split(".")[0] not in {"__main__", *_BY_NAME} and not is_own(sys.modules[name])
 
 
 @functools.cache
@@ -209,9 +233,19 @@ def code_of(model: Any) -> dict[str, Any]:
 
     Such paths are ``model.layers[1].activation`` or ``model._compile_loss._user_loss``.
     """
-    found: dict[str, Any] = {}
-    _walk(model, "model", found, set())
-    return found
+    found = _Parts()
+    _walk(model, "model", found)
+    return found.code
+
+
+def untracked_variables(model: Any) -> dict[str, Any]:
+    """The variables in attributes of a model's parts that no layer, metric or optimizer tracks, by their attribute paths.
+
+    Such a path is ``model._compile_loss._user_loss.weight``.
+    """
+    found = _Parts()
+    _walk(model, "model", found)
+    return {path: variable for path, variable in found.variables.items() if id(variable) not in found.tracked}
 
 
 def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str] = frozenset()) -> dict[str, Any]:
@@ -236,7 +270,7 @@ def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str
                     f"{_description(path)} is a lambda, which Keras saves without the variables that it uses, so it might "
                     "not load correctly. Define it with def and a unique name."
                 )
-            outside = sorted(_globals_of(value.__code__) - vars(builtins).keys())
+            outside = sorted(global_names(value.__code__) - vars(builtins).keys())
             if outside:
                 raise CustomObjectError(
                     f"{_description(path)} is a lambda that uses {', '.join(outside)} from the enclosing scope, which Keras "
@@ -262,11 +296,11 @@ def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str
     return needed
 
 
-def _globals_of(code: types.CodeType) -> set[str]:
+def global_names(code: types.CodeType) -> set[str]:
     """The global names that code uses, including those of nested functions."""
     names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return names.union(*map(_globals_of, inner))
+    return names.union(*map(global_names, inner))
 
 
 def check_same_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -303,38 +337,58 @@ def is_builtin(value: Any) -> bool:
     return module.split(".")[0] in (_BY_NAME - {"sparkkeras"} | {"builtins", "functools", "typing", "collections"})
 
 
-def _walk(value: Any, path: str, found: dict[str, Any], seen: set[int]) -> None:
+@dataclass
+class _Parts:
+    """What a model consists of.
+
+    Attributes:
+        code: Classes and functions, by their attribute paths.
+        variables: Variables, by the first of their attribute paths.
+        tracked: The ``id()`` of those that layers, metrics and optimizers track.
+        seen: The ``id()`` of all objects.
+    """
+
+    code: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
+    tracked: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+
+
+def _walk(value: Any, path: str, found: _Parts) -> None:
     import keras
 
     if isinstance(value, types.FunctionType):
-        found[path] = value
+        found.code[path] = value
         return
     if isinstance(value, functools.partial):
-        _walk(value.func, f"{path}.func", found, seen)
+        _walk(value.func, f"{path}.func", found)
         return
-    if id(value) in seen or isinstance(value, (str, bytes, int, float)):
+    if id(value) in found.seen or isinstance(value, (str, bytes, int, float)):
         return
-    seen.add(id(value))
+    found.seen.add(id(value))
     if isinstance(value, Mapping):
         for key, member in list(value.items()):
-            _walk(member, f"{path}[{key!r}]", found, seen)
+            _walk(member, f"{path}[{key!r}]", found)
     elif isinstance(value, (list, tuple)):
         for index, member in enumerate(value):
-            _walk(member, f"{path}[{index}]", found, seen)
+            _walk(member, f"{path}[{index}]", found)
+    elif isinstance(value, keras.Variable):
+        found.variables[path] = value
     elif isinstance(value, _keras_kinds(keras)):
-        found[f"{path}.__class__"] = type(value)
+        found.code[f"{path}.__class__"] = type(value)
+        found.tracked.update(map(id, getattr(value, "variables", ())))
         is_custom = not is_builtin(type(value))
         for name, member in list(vars(value).items()):
             # A lambda in an attribute of a custom class is created by its constructor, also on the workers.
             if name not in _SKIPPED and not (is_custom and _is_lambda(member)):
-                _walk(member, f"{path}.{name}", found, seen)
+                _walk(member, f"{path}.{name}", found)
 
 
 _SKIPPED = {
     "_tracker", "_lock", "_inbound_nodes", "_outbound_nodes", "_nodes", "_nodes_by_depth", "_operations_by_depth",
     "_inputs_struct", "_outputs_struct", "_inputs", "_outputs", "train_function", "test_function", "predict_function",
     "_call_signature", "_distribute_strategy", "_compile_config", "history", "build", "call", "quantize", "_history",
-    "_functional",
+    "_functional", "_sparkkeras_outside",
 }  # fmt: skip
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from sparkkeras.modeling.archive import model_config
 from sparkkeras.modeling.optimizers import optimizers_of
-from sparkkeras.modeling.state import layout, weight_variables
+from sparkkeras.modeling.state import layout, outside, weight_variables
 
 _IGNORED = ("build_config", "jit_compile", "seed", "shared_object_id")
 """Settings that Keras derives from others, from the machine, or draws at random; workers set all seeds in each round."""
@@ -27,10 +28,12 @@ def description(model: keras.Model) -> dict[str, Any]:
         config["unsaved"].pop(built, None)
     names = _names(model)
     compiled = config.pop("compile_config", None)
+    variables = _shapes(outside(model).values())
     return {
         "model": _normalized(config, names),
-        "weights": [[list(shape), dtype] for shape, dtype in _shapes(model)],
+        "weights": _shapes(weight_variables(model)),
         "compile": _normalized(compiled, names),
+        **({"variables outside the model": variables} if variables else {}),
     }
 
 
@@ -47,9 +50,9 @@ def _names(model: keras.Model) -> dict[str, str]:
     return {name: f"#{position}" for position, name in enumerate(names)}
 
 
-def _shapes(model: keras.Model) -> list[tuple[tuple[int, ...], str]]:
-    found = layout(weight_variables(model))
-    return list(zip(found.shapes, found.dtypes, strict=True))
+def _shapes(variables: Iterable[Any]) -> list[list[Any]]:
+    found = layout(list(variables))
+    return [[list(shape), dtype] for shape, dtype in zip(found.shapes, found.dtypes, strict=True)]
 
 
 def _normalized(value: Any, names: dict[str, str]) -> Any:

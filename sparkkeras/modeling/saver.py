@@ -49,7 +49,7 @@ class ModelSaver:
         if layout(optimizer_variables(copy)) != layouts.optimizer:
             archive = ModelArchive.pack(model, archive.custom.load())
             copy = archive.unpack()
-        self._archive = archive
+        self._archive, self._model = archive, model
         self._weights: _ByKeras | _Template = _ByKeras(copy, layouts)
         self._looked_for_template = False
 
@@ -59,6 +59,7 @@ class ModelSaver:
         Returns:
             The parts of the file that are the vectors of the state, by ``id(vector)``, as far as they are known.
         """
+        inside = state.inside(self._model)
         if isinstance(self._weights, _ByKeras) and not self._looked_for_template:
             self._weights = _Template.of(self._weights) or self._weights
             self._looked_for_template = True
@@ -68,9 +69,9 @@ class ModelSaver:
                     target.writestr(name, archive.read(name))
             with target.open(_WEIGHTS, "w", force_zip64=True) as entry:
                 start = file.tell()
-                for piece in self._weights.pieces(state):
+                for piece in self._weights.pieces(inside):
                     entry.write(piece)
-        return {key: [(start + first, start + end) for first, end in spans] for key, spans in self._weights.spans(state)}
+        return {key: [(start + first, start + end) for first, end in spans] for key, spans in self._weights.spans(inside)}
 
 
 @dataclass(frozen=True)

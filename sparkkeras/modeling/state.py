@@ -1,9 +1,12 @@
-"""The state of a model: its weights and the variables of its optimizers as flat vectors, learning rate and iterations."""
+"""The state of a model: its weights and the variables of its optimizers as flat vectors, learning rate and iterations.
+
+Variables outside the model, which its custom code refers to, travel with those of its optimizers (see `outside`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -26,7 +29,7 @@ from sparkkeras.weights import Array, Flat, Layout
 
 @dataclass(frozen=True)
 class ModelState:
-    """A snapshot of a model's weights and optimizer variables."""
+    """A snapshot of a model's weights and optimizer variables; these are followed by the variables outside the model."""
 
     weights: Flat
     optimizer: Flat
@@ -46,23 +49,40 @@ class ModelState:
     def put(self, model: keras.Model) -> None:
         """Copy the state into a model with the same variable shapes and dtypes."""
         put_weights(self.weights, model)
-        _put(self.optimizer, optimizer_variables(model))
+        _put(self.optimizer, _with_outside(model))
+
+    def inside(self, model: keras.Model) -> ModelState:
+        """The state without the variables outside ``model``, of which it is."""
+        if not outside(model):
+            return self
+        values = layout(_with_outside(model)).unpack(self.optimizer)
+        inner = optimizer_variables(model)
+        return ModelState(self.weights, layout(inner).pack(values[: len(inner)]))
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """A snapshot of a model's weights without the optimizer, for prediction."""
+    """A snapshot of a model's weights without the optimizer, for prediction.
+
+    Attributes:
+        weights: The weights.
+        outside: The values of variables outside the model, by name; those that are missing, or unknown to a model, stay.
+    """
 
     weights: Flat
+    outside: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
     def take(cls, model: keras.Model) -> ModelWeights:
         """Copy the weights from a model."""
-        return cls(take_weights(model))
+        return cls(take_weights(model), {name: np.array(backends.read(each)) for name, each in outside(model).items()})
 
     def put(self, model: keras.Model) -> None:
         """Copy the weights into a model with the same variable shapes and dtypes."""
         put_weights(self.weights, model)
+        for name, variable in outside(model).items():
+            if name in self.outside:
+                backends.assign(variable, self.outside[name])
 
 
 def floatx() -> str:
@@ -96,6 +116,28 @@ def optimizer_variables(model: keras.Model) -> list[Any]:
     return [variable for each in optimizers_of(model).values() for variable in each.variables]
 
 
+_OUTSIDE = "_sparkkeras_outside"
+
+
+def outside(model: keras.Model) -> dict[str, Any]:
+    """The variables outside a model that its custom code refers to and that a callback may change, by name.
+
+    A loss may use a ``keras.Variable`` of its module, of a closure or of its own, for instance as a weight that a callback
+    anneals. `ModelArchive` finds them; before a model was packed or unpacked, there are none.
+    """
+    found: dict[str, Any] = vars(model).get(_OUTSIDE, {})
+    return found
+
+
+def keep_outside(model: keras.Model, variables: Mapping[str, Any]) -> None:
+    """Set what `outside` returns, out of sight of Keras, which tracks the attributes of models."""
+    vars(model)[_OUTSIDE] = dict(variables)
+
+
+def _with_outside(model: keras.Model) -> list[Any]:
+    return [*optimizer_variables(model), *outside(model).values()]
+
+
 @locks_state
 def take_weights(model: keras.Model) -> Flat:
     """Copy the weights from a model."""
@@ -104,8 +146,8 @@ def take_weights(model: keras.Model) -> Flat:
 
 @locks_state
 def take_optimizer(model: keras.Model) -> Flat:
-    """Copy the optimizer variables from a model."""
-    return _take(optimizer_variables(model))
+    """Copy the optimizer variables from a model, and the variables outside it."""
+    return _take(_with_outside(model))
 
 
 @locks_state
@@ -114,7 +156,9 @@ def put_weights(weights: Flat, model: keras.Model) -> None:
     _put(weights, weight_variables(model))
 
 
-def advanced(state: ModelState, model: keras.Model, counts: Sequence[int], learning_rate: float | None = None) -> ModelState:
+def advanced(
+    state: ModelState, model: keras.Model, counts: Sequence[int], settings: Sequence[float] | None = None
+) -> ModelState:
     """The state of a worker that takes over after another one. ``model`` is left in this state.
 
     Args:
@@ -122,7 +166,7 @@ def advanced(state: ModelState, model: keras.Model, counts: Sequence[int], learn
         model: A model with the same variable shapes and dtypes.
         counts: The `iterations` that the other worker reached, after which schedules continue; empty if it made no step.
             If the optimizer variables are of this moment, they are used as they are.
-        learning_rate: The learning rate, if it was changed since the start.
+        settings: The values for `put_settings`, if they were changed since the start.
     """
     state.put(model)
     if counts and tuple(counts) != tuple(iterations(model)):
@@ -132,8 +176,8 @@ def advanced(state: ModelState, model: keras.Model, counts: Sequence[int], learn
                 averages = optimizer._model_variables_moving_average
                 for average, weight in zip(averages, optimizer._trainable_variables, strict=True):
                     average.assign(weight)
-    if learning_rate is not None and has_settable_rate(model):
-        model.optimizer.learning_rate = learning_rate
+    if settings is not None:
+        put_settings(settings, model)
     return ModelState.take(model)
 
 
@@ -145,6 +189,29 @@ def learning_rate(model: keras.Model) -> float:
 def has_settable_rate(model: keras.Model) -> bool:
     """Whether the optimizer's learning rate is a variable that can be set, and not a schedule or a function."""
     return isinstance(getattr(inner_optimizer(model), "_learning_rate", None), keras.Variable)
+
+
+def settings_variables(model: keras.Model) -> list[Any]:
+    """What a callback may set during training besides weights: the learning rate, and the variables outside the model."""
+    rate = [inner_optimizer(model)._learning_rate] if has_settable_rate(model) else []
+    return [*rate, *outside(model).values()]
+
+
+@locks_state
+def take_settings(model: keras.Model) -> tuple[float, ...]:
+    """The values of `settings_variables`."""
+    return tuple(float(value) for each in settings_variables(model) for value in np.ravel(backends.read(each)))
+
+
+@locks_state
+def put_settings(values: Sequence[float], model: keras.Model) -> None:
+    """Set the values that `take_settings` returned for a model with the same variables."""
+    start = 0
+    for variable in settings_variables(model):
+        current = backends.read(variable)
+        given = np.array(values[start : start + current.size]).astype(current.dtype)
+        backends.assign(variable, given.reshape(current.shape))
+        start += current.size
 
 
 def is_built(model: keras.Model) -> bool:

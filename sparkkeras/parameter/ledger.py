@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -103,8 +103,8 @@ class ResumePoint:
         batch: The number of finished batches of that epoch.
         iterations: The number of iterations of each optimizer after the last applied push; empty before the first one.
         metrics: The metric state of that epoch so far; empty at its beginning.
-        learning_rate: The last learning rate that the driver set, after the number of times that it set one; ``None`` if
-            it set none.
+        settings: The last values that the driver set, such as the learning rate, after the number of times that it set some;
+            ``None`` if it set none.
     """
 
     lease: int
@@ -113,7 +113,7 @@ class ResumePoint:
     batch: int
     iterations: tuple[int, ...]
     metrics: tuple[Array, ...]
-    learning_rate: tuple[int, float] | None = None
+    settings: tuple[int, tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ class Directive:
         wait: Do not train on yet; poll again.
         stay: There will be epochs to validate; poll again, and do not finish.
         evaluate: The epochs whose weights this worker has to evaluate.
-        learning_rate: The last learning rate that the driver set, after the number of times that it set one; ``None`` if
-            it set none.
+        settings: The last values that the driver set, such as the learning rate, after the number of times that it set some;
+            ``None`` if it set none.
     """
 
     stop: bool = False
     wait: bool = False
     stay: bool = False
     evaluate: tuple[int, ...] = ()
-    learning_rate: tuple[int, float] | None = None
+    settings: tuple[int, tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class Ledger:
         self._fenced: set[int] = set()
         self._first_start: float | None = None
         self._stopped = False
-        self._learning_rates: list[float] = []
+        self._settings: tuple[int, tuple[float, ...]] | None = None
         self._next_epoch = epochs.start
         self._reports: dict[int, dict[int, EpochReport]] = {}
         self._evaluating: dict[int, EpochEnd] = {}
@@ -320,7 +320,7 @@ class Ledger:
                 batch=partition.batch,
                 iterations=partition.iterations,
                 metrics=partition.metrics,
-                learning_rate=self._learning_rate,
+                settings=self._settings,
             )
 
     def directive(self, worker: int, lease: int) -> Directive:
@@ -452,10 +452,11 @@ class Ledger:
             self._stopped = True
             self._lock.notify_all()
 
-    def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate of all workers, from their next exchange on."""
+    def put_settings(self, values: Sequence[float]) -> None:
+        """Set the settings of all workers, such as the learning rate, from their next exchange on."""
         with self._lock:
-            self._learning_rates.append(float(value))
+            number = 0 if self._settings is None else self._settings[0]
+            self._settings = number + 1, tuple(map(float, values))
 
     def wait(self, seconds: float) -> EpochEnd | None:
         """Wait for the next epoch that is complete and validated; ``None`` if there is none within ``seconds``."""
@@ -535,10 +536,6 @@ class Ledger:
 
     # --- Internal methods, called under the lock ---------------------------------------------------------------------
 
-    @property
-    def _learning_rate(self) -> tuple[int, float] | None:
-        return (len(self._learning_rates), self._learning_rates[-1]) if self._learning_rates else None
-
     def _partition(self, worker: int) -> _Partition:
         if worker not in self._partitions:
             raise RefusedError("unknown", f"there is no worker {worker}.")
@@ -560,7 +557,7 @@ class Ledger:
             wait=not finished and self._must_wait(partition),
             stay=finished and self._must_stay(partition),
             evaluate=tuple(sorted(partition.to_evaluate)),
-            learning_rate=self._learning_rate,
+            settings=self._settings,
         )
 
     def _must_wait(self, partition: _Partition) -> bool:

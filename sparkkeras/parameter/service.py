@@ -414,8 +414,8 @@ class ParameterClient(Client):
         self._lease, self._sequence = int(reply["lease"]), int(reply["sequence"])
         metrics = self._payload_format.metrics.unpack(body) if len(body) else ()
         numbers = {name: int(reply[name]) for name in ("lease", "sequence", "epoch", "batch")}
-        iterations, rate = tuple(map(int, reply["iterations"])), _rate(reply["learning_rate"])
-        return ResumePoint(**numbers, iterations=iterations, metrics=metrics, learning_rate=rate)
+        iterations, settings = tuple(map(int, reply["iterations"])), _settings(reply["settings"])
+        return ResumePoint(**numbers, iterations=iterations, metrics=metrics, settings=settings)
 
     @contextmanager
     def renewing(self, every: float) -> Iterator[None]:
@@ -523,12 +523,12 @@ def _directive(fields: Mapping[str, Any]) -> Directive:
         wait=bool(fields["wait"]),
         stay=bool(fields["stay"]),
         evaluate=tuple(fields["evaluate"]),
-        learning_rate=_rate(fields["learning_rate"]),
+        settings=_settings(fields["settings"]),
     )
 
 
-def _rate(value: Any) -> tuple[int, float] | None:
-    return None if value is None else (int(value[0]), float(value[1]))
+def _settings(value: Any) -> tuple[int, tuple[float, ...]] | None:
+    return None if value is None else (int(value[0]), tuple(map(float, value[1])))
 
 
 def _view(array: Array) -> memoryview:

@@ -12,6 +12,7 @@ from sparkkeras.errors import ConfigurationError, known_names, warn
 from sparkkeras.events import EventListener
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.optimizers import inner_optimizer
+from sparkkeras.modeling.outside import Unchanging
 from sparkkeras.modeling.state import has_settable_rate
 from sparkkeras.worker.trainer import batch_hooks, overrides
 
@@ -221,6 +222,7 @@ class DriverCallbacks:
         )
         self._logs: dict[str, Any] = {}
         self._model = model
+        self._unchanging = Unchanging(model)
 
     @property
     def history(self) -> keras.callbacks.History:
@@ -256,8 +258,9 @@ class DriverCallbacks:
         self._list.on_train_end(self._logs)
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Call the callbacks at the beginning of an epoch; they may set the learning rate."""
+        """Call the callbacks at the beginning of an epoch; they may set the learning rate, or a variable outside the model."""
         self._list.on_epoch_begin(epoch)
+        self._unchanging.check()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Call the callbacks at the end of an epoch, with metrics over the full dataset."""

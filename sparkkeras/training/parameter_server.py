@@ -27,7 +27,7 @@ from sparkkeras.data.dataset import (
     StoredDataset,
     driver_dataset,
 )
-from sparkkeras.errors import DivergenceError, counted, warn
+from sparkkeras.errors import ConfigurationError, DivergenceError, counted, warn
 from sparkkeras.events import EpochMeasured, Incident, RowsTrained, Updates
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
@@ -54,6 +54,9 @@ from sparkkeras.weights import Flat
 
 PROGRESS_SECONDS = 0.25
 """The interval at which the driver updates the progress bar."""
+
+MAX_SETTINGS = 1024
+"""How many values callbacks may set besides weights: they are part of each reply, whose size is limited."""
 
 LEAVE_SECONDS = 2.0
 """How long workers may take to end by themselves, before Spark cancels their tasks and ends their processes."""
@@ -90,7 +93,8 @@ class _Training:
         self._num_concurrent = max(1, min(job.num_workers, dataset.slots))
         self._state = ModelState.take(job.model)
         self._trainable = model_state.trainable_size(job.model)
-        self._learning_rate = model_state.learning_rate(job.model)
+        self._settings = model_state.take_settings(job.model)
+        self._has_set = False
         options = job.server.options
         self._store = Store(
             self._state.weights, self._trainable, job.rule, job.rule_state, self._num_concurrent, locked=locked
@@ -107,8 +111,8 @@ class _Training:
             clock=time.monotonic,
             reached=self._reached,
         )
-        if self._reached is not None and model_state.has_settable_rate(job.model):  # workers have that of before callbacks
-            self._ledger.set_learning_rate(self._learning_rate)
+        if self._reached is not None and self._settings:  # workers have those of before callbacks
+            self._put_settings(self._settings)
         records = job.recorder.records
         self._payload_format = PayloadFormat.of(
             self._state.weights, metrics.take(job.model), self._state.optimizer if records else None
@@ -252,7 +256,7 @@ class _Training:
                     "those of the previous epoch. Try a smaller learning rate, or another rule."
                 )
             unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
-            if snapshot.version and self._learning_rate > 0 and unmoved:
+            if snapshot.version and model_state.learning_rate(model) > 0 and unmoved:
                 warn(unmoved_warning(job.rule, snapshot.version))
             model_state.put_weights(snapshot.weights, model)
         counts = [self._iterations, *(report.iterations for report in end.reports)]
@@ -289,14 +293,20 @@ class _Training:
             self._callbacks.on_epoch_begin(end.epoch + 1)
             job.recorder.begin_epoch(end.epoch + 1)
             self._epoch = end.epoch + 1
-        self._send_learning_rate()
+        settings = model_state.take_settings(model)
+        if settings != self._settings:
+            self._put_settings(settings)
 
-    def _send_learning_rate(self) -> None:
-        """Send a learning rate that a callback has set to the workers."""
-        value = model_state.learning_rate(self._job.model)
-        if value != self._learning_rate and model_state.has_settable_rate(self._job.model):
-            self._learning_rate = value
-            self._ledger.set_learning_rate(value)
+    def _put_settings(self, settings: tuple[float, ...]) -> None:
+        """Send what a callback has set to the workers: the learning rate, and variables outside the model."""
+        if len(settings) > MAX_SETTINGS:
+            raise ConfigurationError(
+                f"a callback has changed a variable outside the model, which its custom code uses. In the asynchronous modes "
+                f"such variables may have {MAX_SETTINGS} values, and these have {len(settings)}: use smaller variables, or "
+                'mode="synchronous" or mode="allreduce".'
+            )
+        self._settings, self._has_set = settings, True
+        self._ledger.put_settings(settings)
 
     def _record_cut(self) -> None:
         """Record what the server has reached within an epoch, unless an epoch has ended that was not handled yet."""
@@ -325,11 +335,16 @@ class _Training:
             self._job.events.emit(Incident("takeover", f"another task has continued for {workers}"))
 
     def _put_optimizer(self, optimizer: Flat) -> None:
-        """Set the driver's optimizer to the mean of the workers, except for a learning rate that a callback has set."""
+        """Set the driver's optimizer to the mean of the workers, except for what the driver decides.
+
+        That is the learning rate, and the variables outside the model if callbacks of the driver have set them.
+        """
         model = self._job.model
         ModelState(model_state.take_weights(model), optimizer).put(model)
-        if model_state.has_settable_rate(model):
-            model.optimizer.learning_rate = self._learning_rate
+        if self._has_set:
+            model_state.put_settings(self._settings, model)
+        elif model_state.has_settable_rate(model):
+            model.optimizer.learning_rate = self._settings[0]
         if model.optimizer is not None:
             model.optimizer.finalize_variable_values(model.trainable_weights)
 

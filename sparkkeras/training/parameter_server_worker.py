@@ -98,10 +98,10 @@ class WorkerExchange:
         before: The metric state of the epoch that earlier attempts have pushed.
     """
 
-    def __init__(self, plan: Plan, client: ParameterClient, learning_rates: int) -> None:
+    def __init__(self, plan: Plan, client: ParameterClient, times_set: int) -> None:
         self.every = plan.every
         self._plan, self._client, self._rule = plan, client, plan.rule.load()
-        self._learning_rates = learning_rates
+        self._times_set = times_set
         pulled = client.pull()
         self.keeps_optimizer = plan.payload_format.optimizer is not None
         self._version = pulled.version
@@ -134,13 +134,13 @@ class WorkerExchange:
         # The worker continues from weights with its own update, which the server applies after the version that was pulled.
         self._version = center.version + 1
         self.directive = self._client.proceed() if directive.wait else directive
-        return ExchangeResult(Flat(self._base, weights.integer_variables), self._learning_rate(), self.directive.stop)
+        return ExchangeResult(Flat(self._base, weights.integer_variables), self._settings(), self.directive.stop)
 
-    def _learning_rate(self) -> float | None:
-        if self.directive.learning_rate is None or self.directive.learning_rate[0] <= self._learning_rates:
+    def _settings(self) -> tuple[float, ...] | None:
+        if self.directive.settings is None or self.directive.settings[0] <= self._times_set:
             return None
-        self._learning_rates, value = self.directive.learning_rate
-        return value
+        self._times_set, values = self.directive.settings
+        return values
 
     def _metrics(self, state: MetricState) -> MetricState:
         expected = [shape for shape, _ in self._plan.payload_format.metrics.specs]
@@ -249,13 +249,13 @@ class _Run:
         self._worker = context.worker
         self._client, self._rows = client, rows
         self._resumed = resumed
-        set_before, rate = resumed.learning_rate or (0, None)
-        self._exchange = WorkerExchange(task.plan, client, set_before)
+        times_set, settings = resumed.settings or (0, None)
+        self._exchange = WorkerExchange(task.plan, client, times_set)
         self.state = ModelState(self._exchange.begun, task.optimizer_of(context.worker))
         self.rows = 0
-        if resumed.iterations or rate is not None:
+        if resumed.iterations or settings is not None:
             model = self._trainer.prepared(rows, self._options)
-            self.state = model_state.advanced(self.state, model, resumed.iterations, rate)
+            self.state = model_state.advanced(self.state, model, resumed.iterations, settings)
 
     def train(self) -> None:
         """Train from the progress of earlier attempts to the end."""

@@ -25,9 +25,9 @@ from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
-from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, warn_of_shuffle
 from sparkkeras.modeling.labels import check_class_weight, check_label_structure
+from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.own_methods import check_can_train
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.synchronized import check_not_synchronized
@@ -178,7 +178,6 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         shuffle=placement.shuffle,
         seed=seed,
         class_weight={} if isinstance(weights, str) else weights,
-        callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
     _check_models(models, options, validates)
@@ -256,9 +255,11 @@ def prepare_fit(
     Raises:
         DataError: The data is empty, malformed, or does not fit a model or its loss.
         ConfigurationError: The transform fails, or a callback monitors a metric that is not reported.
+        CustomObjectError: The callbacks on the workers cannot be sent.
     """
     monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
     check_monitors(models, custom_objects, *monitors)
+    on_workers = dump_callbacks(request.worker_callbacks, models) if request.worker_callbacks else None
     with ExitStack() as stack:
         coordination.events.emit(PhaseStarted("Starting workers, and storing rows on them"))
         training = request.source.dataset(
@@ -302,7 +303,7 @@ def prepare_fit(
                 rule=coordination.rule,
                 rule_state=coordination.rule_state,
                 split=split,
-                options=replace(options, progress=progress),
+                options=replace(options, callbacks=on_workers, progress=progress),
                 steps_per_epoch=request.steps_per_epoch,
                 validation=validation,
                 server=coordination.server,

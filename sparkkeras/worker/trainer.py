@@ -61,10 +61,13 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class ExchangeResult:
-    """The weights with which a worker continues after an exchange, a new learning rate, and whether it must stop."""
+    """The weights with which a worker continues after an exchange, new settings, and whether it must stop.
+
+    The settings are values for `model_state.put_settings`: those that the driver has set since the last exchange.
+    """
 
     weights: Flat
-    learning_rate: float | None = None
+    settings: tuple[float, ...] | None = None
     stop: bool = False
 
 
@@ -481,8 +484,8 @@ def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches
             result = exchange(model_state.take_weights(model), point, optimizer)
             self._exchanged = self._done
             model_state.put_weights(result.weights, model)
-            if result.learning_rate is not None:
-                model.optimizer.learning_rate = result.learning_rate
+            if result.settings is not None:
+                model_state.put_settings(result.settings, model)
             if result.stop:
                 self._stopped = model.stop_training = True
 

@@ -982,24 +982,24 @@ def test_no_epoch_ends_after_a_stop():
     assert bench.completed == []
 
 
-def test_learning_rates_are_numbered():
+def test_settings_are_numbered():
     bench = Bench(1)
     lease = bench.take(0)
-    assert bench.directive(0, lease).learning_rate is None
-    bench.ledger.set_learning_rate(0.5)
-    assert bench.directive(0, lease).learning_rate == (1, 0.5)
-    bench.ledger.set_learning_rate(0.25)
-    bench.ledger.set_learning_rate(0.25)
-    assert bench.directive(0, lease).learning_rate == (3, 0.25)
+    assert bench.directive(0, lease).settings is None
+    bench.ledger.put_settings([0.5])
+    assert bench.directive(0, lease).settings == (1, (0.5,))
+    bench.ledger.put_settings([0.25])
+    bench.ledger.put_settings([0.25])
+    assert bench.directive(0, lease).settings == (3, (0.25,))
 
 
-def test_a_later_attempt_receives_the_learning_rate():
+def test_a_later_attempt_receives_the_settings():
     bench = Bench(3)
-    assert bench.ledger.lease(0, 7).learning_rate is None
-    bench.ledger.set_learning_rate(0.5)
-    bench.ledger.set_learning_rate(0.25)
+    assert bench.ledger.lease(0, 7).settings is None
+    bench.ledger.put_settings([0.5])
+    bench.ledger.put_settings([0.25])
     bench.clock.advance()
-    assert bench.ledger.lease(0, 8).learning_rate == (2, 0.25)
+    assert bench.ledger.lease(0, 8).settings == (2, (0.25,))
 
 
 # Continuing

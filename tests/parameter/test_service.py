@@ -510,10 +510,10 @@ def test_a_client_waits_for_a_partition_that_another_one_has(bench):
 def test_every_reply_has_the_directive_of_the_driver():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
-        bench.ledger.set_learning_rate(0.5)
-        bench.ledger.set_learning_rate(0.25)
-        assert push(client).learning_rate == (2, 0.25)
-        assert push(client, batch=3, logs={}) == client.renew() == Directive(evaluate=(0,), learning_rate=(2, 0.25))
+        bench.ledger.put_settings([0.5])
+        bench.ledger.put_settings([0.25])
+        assert push(client).settings == (2, (0.25,))
+        assert push(client, batch=3, logs={}) == client.renew() == Directive(evaluate=(0,), settings=(2, (0.25,)))
         bench.ledger.stop()
         assert client.report(0, METRICS) == Directive(stop=True)
 
