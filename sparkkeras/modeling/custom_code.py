@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from sparkkeras.errors import CustomObjectError
+from sparkkeras.errors import CustomObjectError, SparkKerasError
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class ByValue(Generic[T]):
         with _lock, _user_modules_by_value():
             try:
                 return cls(cloudpickle.dumps(value) if reduced is None else _dumps(value, reduced))
-            except CustomObjectError:
+            except SparkKerasError:
                 raise
             except Exception as error:
                 raise CustomObjectError(

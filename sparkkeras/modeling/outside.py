@@ -7,7 +7,7 @@ values travel with the state of the model.
 
 from __future__ import annotations
 
-import importlib
+import sys
 import types
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,7 +77,8 @@ def dump_callbacks(callbacks: Sequence[Any], models: Iterable[keras.Model]) -> B
         if _compiles_values(model):
             raise ConfigurationError(_compiled_in(f"worker_callbacks refer to the variable {value.path!r}"))
         if ":" in name:
-            return _of_module, (name,)
+            module, _, attribute = name.partition(":")
+            return getattr, (sys.modules[module], attribute)
         if vars(value).get(_KEY) != name:
             raise CustomObjectError(
                 f"worker_callbacks refer to the variable {value.path!r}, but the model of each worker has its own: use "
@@ -149,8 +150,9 @@ def _loaded(key: str, value: Any, trainable: bool, name: str) -> Any:
 
 
 def _of_module(name: str) -> Any:
+    """A variable of a module, which the custom code of the model has imported."""
     module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(sys.modules[module], attribute)
 
 
 def _in_modules(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -1017,7 +1017,7 @@ def test_a_worker_that_takes_over_counts_all_steps_and_restarts_averages():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1, use_ema=True), "mse")
     begun = ModelState.take(model)
-    state = model_state.advanced(begun, model, (7,), 0.025)
+    state = model_state.advanced(begun, model, (7,), [0.025])
     assert iterations(model) == [7]
     assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
     for average, weight in zip(model.optimizer._model_variables_moving_average, model.trainable_variables, strict=True):

@@ -68,7 +68,7 @@ def test_an_attempt_that_takes_over_continues_the_iterations_of_all_optimizers()
     model = gan()
     metrics.prepare(model, ROW)
     start = ModelState.take(model)
-    state = advanced(start, model, (35, 7), 0.5)
+    state = advanced(start, model, (35, 7), [0.5])
     assert iterations(model) == [35, 7]
     assert learning_rate(model) == 0.5
     assert float(keras.ops.convert_to_numpy(model.d_optimizer.learning_rate)) == pytest.approx(0.01)

@@ -1,5 +1,7 @@
 """The conformance suite of strategies, on in-memory datasets; a new strategy is a name in STRATEGIES."""
 
+from weakref import WeakValueDictionary
+
 import keras
 import numpy as np
 import pytest
@@ -7,8 +9,12 @@ import pytest
 from sparkkeras.data.local_dataset import LocalDataset, LocalStream
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import DataError, DivergenceError
-from sparkkeras.modeling import metrics
+from sparkkeras.modeling import metrics, outside
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.training.job import Validation
+from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.training.jobs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
 
@@ -312,3 +318,87 @@ def test_a_stream_without_batches_in_a_later_epoch_is_reported(linear, mode):
     message = "(no worker has|fewer) rows .*Return batches in each epoch"
     with pytest.raises(DataError, match="no worker has any rows" if mode == "allreduce" else message):
         fit(linear, LocalDataset((stream,)), mode, epochs=2)
+
+
+# Variables outside the model
+
+
+ALPHA = keras.Variable(1.0)
+
+
+def annealed(y, predicted):
+    return ALPHA * keras.ops.mean(keras.ops.square(y - predicted))
+
+
+class Annealing(keras.callbacks.Callback):
+    """Sets a variable at the beginning of each epoch."""
+
+    def __init__(self, variable):
+        super().__init__()
+        self.variable = variable
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.variable.assign(1 / (epoch + 1))
+
+
+class Known(WeakValueDictionary):
+    """The variables of a worker, which does not have that of this module."""
+
+    def __setitem__(self, key, value):
+        if value is not ALPHA:
+            super().__setitem__(key, value)
+
+
+KNOWN = Known()
+
+
+@pytest.fixture
+def annealing(monkeypatch):
+    """A model whose loss has a factor."""
+    monkeypatch.setattr(outside, "_known", KNOWN)
+    ALPHA.assign(1.0)
+    given = Model(optimizer=keras.optimizers.SGD(0.05))
+    given.model.compile(keras.optimizers.SGD(0.05), annealed, jit_compile=False)
+    metrics.prepare(given.model, rows(X[:1], Y[:1]).spec.zeros())
+    ModelArchive.pack(given.model)
+    given.state = ModelState.take(given.model)
+    yield given
+    ALPHA.assign(1.0)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("frequency", ["epoch", 2])
+def test_a_callback_on_a_worker_sets_a_variable_outside_the_model(annealing, strategy, frequency):
+    dumped = dump_callbacks([Annealing(ALPHA)], [annealing.model])
+    history, _ = fit(annealing, partitions(22), strategy, epochs=3, frequency=frequency, worker_callbacks=dumped)
+    left = float(ALPHA)
+    found = ModelState.take(annealing.model).weights.vector
+    plain = annealing.reset()
+    expected = plain.fit(
+        X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, callbacks=[Annealing(ALPHA)], verbose=0
+    ).history
+    assert history.history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert close(plain, found)
+    assert left == pytest.approx(1 / 3)
+
+
+@pytest.mark.core
+def test_a_callback_on_the_driver_sets_a_variable_outside_the_model(annealing, mode):
+    validation = Validation(partitions(22), BatchOptions(BATCH))
+    seen = []
+    at_end = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(float(ALPHA)))
+    history, _ = fit(
+        annealing, partitions(22), mode, epochs=4, frequency=1, callbacks=[Annealing(ALPHA), at_end], validation=validation
+    )
+    found = history.history
+    plain = annealing.reset()
+    expected = plain.fit(
+        X[:22], Y[:22], batch_size=BATCH, epochs=4, shuffle=False, verbose=0, callbacks=[Annealing(ALPHA)],
+        validation_data=(X[:22], Y[:22]),
+    ).history  # fmt: skip
+    assert seen == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    if mode in ("asynchronous", "hogwild"):  # from the next exchange on
+        assert found["loss"][-1] < 0.5 * found["loss"][0] / 3
+    else:
+        for name in ("loss", "val_loss"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-5)

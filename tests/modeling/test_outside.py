@@ -1,0 +1,190 @@
+"""Variables outside a model, in a process that stands for driver and worker: each has its own variables."""
+
+import importlib.util
+import sys
+import sysconfig
+from weakref import WeakValueDictionary
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras.errors import ConfigurationError, CustomObjectError
+from sparkkeras.modeling import outside
+from sparkkeras.modeling.archive import ModelArchive, find_outside
+from sparkkeras.modeling.outside import dump_callbacks
+from sparkkeras.modeling.state import ModelState, ModelWeights, put_settings, take_settings
+
+ALPHA = keras.Variable(1.0, name="alpha")
+SCALE = keras.Variable([1.0, 2.0], name="scale")
+
+
+def annealed(y, predicted):
+    return ALPHA * keras.ops.mean(keras.ops.square(y - predicted))
+
+
+class Weighted(keras.losses.Loss):
+    def __init__(self, weight=1.0, name="weighted", **others):
+        super().__init__(name=name, **others)
+        self.weight = keras.Variable(weight)
+
+    def call(self, y, predicted):
+        return self.weight * keras.ops.square(y - predicted)
+
+    def get_config(self):
+        return super().get_config() | {"weight": 1.0}
+
+
+def scaled(x):
+    return x * SCALE
+
+
+class Setting(keras.callbacks.Callback):
+    """Sets a variable."""
+
+    def __init__(self, variable):
+        super().__init__()
+        self.variable = variable
+
+
+class Known(WeakValueDictionary):
+    """The variables of a worker, which does not have those of this module."""
+
+    def __setitem__(self, key, value):
+        if value is not ALPHA and value is not SCALE:
+            super().__setitem__(key, value)
+
+
+KNOWN = Known()
+
+
+@pytest.fixture(autouse=True)
+def worker(monkeypatch):
+    monkeypatch.setattr(outside, "_known", KNOWN)
+    yield
+    ALPHA.assign(1.0)
+    SCALE.assign([1.0, 2.0])
+
+
+def model(loss=annealed, *layers, jit_compile=False):
+    built = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
+    built.compile("adam", loss, jit_compile=jit_compile)
+    return built
+
+
+def value(variable):
+    return keras.ops.convert_to_numpy(variable).tolist()
+
+
+def unpacked(given):
+    """The model on a worker, and the variables outside it."""
+    loaded = ModelArchive.pack(given).cached()
+    return loaded, [*outside.find(loaded, ModelArchive.pack(given).outside).values()]
+
+
+def test_values_travel_with_the_state_in_both_directions():
+    given = model(annealed, keras.layers.Activation(scaled))
+    loaded, variables = unpacked(given)
+    assert len(variables) == 2
+    assert not any(each is ALPHA or each is SCALE for each in variables)
+    ALPHA.assign(0.5)
+    SCALE.assign([3.0, 4.0])
+    ModelState.take(given).put(loaded)
+    assert sorted(map(str, map(value, variables))) == ["0.5", "[3.0, 4.0]"]
+    for each in variables:
+        each.assign(each * 2)
+    ModelState.take(loaded).put(given)
+    assert (value(ALPHA), value(SCALE)) == (1.0, [6.0, 8.0])
+    ALPHA.assign(7.0)
+    ModelWeights.take(given).put(loaded)
+    assert 7.0 in map(value, variables)
+
+
+def test_an_attribute_of_a_loss_is_found():
+    given = model(Weighted())
+    loaded, (variable,) = unpacked(given)
+    assert loaded.loss.weight is variable
+    given.loss.weight.assign(0.25)
+    ModelState.take(given).put(loaded)
+    assert value(loaded.loss.weight) == 0.25
+    with pytest.raises(CustomObjectError, match=r"the model of each worker has its own: use self\.model\.loss\.weight"):
+        dump_callbacks([Setting(given.loss.weight)], [given])
+
+
+def test_a_callback_changes_the_variable_of_the_workers_model():
+    given, own = model(), keras.Variable(1.0)
+    _, (variable,) = unpacked(given)
+    dumped = dump_callbacks([Setting(ALPHA), Setting(own)], [given])
+    (first, second), (again, other) = dumped.fresh(), dumped.fresh()
+    assert first.variable is again.variable is variable
+    assert second.variable is not other.variable  # only the callback uses it: each copy has its own
+
+
+def test_a_variable_of_an_installed_module_is_found(tmp_path, monkeypatch):
+    path = tmp_path / "installed_losses.py"
+    path.write_text(
+        "import keras\n"
+        "BETA = keras.Variable(1.0)\n"
+        "def helper(x):\n    return BETA * x\n"
+        "def installed(y, predicted):\n    return helper(keras.ops.mean(keras.ops.square(y - predicted)))\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    spec = importlib.util.spec_from_file_location("installed_losses", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "installed_losses", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "__file__", f"{sysconfig.get_paths()['purelib']}/installed_losses.py")
+    given = model(module.installed)
+    assert ModelArchive.pack(given).outside == ("installed_losses:BETA",)
+    assert unpacked(given)[1][0] is module.BETA  # workers import the module, too
+    assert dump_callbacks([Setting(module.BETA)], [given]).fresh()[0].variable is module.BETA
+
+
+def test_settings_are_the_learning_rate_and_variables_outside_the_model():
+    given = model(annealed, keras.layers.Activation(scaled))
+    given.optimizer.learning_rate = 0.5
+    find_outside(given)
+    assert sorted(take_settings(given)) == [0.5, 1.0, 1.0, 2.0]
+    put_settings([2 * each for each in take_settings(given)], given)
+    assert (value(given.optimizer.learning_rate), value(ALPHA), value(SCALE)) == (1.0, 2.0, [2.0, 4.0])
+
+
+def test_the_optimizer_of_a_state_inside_the_model_has_no_other_variables():
+    given = model(annealed, keras.layers.Activation(scaled))
+    before = ModelState.take(given).optimizer
+    find_outside(given)
+    state = ModelState.take(given)
+    assert state.optimizer.vector.size == before.vector.size + 3
+    assert np.array_equal(state.inside(given).optimizer.vector, before.vector)
+
+
+def test_a_weight_of_the_model_in_its_custom_code_is_refused():
+    dense = keras.layers.Dense(1)
+    given = keras.Sequential([keras.Input((2,)), dense])
+    kernel = dense.kernel
+
+    def penalized(y, predicted):
+        return keras.ops.mean(keras.ops.square(y - predicted)) + keras.ops.sum(keras.ops.square(kernel))
+
+    given.compile("sgd", penalized)
+    with pytest.raises(CustomObjectError, match="refers to its weight '.*kernel' by a variable .* Refer to the layer by"):
+        ModelArchive.pack(given)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="other backends read variables in each step")
+def test_a_change_that_jax_would_ignore_is_refused():
+    given = model(jit_compile="auto")
+    ModelArchive.pack(given)
+    unchanging = outside.Unchanging(given)
+    unchanging.check()
+    ALPHA.assign(0.5)
+    with pytest.raises(ConfigurationError, match="has changed the variable 'alpha' .*jit_compile=False, or use another"):
+        unchanging.check()
+    with pytest.raises(ConfigurationError, match="worker_callbacks refer to the variable 'alpha'"):
+        dump_callbacks([Setting(ALPHA)], [given])
+    given = model()
+    ModelArchive.pack(given)
+    unchanging = outside.Unchanging(given)
+    ALPHA.assign(0.25)
+    unchanging.check()
+    dump_callbacks([Setting(ALPHA)], [given])
