@@ -25,11 +25,13 @@ class Cut:
         weights: The weights; a copy.
         rule_state: The state of the rule; a copy.
         progress: The progress of the workers, whose updates are exactly those in the weights.
+        version: The version of the weights.
     """
 
     weights: Flat
     rule_state: State
     progress: LedgerProgress
+    version: int = 0
 
 
 class Cuts:
@@ -96,4 +98,4 @@ class Cuts:
     def _take(self) -> Cut:
         with self._store.snapshot() as snapshot:
             weights = Flat(snapshot.weights.vector.copy(), snapshot.weights.integer_variables)
-        return Cut(weights, self._store.rule_state(), self._ledger.take_progress())
+        return Cut(weights, self._store.rule_state(), self._ledger.take_progress(), snapshot.version)

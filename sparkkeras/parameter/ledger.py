@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -451,6 +451,14 @@ class Ledger:
         with self._lock:
             self._stopped = True
             self._lock.notify_all()
+
+    @contextmanager
+    def between_pushes(self) -> Iterator[None]:
+        """The context in which no push is applied."""
+        with ExitStack() as stack:
+            for partition in self._partitions.values():
+                stack.enter_context(partition.lock)
+            yield
 
     def put_settings(self, values: Sequence[float]) -> None:
         """Set the settings of all workers, such as the learning rate, from their next exchange on."""

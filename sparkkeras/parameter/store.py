@@ -39,6 +39,32 @@ class ApplyResult:
     staleness: int
 
 
+@dataclass(frozen=True)
+class WeightChange:
+    """A change of weights by the driver.
+
+    Attributes:
+        places: The indices of the changed values.
+        before: The values that were changed.
+        after: The values after the change.
+    """
+
+    places: Array
+    before: Array
+    after: Array
+
+    @classmethod
+    def between(cls, before: Array, after: Array) -> WeightChange:
+        """The change from one vector to another."""
+        places = np.flatnonzero(before != after)
+        return cls(places, before[places], after[places])
+
+    def apply(self, vector: Array) -> None:
+        """Change a vector in place: by the same differences, where it has other values than ``before``."""
+        current = vector[self.places]
+        vector[self.places] = np.where(current == self.before, self.after, current + (self.after - self.before))
+
+
 class _Vector:
     """A vector, and the number of snapshots that hold it."""
 
@@ -168,6 +194,13 @@ class Store:
         with self._lock:  # only now: a reader of half the update must see a newer version at its next pull
             self._advance(sent.integer_variables)
             return ApplyResult(self._version, staleness)
+
+    def change(self, change: WeightChange) -> int:
+        """Apply a change of the driver, while no update is applied; returns the new version."""
+        with self._lock:
+            change.apply(self._writable() if self._locked else self._current.values)
+            self._version += 1
+            return self._version
 
     def _apply_update(self, center: Array, update: WorkerUpdate, statistics: Array, staleness: int) -> None:
         apply_in_place(self.rule, center[: self._trainable], self._rule_state, update, staleness)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
 from sparkkeras.data.dataset import (
@@ -31,6 +32,7 @@ from sparkkeras.errors import ConfigurationError, DivergenceError, counted, warn
 from sparkkeras.events import EpochMeasured, Incident, RowsTrained, Updates
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.backends import read
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState
@@ -39,7 +41,7 @@ from sparkkeras.parameter.ledger import EpochEnd, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import RULES, AsynchronousRule, State, UpdateRule
 from sparkkeras.parameter.service import ParameterService, PayloadFormat
 from sparkkeras.parameter.stats import ParameterServerStats
-from sparkkeras.parameter.store import Snapshot, Store
+from sparkkeras.parameter.store import Snapshot, Store, WeightChange
 from sparkkeras.rpc.transport import Address
 from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.spark.connectivity import check_connectivity, serving
@@ -50,7 +52,7 @@ from sparkkeras.training.parameter_server_worker import OptimizerVariables, Plan
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
 from sparkkeras.training.worker_validation import validation_plan
-from sparkkeras.weights import Flat
+from sparkkeras.weights import Array, Flat
 
 PROGRESS_SECONDS = 0.25
 """The interval at which the driver updates the progress bar."""
@@ -95,6 +97,7 @@ class _Training:
         self._trainable = model_state.trainable_size(job.model)
         self._settings = model_state.take_settings(job.model)
         self._has_set = False
+        self._changes: list[tuple[int, WeightChange]] = []
         options = job.server.options
         self._store = Store(
             self._state.weights, self._trainable, job.rule, job.rule_state, self._num_concurrent, locked=locked
@@ -258,10 +261,11 @@ class _Training:
             unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
             if snapshot.version and model_state.learning_rate(model) > 0 and unmoved:
                 warn(unmoved_warning(job.rule, snapshot.version))
-            model_state.put_weights(snapshot.weights, model)
+            model_state.put_weights(self._changed(snapshot.weights, snapshot.version), model)
         counts = [self._iterations, *(report.iterations for report in end.reports)]
         self._iterations = tuple(map(max, zip(*counts, strict=True)))
         set_iterations(model, self._iterations)
+        weights, optimizer = model_state.take_weights(model), _optimizer(model)
         logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         add_histories(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
@@ -285,17 +289,57 @@ class _Training:
             logs |= {f"val_{name}": value for name, value in validated.items()}
         self._callbacks.on_epoch_end(end.epoch, logs)
         if cut is not None:
-            state = ModelState(cut.weights, model_state.take_optimizer(model))
-            job.recorder.end_epoch(end.epoch, state, cut.progress)
+            center = self._changed(cut.weights, cut.version)
+            WeightChange.between(weights.vector, model_state.take_weights(model).vector).apply(center.vector)
+            job.recorder.end_epoch(end.epoch, ModelState(center, model_state.take_optimizer(model)), cut.progress)
         elif self._cuts is None or model.stop_training:  # else its weights have updates of the next epoch, which follows
             job.recorder.end_epoch(end.epoch)
         if not model.stop_training and end.epoch + 1 < self._epochs.stop:
             self._callbacks.on_epoch_begin(end.epoch + 1)
             job.recorder.begin_epoch(end.epoch + 1)
+            self._changes = [each for each in self._changes if each[0] > snapshot.version]
             self._epoch = end.epoch + 1
+            self._send_changes(weights, optimizer)
         settings = model_state.take_settings(model)
         if settings != self._settings:
             self._put_settings(settings)
+
+    def _changed(self, weights: Flat, version: int) -> Flat:
+        """Weights of a version of the server, with the changes of callbacks that the server has got since; a copy."""
+        vector = weights.vector.copy()
+        for since, change in self._changes:
+            if since > version:
+                change.apply(vector)
+        return Flat(vector, weights.integer_variables)
+
+    def _send_changes(self, before: Flat, optimizer: Mapping[str, Array]) -> None:
+        """Apply what callbacks have changed to the weights of the server.
+
+        Args:
+            before: The weights in the driver's model before the callbacks.
+            optimizer: The optimizer variables before the callbacks; see `_optimizer`.
+
+        Raises:
+            ConfigurationError: They have changed what workers keep for themselves, or average.
+        """
+        model = self._job.model
+        after = model_state.take_weights(model)
+        variables = model_state.weight_variables(model)
+        layout, count = model_state.layout(variables), len(model_state.statistics_variables(model))
+        pairs = [*zip(variables, layout.unpack(before), layout.unpack(after), strict=True)][len(variables) - count :]
+        changed = [each.path for each, old, new in pairs if not np.array_equal(old, new, equal_nan=True)]
+        changed += [name for name, value in _optimizer(model).items() if not np.array_equal(value, optimizer[name])]
+        if changed:
+            raise ConfigurationError(
+                f"a callback has changed {', '.join(map(repr, changed[:3]))} of the model. With a parameter server, callbacks "
+                "may set trainable weights, the learning rate, and variables outside the model: workers have their own "
+                'optimizer variables and statistics. Use mode="synchronous" or mode="allreduce", or worker_callbacks.'
+            )
+        change = WeightChange.between(before.vector, after.vector)
+        if change.places.size:
+            with self._ledger.between_pushes():
+                version = self._store.change(change)
+            self._changes.append((version, change))
 
     def _put_settings(self, settings: tuple[float, ...]) -> None:
         """Send what a callback has set to the workers: the learning rate, and variables outside the model."""
@@ -377,6 +421,16 @@ class _Training:
             address=address,
             renew_seconds=job.server.options.lease_seconds / 3,
         )
+
+
+def _optimizer(model: keras.Model) -> dict[str, Array]:
+    """The optimizer variables, except for a learning rate that can be set, by their paths."""
+    settings = {id(variable) for variable in model_state.settings_variables(model)}
+    return {
+        variable.path: np.array(read(variable))
+        for variable in model_state.optimizer_variables(model)
+        if id(variable) not in settings
+    }
 
 
 @dataclass(frozen=True)

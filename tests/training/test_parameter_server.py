@@ -786,3 +786,47 @@ def test_callbacks_can_read_how_many_slots_training_occupies(linear):
     train(linear, partitions(22), epochs=2, callbacks=[callback])
     assert held == [0, 0, 1, 1, 1, 0]  # before the job begins, between its epochs, and after it
     assert held_slots() == 0
+
+
+# Weights that callbacks of the driver set
+
+
+class Shifting(keras.callbacks.Callback):
+    """Adds 100 to the weights of the last layer at the beginning of an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            layer = self.model.layers[-1]
+            layer.set_weights([each + 100 for each in layer.get_weights()])
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_weights_that_a_callback_sets_are_changed_once(mode, epoch):
+    given = Model(optimizer=keras.optimizers.SGD(0.0))
+    seen = Snapshots()
+    fit(given, partitions(8, 8), mode, epochs=4, frequency=1, callbacks=[Shifting(epoch), seen])
+    begun = given.state.weights.vector
+    assert [np.unique(each - begun).round(3).tolist() for each in seen.weights] == [[0.0]] * epoch + [[100.0]] * (4 - epoch)
+
+
+@pytest.mark.parametrize("what", ["moving_mean", "momentum"])
+def test_what_workers_keep_cannot_be_set_by_a_callback(what):
+    given = Model(keras.layers.BatchNormalization(), optimizer=keras.optimizers.SGD(0.01, momentum=0.5))
+
+    def set_variables(epoch, logs):
+        for variable in [*given.model.weights, *given.model.optimizer.variables]:
+            if what in variable.path:
+                variable.assign(variable + 1)
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=set_variables)
+    with pytest.raises(ConfigurationError, match=f"a callback has changed '.*{what}.*mode=\"synchronous\""):
+        fit(given, partitions(8), "asynchronous", epochs=2, callbacks=[callback])
+    given.reset()
+    fit(given, partitions(8), "asynchronous", epochs=1, callbacks=[callback])  # nothing is trained after it
+    given.reset()
+    fit(given, partitions(8), "synchronous", epochs=2, callbacks=[callback])
