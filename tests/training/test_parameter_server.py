@@ -30,6 +30,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
+from sparkkeras.training import parameter_server
 from sparkkeras.training.job import Server, Validation
 from sparkkeras.training.parameter_server import unmoved_warning
 from sparkkeras.training.worker_reports import mean_logs
@@ -792,24 +793,27 @@ def test_callbacks_can_read_how_many_slots_training_occupies(linear):
 
 
 class Shifting(keras.callbacks.Callback):
-    """Adds 100 to the weights of the last layer at the beginning of an epoch."""
+    """Adds 100 to the weights of the last layer at the beginning of an epoch, when ``ended`` has that many epochs."""
 
-    def __init__(self, epoch):
+    def __init__(self, epoch, ended, at_least):
         super().__init__()
-        self.epoch = epoch
+        self.epoch, self.ended, self.at_least = epoch, ended, at_least
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == self.epoch:
+            assert eventually(lambda: len(self.ended) >= self.at_least)
             layer = self.model.layers[-1]
             layer.set_weights([each + 100 for each in layer.get_weights()])
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
-@pytest.mark.parametrize("epoch", [1, 3])
-def test_weights_that_a_callback_sets_are_changed_once(mode, epoch):
+@pytest.mark.parametrize(("epoch", "ended"), [(1, 1), (3, 3), (1, 4)], ids=["at once", "last epoch", "workers are ahead"])
+def test_weights_that_a_callback_sets_are_changed_once(monkeypatch, mode, epoch, ended):
     given = Model(optimizer=keras.optimizers.SGD(0.0))
-    seen = Snapshots()
-    fit(given, partitions(8, 8), mode, epochs=4, frequency=1, callbacks=[Shifting(epoch), seen])
+    seen, kept, keep = Snapshots(), [], parameter_server._Training._keep_epoch
+    monkeypatch.setattr(parameter_server._Training, "_keep_epoch", lambda self, number: (keep(self, number), kept.append(0))[0])
+    shifting = Shifting(epoch, kept, ended)
+    fit(given, partitions(8, 8), mode, epochs=4, frequency=1, callbacks=[shifting, seen])
     begun = given.state.weights.vector
     assert [np.unique(each - begun).round(3).tolist() for each in seen.weights] == [[0.0]] * epoch + [[100.0]] * (4 - epoch)
 
