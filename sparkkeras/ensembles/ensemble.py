@@ -28,6 +28,7 @@ from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.schema import schema_of
+from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
@@ -360,8 +361,9 @@ def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> 
     rows = transformed(block, options)
     x = compatibility.as_input(rows.x)
     with _evaluating:
-        model.evaluate(x, rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0)
-        return inference.EvaluationResult(metrics.take(model), rows.spec, label_ranges(rows))
+        logs = model.evaluate(x, rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0, return_dict=True)
+        report = EvaluationReport(metrics.take(model), rows.rows, logs)
+        return inference.EvaluationResult((report,), rows.spec, label_ranges(rows))
 
 
 @known_arguments

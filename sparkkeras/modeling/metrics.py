@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -156,6 +156,46 @@ def updated(model: keras.Model, state: MetricState) -> set[str]:
             names.update(found if isinstance(found, Mapping) else [metric.name])
         start = stop
     return names
+
+
+class HasLogs(Protocol):
+    """A worker's report on rows."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        ...
+
+    @property
+    def logs(self) -> dict[str, Any]:
+        """The values over the rows, by name."""
+        ...
+
+
+def logs(model: keras.Model, state: MetricState, reports: Sequence[HasLogs]) -> dict[str, Any]:
+    """The logs of an epoch or an evaluation, computed from the merged metric state and the logs of the workers.
+
+    A custom ``train_step``, ``test_step`` or ``compute_metrics`` may also return values that are not metrics of the model.
+    Keras reports those of the last batch; here the workers' values are averaged, weighted by rows.
+    """
+    found = results(model, state)
+    if set(found) == set(reports[0].logs):
+        return found
+    merged = updated(model, state) & found.keys()
+    return {name: found[name] if name in merged else mean for name, mean in mean_logs(reports).items()}
+
+
+def mean_logs(reports: Sequence[HasLogs]) -> dict[str, Any]:
+    """The means of the values that the workers logged, weighted by rows."""
+    return {name: _mean([(report.logs[name], report.rows) for report in reports]) for name in reports[0].logs}
+
+
+def _mean(values: Sequence[tuple[Any, int]]) -> Any:
+    """The mean of ``(value, rows)`` pairs: a number, or an array for array values; ``None`` if a worker sent no value."""
+    if any(value is None for value, _ in values):
+        return None
+    mean = sum(np.asarray(value) * rows for value, rows in values) / sum(rows for _, rows in values)
+    return float(mean) if np.ndim(mean) == 0 else mean
 
 
 def log_names(model: keras.Model) -> tuple[str, ...] | None:

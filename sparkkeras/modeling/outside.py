@@ -33,8 +33,8 @@ def dump_code(model: keras.Model, code: dict[str, Any]) -> tuple[ByValue[dict[st
     """Pickle the custom code of a compiled model.
 
     Returns:
-        The pickle, and the variables outside the model that this code refers to or that attributes of the model's parts hold.
-        Their names are keys, ``module:name`` in modules that workers import, or paths of attributes.
+        The pickle, and the variables outside the model that this code refers to, or that are attributes of the model's
+        parts. Their names are keys, ``module:name`` in modules that workers import, or paths of attributes.
 
     Raises:
         CustomObjectError: It cannot be pickled, or refers to a weight of the model.
@@ -104,7 +104,8 @@ class Unchanging:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._values = {name: np.array(read(each)) for name, each in outside(model).items()} if _compiles_values(model) else {}
+        compiled = outside(model) if _compiles_values(model) else {}
+        self._values = {name: np.array(read(each)) for name, each in compiled.items()}
 
     def check(self) -> None:
         """Check the values.
@@ -157,11 +158,14 @@ def _of_module(name: str) -> Any:
 
 def _in_modules(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """The variables in modules that are not pickled by value, to which such a module, class or function refers."""
-    if id(value) in seen or not isinstance(value, (types.ModuleType, types.FunctionType, type)) or not is_by_reference(value):
+    is_code = isinstance(value, (types.ModuleType, types.FunctionType, type))
+    if not is_code or id(value) in seen or not is_by_reference(value):
         return
     seen.add(id(value))
     if isinstance(value, types.ModuleType):
-        yield from ((f"{value.__name__}:{name}", each) for name, each in vars(value).items() if isinstance(each, keras.Variable))
+        for name, each in vars(value).items():
+            if isinstance(each, keras.Variable):
+                yield f"{value.__name__}:{name}", each
     elif isinstance(value, type):
         for member in vars(value).values():
             yield from _in_modules(getattr(member, "__func__", member), seen)

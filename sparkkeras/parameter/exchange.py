@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class ExchangePoint:
 
     def pack(self) -> dict[str, Any]:
         """The fields of a call. The metric state is not one of them: it travels in the body."""
-        logs = None if self.logs is None else {name: _json_value(value) for name, value in self.logs.items()}
+        logs = None if self.logs is None else _json_values(self.logs)
         numbers = {name: getattr(self, name) for name in (*_INTEGERS, *_FLOATS)}
         return {**numbers, "logs": logs, "iterations": self.iterations}
 
@@ -57,7 +57,35 @@ class ExchangePoint:
         return cls(epoch, batch, steps, rows, learning_rate, seconds, metrics, logs, iterations)
 
 
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What a worker has found on rows that it has evaluated.
+
+    Attributes:
+        metrics: The metric state.
+        rows: The number of rows.
+        logs: The values that its model has reported, by name.
+    """
+
+    metrics: tuple[Array, ...]
+    rows: int
+    logs: dict[str, Any]
+
+    def pack(self) -> dict[str, Any]:
+        """The fields of a call, without the metric state."""
+        return {"rows": self.rows, "logs": _json_values(self.logs)}
+
+    @classmethod
+    def unpack(cls, field: Callable[[str, Callable[[Any], Any]], Any], metrics: tuple[Array, ...]) -> EvaluationReport:
+        """The inverse of `pack`, given the method ``field`` of a call."""
+        return cls(metrics, field("rows", int), field("logs", dict))
+
+
 _INTEGERS, _FLOATS = ("epoch", "batch", "steps", "rows"), ("learning_rate", "seconds")
+
+
+def _json_values(logs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _json_value(value) for name, value in logs.items()}
 
 
 def _json_value(value: Any) -> Any:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from sparkkeras.parameter.exchange import ExchangePoint
+from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
 from sparkkeras.rpc.leases import LEASE_LOST, Leases
 from sparkkeras.rpc.transport import RefusedError
 from sparkkeras.weights import Array
@@ -80,14 +80,14 @@ class EpochEnd:
     Attributes:
         epoch: The index of the epoch.
         reports: The reports of the workers, in the order of the workers.
-        validation: The metric states over the validation rows, in the order of the workers.
+        validation: The reports on the validation rows, in the order of the workers.
         snapshot: The result of ``on_epoch``, which is called when the last worker reports.
         num_absent: The number of workers with validation rows that had left before the epoch ended.
     """
 
     epoch: int
     reports: tuple[EpochReport, ...]
-    validation: tuple[tuple[Array, ...], ...]
+    validation: tuple[EvaluationReport, ...]
     snapshot: Any
     num_absent: int = 0
 
@@ -280,7 +280,7 @@ class Ledger:
         self._next_epoch = epochs.start
         self._reports: dict[int, dict[int, EpochReport]] = {}
         self._evaluating: dict[int, EpochEnd] = {}
-        self._evaluations: dict[int, dict[int, tuple[Array, ...]]] = {}
+        self._evaluations: dict[int, dict[int, EvaluationReport]] = {}
         self._ended: list[EpochEnd] = []
         for report in () if reached is None else reached.reports:
             self._reports.setdefault(report.epoch, {})[report.worker] = report
@@ -391,8 +391,8 @@ class Ledger:
                 partition.optimizer, partition.received = partition.received or partition.optimizer, b""
                 self._close_epochs()
 
-    def evaluated(self, worker: int, lease: int, epoch: int, metrics: tuple[Array, ...]) -> None:
-        """Record the metric state of a worker's validation rows for the weights of an epoch. Idempotent.
+    def evaluated(self, worker: int, lease: int, epoch: int, report: EvaluationReport | None) -> None:
+        """Record a worker's report on its validation rows, if it has any, for the weights of an epoch. Idempotent.
 
         Raises:
             RefusedError: The lease was taken over.
@@ -401,8 +401,8 @@ class Ledger:
             partition = self._renewed(worker, lease)
             if epoch in partition.to_evaluate:
                 partition.to_evaluate.discard(epoch)
-                if metrics:
-                    self._evaluations.setdefault(epoch, {})[worker] = metrics
+                if report is not None:
+                    self._evaluations.setdefault(epoch, {})[worker] = report
                 self._deliver()
 
     def finish(self, worker: int, lease: int) -> None:
@@ -630,8 +630,8 @@ class Ledger:
             if any(epoch in partition.to_evaluate for partition in self._partitions.values()):
                 return
             end = self._evaluating.pop(epoch)
-            states = self._evaluations.pop(epoch, {})
-            validation = tuple(states[worker] for worker in sorted(states))
+            reports = self._evaluations.pop(epoch, {})
+            validation = tuple(reports[worker] for worker in sorted(reports))
             self._ended.append(dataclasses.replace(end, validation=validation))
             self._lock.notify_all()
 

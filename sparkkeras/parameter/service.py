@@ -9,7 +9,7 @@ call           purpose                                                          
 `parameters`   pull the weights, if they are newer, or those of the end of an epoch    - / weights, integers
 `optimizer`    send the optimizer variables at the end of an epoch, for checkpoints    optimizer variables / -
 `update`       push an update                                                          update, integers, metric state / -
-`report`       report the metric state of the validation rows                          metric state / -
+`report`       report on the validation rows                                           metric state / -
 `finish`       end the partition: nothing is left to do                                - / -
 `release`      give the lease up: another attempt continues                            - / -
 =============  ======================================================================  ====================================
@@ -34,7 +34,7 @@ import numpy as np
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, SparkKerasError
 from sparkkeras.parameter.cuts import Cuts
-from sparkkeras.parameter.exchange import ExchangePoint
+from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
@@ -273,10 +273,11 @@ class ParameterService(Service):
         return Reply({})
 
     def _report(self, call: Call) -> Reply:
-        if len(call.body):
+        report = None
+        if len(call.body) or call.fields.get("logs"):
             _check_length(call, self._payload_format.metrics.nbytes)
-        metrics = self._payload_format.metrics.unpack(call.body) if len(call.body) else ()
-        self._ledger.evaluated(*_holder(call), call.field("epoch", int), metrics)
+            report = EvaluationReport.unpack(call.field, self._payload_format.metrics.unpack(call.body))
+        self._ledger.evaluated(*_holder(call), call.field("epoch", int), report)
         return self._directive(call)
 
     def _finish(self, call: Call) -> Reply:
@@ -472,10 +473,11 @@ class ParameterClient(Client):
         """Send the optimizer variables at the end of an epoch, before the push."""
         self._call("optimizer", self._identity(), _bytes(self._payload_format.pack_optimizer(optimizer)))
 
-    def report(self, epoch: int, metrics: Sequence[Array]) -> Directive:
-        """Report the metric state of the validation rows for the weights of an epoch; empty if there were no rows."""
-        body = _bytes(self._payload_format.metrics.pack(metrics) if metrics else b"")
-        return _directive(self._call("report", {**self._identity(), "epoch": epoch}, body)[0])
+    def report(self, epoch: int, report: EvaluationReport | None) -> Directive:
+        """Report on the validation rows for the weights of an epoch; ``None`` if there were no rows."""
+        body = b"" if report is None else self._payload_format.metrics.pack(report.metrics)
+        fields = {"rows": 0} if report is None else report.pack()
+        return _directive(self._call("report", {**self._identity(), "epoch": epoch, **fields}, _bytes(body))[0])
 
     def renew(self) -> Directive:
         """Renew the lease, and get the next directive."""

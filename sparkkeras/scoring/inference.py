@@ -28,10 +28,10 @@ from sparkkeras.modeling.compilation import check_compiled, needs_labels
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fixed_batch import check_batch_size, fixed_batch_size
 from sparkkeras.modeling.labels import check_labels
-from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
+from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.progress.status_line import format_logs
 from sparkkeras.scoring.progress import dataset_with_progress
 from sparkkeras.sources.source import NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
@@ -47,14 +47,18 @@ class EvaluationResult:
     """The result of an evaluation.
 
     Attributes:
-        metrics: The state of the metrics over all rows.
+        reports: The reports of the workers.
         spec: The shapes and dtypes of the rows, as the model saw them.
         labels: The range of each array of labels.
     """
 
-    metrics: MetricState
+    reports: tuple[EvaluationReport, ...]
     spec: BlockSpec
     labels: tuple[LabelRange, ...]
+
+    def logs(self, model: keras.Model) -> dict[str, Any]:
+        """The loss and metrics over all rows, by name."""
+        return metrics.logs(model, metrics.merge(each.metrics for each in self.reports), self.reports)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class EvaluateTask:
             blocks = (block[start:stop] for block in blocks)
         found = LocalTrainer(self.archive.value, context).evaluate(self.state.value, blocks, self.options.value)
         if found is not None:
-            yield EvaluationResult(*found)
+            report, spec, labels = found
+            yield EvaluationResult((report,), spec, labels)
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ def evaluate(
     ranges: tuple[LabelRange, ...] = ()
     for part in found:
         ranges = union(ranges, part.labels)
-    return EvaluationResult(metrics.merge(part.metrics for part in found), found[0].spec, ranges)
+    return EvaluationResult(tuple(report for part in found for report in part.reports), found[0].spec, ranges)
 
 
 def check_evaluate(
@@ -394,7 +399,7 @@ def results(model: keras.Model, found: EvaluationResult | None) -> dict[str, Any
     if found is None:
         raise DataError("there are no rows to evaluate: the data is empty.")
     check_data(model, found.spec, found.spec, found.labels, BatchOptions(1))
-    return metrics.results(model, found.metrics)
+    return found.logs(model)
 
 
 def reported(model: keras.Model, logs: dict[str, Any], return_dict: bool, verbose: Verbose) -> Any:

@@ -43,6 +43,7 @@ from sparkkeras.modeling.compilation import compiled_with
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.reductions import check_mean_over_rows, check_without_mask
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.rpc.addresses import split_address
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, run_group
@@ -56,7 +57,7 @@ from sparkkeras.training.allreduce_hosts import RankHosts, rank_hosts
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.recorder import EpochPart
-from sparkkeras.training.worker_reports import Report, add_histories, check_finite, epoch_logs, warn_of_steps
+from sparkkeras.training.worker_reports import Report, add_histories, check_finite, warn_of_steps
 from sparkkeras.training.worker_validation import ValidationPlan, validation_plan
 from sparkkeras.weights import Array, Flat
 from sparkkeras.worker.batch_reader import WorkerBatches
@@ -77,14 +78,14 @@ class RankEpoch:
     Attributes:
         report: The report on its rows; ``None`` if it has none.
         metrics: The state of its metrics over its rows.
-        validation: The state of its metrics over its validation rows; ``None`` if it has none, or the epoch continues.
+        validation: The report on its validation rows; ``None`` if it has none, or the epoch continues.
         state: The state of the model, which is the same on all ranks; only from rank 0.
         stopped: Whether a callback on a worker stopped training in this epoch.
     """
 
     report: Report | None
     metrics: MetricState
-    validation: MetricState | None
+    validation: EvaluationReport | None
     state: ModelState | None
     stopped: bool
 
@@ -578,14 +579,14 @@ class _Training:
         job, model, epoch = self._job, self._job.model, part.epoch
         state.put(model)
         complete = [report for report in part.reports if None not in report.logs.values()]
-        logs = epoch_logs(model, part.metrics, complete or part.reports)
+        logs = metrics.logs(model, part.metrics, complete or part.reports)
         add_histories(job, epoch, part.reports)
         if epoch == job.initial_epoch:
             warn_of_steps(job, part.reports)
         validated = [each.validation for each in ranks if each.validation is not None]
         if validated:
             self._callbacks.on_test_begin()
-            values = metrics.results(model, metrics.merge(validated))
+            values = metrics.logs(model, metrics.merge(each.metrics for each in validated), validated)
             self._callbacks.on_test_end(values)
             logs |= {f"val_{name}": value for name, value in values.items()}
         self._callbacks.on_epoch_end(epoch, logs)

@@ -28,7 +28,7 @@ from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.training.recorder import EpochPart
-from sparkkeras.training.worker_reports import Report, add_histories, check_finite, epoch_logs, gathered, warn_of_steps
+from sparkkeras.training.worker_reports import Report, add_histories, check_finite, gathered, warn_of_steps
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer, Replica
@@ -130,7 +130,7 @@ class AveragingStrategy:
                 while part.batches < job.batches:
                     part, state = self._round(job, dataset, (archive, options), part)
                     job.recorder.end_round(part, state)
-                logs = epoch_logs(model, part.metrics, part.reports)
+                logs = metrics.logs(model, part.metrics, part.reports)
                 add_histories(job, epoch, part.reports)
                 if epoch == job.initial_epoch:
                     warn_of_steps(job, part.reports)
@@ -217,6 +217,6 @@ def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], c
     callbacks.on_test_begin()
     with validation.dataset.share(ModelWeights.take(job.model)) as state:
         found = inference.evaluate(validation.dataset, archive, state, validation.options, validation.spans)
-    logs = {} if found is None else metrics.results(job.model, found.metrics)
+    logs = {} if found is None else found.logs(job.model)
     callbacks.on_test_end(logs)
     return {f"val_{name}": value for name, value in logs.items()}

@@ -258,7 +258,7 @@ class DriverCallbacks:
         self._list.on_train_end(self._logs)
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Call the callbacks at the beginning of an epoch; they may set the learning rate, or a variable outside the model."""
+        """Call the callbacks at the beginning of an epoch; they may set weights, or the learning rate."""
         self._list.on_epoch_begin(epoch)
         self._unchanging.check()
 

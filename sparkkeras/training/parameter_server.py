@@ -50,7 +50,7 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.parameter_server_worker import OptimizerVariables, Plan, TrainTask, merge
 from sparkkeras.training.recorder import EpochPart
-from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
+from sparkkeras.training.worker_reports import add_histories, gathered
 from sparkkeras.training.worker_validation import validation_plan
 from sparkkeras.weights import Array, Flat
 
@@ -266,7 +266,7 @@ class _Training:
         self._iterations = tuple(map(max, zip(*counts, strict=True)))
         set_iterations(model, self._iterations)
         weights, optimizer = model_state.take_weights(model), _optimizer(model)
-        logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
+        logs = metrics.logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         add_histories(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
         cut = self._cut_of(end.epoch)
@@ -284,7 +284,7 @@ class _Training:
             )
         if end.validation:
             self._callbacks.on_test_begin()
-            validated = metrics.results(model, metrics.merge(end.validation))
+            validated = metrics.logs(model, metrics.merge(each.metrics for each in end.validation), end.validation)
             self._callbacks.on_test_end(validated)
             logs |= {f"val_{name}": value for name, value in validated.items()}
         self._callbacks.on_epoch_end(end.epoch, logs)
@@ -327,12 +327,12 @@ class _Training:
         variables = model_state.weight_variables(model)
         layout, count = model_state.layout(variables), len(model_state.statistics_variables(model))
         pairs = [*zip(variables, layout.unpack(before), layout.unpack(after), strict=True)][len(variables) - count :]
-        changed = [each.path for each, old, new in pairs if not np.array_equal(old, new, equal_nan=True)]
+        changed = [each.path for each, old, new in pairs if not np.array_equal(old, new)]
         changed += [name for name, value in _optimizer(model).items() if not np.array_equal(value, optimizer[name])]
         if changed:
             raise ConfigurationError(
-                f"a callback has changed {', '.join(map(repr, changed[:3]))} of the model. With a parameter server, callbacks "
-                "may set trainable weights, the learning rate, and variables outside the model: workers have their own "
+                f"a callback has changed {', '.join(map(repr, changed[:3]))}. With a parameter server, callbacks can set "
+                "trainable weights, the learning rate, and variables outside the model, since each worker has its own "
                 'optimizer variables and statistics. Use mode="synchronous" or mode="allreduce", or worker_callbacks.'
             )
         change = WeightChange.between(before.vector, after.vector)
@@ -345,7 +345,7 @@ class _Training:
         """Send what a callback has set to the workers: the learning rate, and variables outside the model."""
         if len(settings) > MAX_SETTINGS:
             raise ConfigurationError(
-                f"a callback has changed a variable outside the model, which its custom code uses. In the asynchronous modes "
+                "a callback has changed a variable outside the model, which its custom code uses. With a parameter server, "
                 f"such variables may have {MAX_SETTINGS} values, and these have {len(settings)}: use smaller variables, or "
                 'mode="synchronous" or mode="allreduce".'
             )

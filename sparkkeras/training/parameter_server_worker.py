@@ -289,4 +289,4 @@ class _Run:
             state = ModelWeights(self._client.snapshot(epoch))
             blocks = self._validation.blocks(self._worker, self._rows)
             found = self._trainer.evaluate(state, blocks, self._validation.options)
-            directive = self._client.report(epoch, () if found is None else found[0])
+            directive = self._client.report(epoch, None if found is None else found[0])

@@ -1,4 +1,4 @@
-"""Collection of the workers' results on the driver, and the logs of an epoch."""
+"""Collection of the workers' results on the driver."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import keras
 import numpy as np
 
 from sparkkeras.data.dataset import Merging, Results
 from sparkkeras.errors import DivergenceError, counted, warn
 from sparkkeras.events import WorkerEpoch, WorkersReported
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import Replica
 
@@ -98,39 +96,13 @@ def merges_on_workers(workers: int, each: int, max_result_bytes: int) -> bool:
     return workers > MAX_WORKERS or workers * each > limit
 
 
-def epoch_logs(model: keras.Model, state: MetricState, reports: Sequence[WorkerReport]) -> dict[str, Any]:
-    """The logs of an epoch, computed from the merged metric state.
-
-    A custom ``train_step`` may also return values that are not metrics of the model. Keras reports those of the last batch;
-    here the workers' values are averaged, weighted by rows.
-    """
-    found = metrics.results(model, state)
-    if set(found) == set(reports[0].logs):
-        return found
-    merged = metrics.updated(model, state) & found.keys()
-    return {name: found[name] if name in merged else mean for name, mean in mean_logs(reports).items()}
-
-
-def mean_logs(reports: Sequence[WorkerReport]) -> dict[str, Any]:
-    """The means of the values that the workers logged, weighted by rows."""
-    return {name: _mean([(report.logs[name], report.rows) for report in reports]) for name in reports[0].logs}
-
-
-def _mean(values: Sequence[tuple[Any, int]]) -> Any:
-    """The mean of ``(value, rows)`` pairs: a number, or an array for array values; ``None`` if a worker sent no value."""
-    if any(value is None for value, _ in values):
-        return None
-    mean = sum(np.asarray(value) * rows for value, rows in values) / sum(rows for _, rows in values)
-    return float(mean) if np.ndim(mean) == 0 else mean
-
-
 def add_histories(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None:
     """Report each worker's epoch, and append it to the job's histories; its metrics are row-weighted means of its rounds."""
     found = []
     for worker in sorted({report.worker for report in reports}):
         rounds = [report for report in reports if report.worker == worker]
         rows, seconds = sum(report.rows for report in rounds), sum(report.seconds for report in rounds)
-        logs = mean_logs(rounds)
+        logs = metrics.mean_logs(rounds)
         found.append(WorkerEpoch(worker, rows, seconds, logs))
         fixed = {"worker": worker, "epoch": epoch, "rows": rows, "seconds": seconds}
         job.histories.append(fixed | logs | fixed)  # a metric may have the name "rows"

@@ -32,7 +32,7 @@ from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.own_methods import explained_errors
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
-from sparkkeras.parameter.exchange import ExchangePoint
+from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
 from sparkkeras.weights import Flat
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import (
@@ -223,11 +223,11 @@ class LocalTrainer:
 
     def evaluate(
         self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions
-    ) -> tuple[MetricState, BlockSpec, tuple[LabelRange, ...]] | None:
+    ) -> tuple[EvaluationReport, BlockSpec, tuple[LabelRange, ...]] | None:
         """Evaluate a model on all rows.
 
         Returns:
-            The metric state, the spec of the rows, and the value ranges of their labels; ``None`` if there are no rows.
+            The report, the spec of the rows, and the value ranges of their labels; ``None`` if there are no rows.
 
         Raises:
             DataError: Features or labels do not fit the model.
@@ -257,8 +257,8 @@ class LocalTrainer:
             reporting_rows(options.progress, self.context.worker) as report,
         ):
             counted = [] if options.progress is None else [_reporting_tests(report, size, lambda: read)]
-            model.evaluate(batches, verbose=0, callbacks=counted)
-        return metrics.take(model), first.spec, ranges
+            logs = model.evaluate(batches, verbose=0, callbacks=counted, return_dict=True)
+        return EvaluationReport(metrics.take(model), read, logs), first.spec, ranges
 
     def check(self, blocks: Sequence[Block], options: FitOptions) -> None:
         """Check the labels of rows of which the driver has seen only a part.

@@ -250,7 +250,7 @@ def test_the_lease_of_another_partition_is_rejected():
         lambda bench, lease: bench.directive(0, lease),
         lambda bench, lease: bench.push(0, lease, 2),
         lambda bench, lease: bench.push(0, lease, 1),
-        lambda bench, lease: bench.ledger.evaluated(0, lease, 0, ()),
+        lambda bench, lease: bench.ledger.evaluated(0, lease, 0, None),
         lambda bench, lease: bench.ledger.finish(0, lease),
     ],
     ids=["lease", "directive", "push", "repeated push", "evaluated", "finish"],
@@ -642,7 +642,7 @@ def test_evaluated_is_idempotent():
 
 def test_a_worker_without_validation_rows_is_left_out():
     bench, leases = trained(VALIDATING, VALIDATING)
-    bench.ledger.evaluated(0, leases[0], 0, ())
+    bench.ledger.evaluated(0, leases[0], 0, None)
     bench.ledger.evaluated(1, leases[1], 0, arrays(2))
     (end,) = bench.ended_epochs()
     assert end.validation == (arrays(2),)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
-from sparkkeras.parameter.exchange import MAX_LOG_VALUES, ExchangePoint
+from sparkkeras.parameter.exchange import MAX_LOG_VALUES, EvaluationReport, ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat, is_finite
@@ -88,6 +88,7 @@ def bench():
         yield bench
 
 
+REPORT = EvaluationReport(METRICS, 3, {"loss": 0.5, "mine": np.array([1, 2])})
 POINT = ExchangePoint(epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1, seconds=1.5, metrics=METRICS)
 
 
@@ -216,11 +217,12 @@ def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
         assert weights.vector.tolist() == [2, 3, 4, 4]
         assert same(weights.integer_variables, INTEGER_VARIABLES)
         assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]
-        assert client.report(0, METRICS).evaluate == ()
+        assert client.report(0, REPORT).evaluate == ()
         with pytest.raises(DriverConnectionError, match="epoch 0 is not being evaluated"):
             client.snapshot(0)
         end = bench.ledger.wait(0)
-        assert same(end.validation[0], METRICS)
+        assert same(end.validation[0].metrics, METRICS)
+        assert (end.validation[0].rows, end.validation[0].logs) == (3, {"loss": 0.5, "mine": [1, 2]})
         assert end.snapshot.weights.vector.tolist() == [2, 3, 4, 4]
 
 
@@ -515,7 +517,7 @@ def test_every_reply_has_the_directive_of_the_driver():
         assert push(client).settings == (2, (0.25,))
         assert push(client, batch=3, logs={}) == client.renew() == Directive(evaluate=(0,), settings=(2, (0.25,)))
         bench.ledger.stop()
-        assert client.report(0, METRICS) == Directive(stop=True)
+        assert client.report(0, REPORT) == Directive(stop=True)
 
 
 def test_proceed_waits_as_long_as_the_directive_says():
@@ -551,7 +553,7 @@ def test_staying_lasts_while_epochs_have_to_be_evaluated():
             if len(directives) == 2:
                 push(two, batch=3, logs={})
             if directive.evaluate:
-                one.report(0, METRICS)
+                one.report(0, REPORT)
         assert directives == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
 
 

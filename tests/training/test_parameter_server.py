@@ -24,6 +24,7 @@ from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnect
 from sparkkeras.events import Incident
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.metrics import mean_logs
 from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -33,7 +34,6 @@ from sparkkeras.spark.slots import held_slots
 from sparkkeras.training import parameter_server
 from sparkkeras.training.job import Server, Validation
 from sparkkeras.training.parameter_server import unmoved_warning
-from sparkkeras.training.worker_reports import mean_logs
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.models import Gan, gan
@@ -811,7 +811,12 @@ class Shifting(keras.callbacks.Callback):
 def test_weights_that_a_callback_sets_are_changed_once(monkeypatch, mode, epoch, ended):
     given = Model(optimizer=keras.optimizers.SGD(0.0))
     seen, kept, keep = Snapshots(), [], parameter_server._Training._keep_epoch
-    monkeypatch.setattr(parameter_server._Training, "_keep_epoch", lambda self, number: (keep(self, number), kept.append(0))[0])
+
+    def noting(self, number):
+        kept.append(number)
+        return keep(self, number)
+
+    monkeypatch.setattr(parameter_server._Training, "_keep_epoch", noting)
     shifting = Shifting(epoch, kept, ended)
     fit(given, partitions(8, 8), mode, epochs=4, frequency=1, callbacks=[shifting, seen])
     begun = given.state.weights.vector
@@ -828,7 +833,7 @@ def test_what_workers_keep_cannot_be_set_by_a_callback(what):
                 variable.assign(variable + 1)
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=set_variables)
-    with pytest.raises(ConfigurationError, match=f"a callback has changed '.*{what}.*mode=\"synchronous\""):
+    with pytest.raises(ConfigurationError, match=f'a callback has changed \'.*{what}.*mode="synchronous"'):
         fit(given, partitions(8), "asynchronous", epochs=2, callbacks=[callback])
     given.reset()
     fit(given, partitions(8), "asynchronous", epochs=1, callbacks=[callback])  # nothing is trained after it

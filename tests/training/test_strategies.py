@@ -6,13 +6,14 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras.data.local_dataset import LocalDataset, LocalStream
+from sparkkeras.data.local_dataset import LocalDataset, LocalShared, LocalStream
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.modeling import metrics, outside
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.outside import dump_callbacks
-from sparkkeras.modeling.state import ModelState
+from sparkkeras.modeling.state import ModelState, ModelWeights
+from sparkkeras.scoring import inference
 from sparkkeras.training.job import Validation
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
@@ -402,3 +403,42 @@ def test_a_callback_on_the_driver_sets_a_variable_outside_the_model(annealing, m
     else:
         for name in ("loss", "val_loss"):
             assert found[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+# Values of compute_metrics that are no metric
+
+
+class Spread(keras.Sequential):
+    """Reports a value of the last batch besides its metrics."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        return found | {"spread": keras.ops.max(y_pred) - keras.ops.min(y_pred)}
+
+
+@pytest.mark.core
+def test_values_of_compute_metrics_are_validated_as_in_keras(strategy):
+    given = Model(optimizer=keras.optimizers.SGD(0.05))
+    given.model = Spread([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    given.model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    metrics.prepare(given.model, rows(X[:1], Y[:1]).spec.zeros())
+    validation = Validation(partitions(14), BatchOptions(BATCH))
+    history, _ = fit(given, partitions(22), strategy, epochs=2, validation=validation)
+    found = history.history
+    given.model.set_weights([np.ones((3, 1)), np.zeros(1)])
+    expected = given.model.fit(
+        X[:22], Y[:22], batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(X[:14], Y[:14])
+    ).history
+    assert set(found) == set(expected) == {f"{part}{name}" for part in ("", "val_") for name in ("loss", "mae", "spread")}
+    assert all(found[name] == pytest.approx(expected[name], rel=1e-4) for name in expected)
+
+
+def test_values_of_compute_metrics_are_evaluated(linear):
+    model = Spread([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    dataset, archive = partitions(22), LocalShared(ModelArchive.pack(model))
+    metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
+    found = inference.evaluate(dataset, archive, LocalShared(ModelWeights.take(model)), BatchOptions(BATCH))
+    expected = model.evaluate(X[:22], Y[:22], batch_size=BATCH, verbose=0, return_dict=True)
+    assert found.logs(model) == pytest.approx(expected, rel=1e-5)
+    assert metrics.in_order(model, expected) == model.evaluate(X[:22], Y[:22], batch_size=BATCH, verbose=0)

@@ -298,6 +298,6 @@ def test_evaluation_and_prediction_keep_the_batches():
     state, archive = ModelState.take(model), ModelArchive.pack(model)
     options = BatchOptions(4, in_batches=True)
     found, _, _ = LocalTrainer(archive, TaskContext(0)).evaluate(state, iter((rows[:5], rows[5:])), options)
-    assert metrics.results(model, found)["batch_rows"] == 6
+    assert metrics.results(model, found.metrics)["batch_rows"] == 6
     predictor = Predictor(archive, state, options, SCHEMA, TaskContext(0))
     assert [len(predicted) for predicted in predictor.batches([from_arrays(X, None, None)])] == [12]
