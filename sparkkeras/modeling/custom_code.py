@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from sparkkeras.errors import CustomObjectError, SparkKerasError
 
 T = TypeVar("T")
@@ -241,11 +243,36 @@ def code_of(model: Any) -> dict[str, Any]:
 def untracked_variables(model: Any) -> dict[str, Any]:
     """The variables in attributes of a model's parts that no layer, metric or optimizer tracks, by their attribute paths.
 
-    Such a path is ``model._compile_loss._user_loss.weight``.
+    Such a path is ``model.loss.weight``. Of the variables that custom metrics track, those that they do not reset count.
     """
     found = _Parts()
     _walk(model, "model", found)
-    return {path: variable for path, variable in found.variables.items() if id(variable) not in found.tracked}
+    kept = {id(variable) for metric in found.metrics for variable in _not_reset(metric)}
+    return {
+        path: variable
+        for path, variable in found.variables.items()
+        if id(variable) not in found.tracked or id(variable) in kept
+    }
+
+
+def _not_reset(metric: Any) -> list[Any]:
+    """The variables of a metric that its ``reset_state`` leaves as they are."""
+    import keras
+
+    before = [np.array(keras.ops.convert_to_numpy(variable)) for variable in metric.variables]
+    try:
+        for variable, value in zip(metric.variables, before, strict=True):
+            variable.assign(value + 1)
+        metric.reset_state()
+        after = [keras.ops.convert_to_numpy(variable) for variable in metric.variables]
+    except Exception:  # the metric may not be built yet
+        return []
+    finally:
+        for variable, value in zip(metric.variables, before, strict=False):
+            variable.assign(value)
+    return [
+        variable for variable, old, new in zip(metric.variables, before, after, strict=True) if np.array_equal(new, old + 1)
+    ]
 
 
 def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str] = frozenset()) -> dict[str, Any]:
@@ -345,12 +372,14 @@ class _Parts:
         code: Classes and functions, by their attribute paths.
         variables: Variables, by the first of their attribute paths.
         tracked: The ``id()`` of those that layers, metrics and optimizers track.
+        metrics: The metrics of custom classes.
         seen: The ``id()`` of all objects.
     """
 
     code: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
     tracked: set[int] = field(default_factory=set)
+    metrics: list[Any] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
 
 
@@ -377,6 +406,8 @@ def _walk(value: Any, path: str, found: _Parts) -> None:
     elif isinstance(value, _keras_kinds(keras)):
         found.code[f"{path}.__class__"] = type(value)
         found.tracked.update(map(id, getattr(value, "variables", ())))
+        if isinstance(value, keras.Metric) and not is_builtin(type(value)):
+            found.metrics.append(value)
         is_custom = not is_builtin(type(value))
         for name, member in list(vars(value).items()):
             # A lambda in an attribute of a custom class is created by its constructor, also on the workers.

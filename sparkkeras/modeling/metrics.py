@@ -25,7 +25,7 @@ from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
 from sparkkeras.modeling.own_methods import hint
 from sparkkeras.modeling.schema import as_built, graph_of
-from sparkkeras.modeling.state import has_call
+from sparkkeras.modeling.state import has_call, outside
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]
@@ -150,7 +150,7 @@ def updated(model: keras.Model, state: MetricState) -> set[str]:
     names: set[str] = set()
     start = 0
     for metric in _live(model):
-        stop = start + len(metric.variables)
+        stop = start + len(_state_of(metric, model))
         if any(array.any() for array in state[start:stop]):
             found = metric.result()
             names.update(found if isinstance(found, Mapping) else [metric.name])
@@ -260,7 +260,13 @@ def in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
 
 
 def _variables(model: keras.Model) -> list[Any]:
-    return [variable for metric in _live(model) for variable in metric.variables]
+    return [variable for metric in _live(model) for variable in _state_of(metric, model)]
+
+
+def _state_of(metric: Any, model: keras.Model) -> list[Any]:
+    """The state of a metric, without variables that it does not reset, such as a weight that a callback sets."""
+    kept = set(map(id, outside(model).values()))
+    return [variable for variable in metric.variables if id(variable) not in kept]
 
 
 def _live(model: keras.Model) -> list[Any]:

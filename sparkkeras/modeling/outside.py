@@ -74,7 +74,7 @@ def dump_callbacks(callbacks: Sequence[Any], models: Iterable[keras.Model]) -> B
         if not isinstance(value, keras.Variable) or id(value) not in used:
             return NotImplemented
         name, model = used[id(value)]
-        if _compiles_values(model):
+        if name in _compiled(model):
             raise ConfigurationError(_compiled_in(f"worker_callbacks refer to the variable {value.path!r}"))
         if ":" in name:
             module, _, attribute = name.partition(":")
@@ -104,8 +104,7 @@ class Unchanging:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        compiled = outside(model) if _compiles_values(model) else {}
-        self._values = {name: np.array(read(each)) for name, each in compiled.items()}
+        self._values = {name: np.array(read(each)) for name, each in _compiled(model).items()}
 
     def check(self) -> None:
         """Check the values.
@@ -118,8 +117,12 @@ class Unchanging:
                 raise ConfigurationError(_compiled_in(f"a callback has changed the variable {variable.path!r}"))
 
 
-def _compiles_values(model: keras.Model) -> bool:
-    return compiles_operations() and bool(model.jit_compile) and not model.run_eagerly
+def _compiled(model: keras.Model) -> dict[str, Any]:
+    """The variables outside a model whose values are compiled into the training step; not those of metrics."""
+    if not compiles_operations() or not model.jit_compile or model.run_eagerly:
+        return {}
+    arguments = set(map(id, model.variables))
+    return {name: variable for name, variable in outside(model).items() if id(variable) not in arguments}
 
 
 def _compiled_in(what: str) -> str:

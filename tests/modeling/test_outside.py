@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import pytest
 
+from sparkkeras.data.block import from_arrays
 from sparkkeras.errors import ConfigurationError, CustomObjectError
-from sparkkeras.modeling import outside
+from sparkkeras.modeling import metrics, outside
 from sparkkeras.modeling.archive import ModelArchive, find_outside
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState, ModelWeights, put_settings, take_settings
@@ -109,6 +110,31 @@ def test_an_attribute_of_a_loss_is_found():
     assert value(loaded.loss.weight) == 0.25
     with pytest.raises(CustomObjectError, match=r"the model of each worker has its own: use self\.model\.loss\.weight"):
         dump_callbacks([Setting(given.loss.weight)], [given])
+
+
+class WeightedMean(keras.metrics.Mean):
+    def __init__(self, weight=1.0, name="weighted", **others):
+        super().__init__(name=name, **others)
+        self.weight = keras.Variable(weight)
+
+    def update_state(self, y, predicted, sample_weight=None):
+        super().update_state(self.weight * keras.ops.square(y - predicted), sample_weight)
+
+
+def test_a_variable_that_a_metric_does_not_reset_is_not_its_state():
+    given = model("mse")
+    given.compile("adam", "mse", metrics=[WeightedMean()])
+    zeros = from_arrays(np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32), None)
+    loaded, (variable,) = unpacked(given)
+    for each in (given, loaded):
+        metrics.prepare(each, zeros)
+        assert len(metrics.take(each)) == 4  # sums and counts of the loss and the metric
+    (metric,) = given._compile_metrics._user_metrics
+    metric.weight.assign(0.25)
+    ModelState.take(given).put(loaded)
+    assert value(variable) == 0.25
+    metrics.results(given, metrics.merge([metrics.take(loaded)] * 2))
+    assert value(metric.weight) == 0.25
 
 
 def test_a_callback_changes_the_variable_of_the_workers_model():
