@@ -80,7 +80,9 @@ class ByValue(Generic[T]):
 def _dumps(value: Any, reduced: Callable[[Any], Any]) -> bytes:
     from pyspark import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    usual: Any = cloudpickle.Pickler
+
+    class Pickler(usual):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             found = reduced(obj)
             return super().reducer_override(obj) if found is NotImplemented else found

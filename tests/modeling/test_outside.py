@@ -146,6 +146,18 @@ def test_a_callback_changes_the_variable_of_the_workers_model():
     assert second.variable is not other.variable  # only the callback uses it: each copy has its own
 
 
+def test_a_copy_in_the_process_of_the_driver_uses_its_variables(monkeypatch):
+    monkeypatch.setattr(outside, "_known", WeakValueDictionary())
+    gamma = keras.Variable(1.0)
+
+    def closed(y, predicted):
+        return gamma * keras.ops.mean(keras.ops.square(y - predicted))
+
+    copy = ModelArchive.pack(model(closed)).unpack()  # as KerasEstimator makes it
+    assert copy.loss is not closed
+    assert copy.loss.__closure__[0].cell_contents is gamma
+
+
 def test_a_variable_of_an_installed_module_is_found(tmp_path, monkeypatch):
     path = tmp_path / "installed_losses.py"
     path.write_text(

@@ -10,7 +10,7 @@ import pytest
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.rules import RULES, Downpour, DynSGD, WorkerUpdate
-from sparkkeras.parameter.store import MAX_SPARES, Store
+from sparkkeras.parameter.store import MAX_SPARES, Store, WeightChange
 from sparkkeras.weights import Flat
 
 ASYNCHRONOUS = sorted(name for name, rule in RULES.items() if "asynchronous" in rule().modes)
@@ -484,3 +484,19 @@ def test_hogwild_updates_do_not_wait_for_each_other():
     store = a_store([0, 0], rule=Meeting(), locked=False)
     at_once(lambda: apply(store, [0, 0]), lambda: apply(store, [1, 1]))
     assert values(store) == [1, 1]
+
+
+# Changes of the driver
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_change_is_applied_to_what_the_weights_have_become(locked):
+    store = Store(Flat(np.array([1.0, 2.0, 3.0], np.float32)), 3, Downpour(), {}, 1, locked=locked)
+    change = WeightChange.between(np.array([1.0, 2.0, 3.0], np.float32), np.array([1.0, 0.1, 4.0], np.float32))
+    with store.snapshot() as before:
+        apply(store, [0.0, 0.0, 10.0])
+        assert store.change(change) == 2
+        assert before.weights.vector.tolist() == [1, 2, 3]
+    with store.snapshot() as after:
+        assert after.version == 2
+        assert after.weights.vector.tolist() == np.array([1.0, 0.1, 14.0], np.float32).tolist()

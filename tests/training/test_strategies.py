@@ -405,6 +405,27 @@ def test_a_callback_on_the_driver_sets_a_variable_outside_the_model(annealing, m
             assert found[name] == pytest.approx(expected[name], rel=1e-5)
 
 
+def test_a_callback_on_a_rank_of_all_reduce_training_sets_a_variable_outside_the_model(annealing):
+    test_a_callback_on_a_worker_sets_a_variable_outside_the_model(annealing, "allreduce", "epoch")
+
+
+# Weights that callbacks of the driver set
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
+def test_weights_and_optimizer_variables_that_a_callback_sets_are_used_as_in_keras(linear, mode):
+    class Halving(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            for variable in [*self.model.trainable_weights, *self.model.optimizer.variables[2:]]:
+                variable.assign(variable * 0.5)
+
+    fit(linear, partitions(22), mode, epochs=3, callbacks=[Halving()])
+    found = ModelState.take(linear.model)
+    plain = linear.reset()
+    plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[Halving()])
+    assert close(plain, found.weights.vector, found.optimizer.vector)
+
+
 # Values of compute_metrics that are no metric
 
 
@@ -433,7 +454,7 @@ def test_values_of_compute_metrics_are_validated_as_in_keras(strategy):
     assert all(found[name] == pytest.approx(expected[name], rel=1e-4) for name in expected)
 
 
-def test_values_of_compute_metrics_are_evaluated(linear):
+def test_values_of_compute_metrics_are_evaluated():
     model = Spread([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
     dataset, archive = partitions(22), LocalShared(ModelArchive.pack(model))
