@@ -17,6 +17,10 @@ _IGNORED = ("build_config", "jit_compile", "seed", "shared_object_id")
 """Settings that Keras derives from others, from the machine, or draws at random; workers set all seeds in each round."""
 
 
+OUTSIDE = "variables outside the model"
+"""The name of their shapes and dtypes in a `description`, which has it if there are any."""
+
+
 def description(model: keras.Model) -> dict[str, Any]:
     """What decides how a model trains, besides the values of its variables, as nested values for JSON.
 
@@ -33,7 +37,7 @@ def description(model: keras.Model) -> dict[str, Any]:
         "model": _normalized(config, names),
         "weights": _shapes(weight_variables(model)),
         "compile": _normalized(compiled, names),
-        **({"variables outside the model": variables} if variables else {}),
+        **({OUTSIDE: variables} if variables else {}),
     }
 
 

@@ -73,6 +73,7 @@ class ModelWeights:
     outside: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
+    @locks_state
     def take(cls, model: keras.Model) -> ModelWeights:
         """Copy the weights from a model."""
         return cls(take_weights(model), {name: np.array(backends.read(each)) for name, each in outside(model).items()})
@@ -205,9 +206,11 @@ def take_settings(model: keras.Model) -> tuple[float, ...]:
 
 @locks_state
 def put_settings(values: Sequence[float], model: keras.Model) -> None:
-    """Set the values that `take_settings` returned for a model with the same variables."""
+    """Set the values that `take_settings` returned for a model with the same variables, or the first of them."""
     start = 0
     for variable in settings_variables(model):
+        if start == len(values):
+            return
         current = backends.read(variable)
         given = np.array(values[start : start + current.size]).astype(current.dtype)
         backends.assign(variable, given.reshape(current.shape))

@@ -96,7 +96,7 @@ class _Training:
         self._state = ModelState.take(job.model)
         self._trainable = model_state.trainable_size(job.model)
         self._settings = model_state.take_settings(job.model)
-        self._has_set = False
+        self._sets_outside = False
         self._changes: list[tuple[int, WeightChange]] = []
         options = job.server.options
         self._store = Store(
@@ -115,7 +115,7 @@ class _Training:
             reached=self._reached,
         )
         if self._reached is not None and self._settings:  # workers have those of before callbacks
-            self._put_settings(self._settings)
+            self._ledger.put_settings(self._settings if len(self._settings) <= MAX_SETTINGS else self._rates(self._settings))
         records = job.recorder.records
         self._payload_format = PayloadFormat.of(
             self._state.weights, metrics.take(job.model), self._state.optimizer if records else None
@@ -300,16 +300,16 @@ class _Training:
             self._changes = [each for each in self._changes if each[0] > snapshot.version]
             self._epoch = end.epoch + 1
             self._send_changes(weights, optimizer)
-        settings = model_state.take_settings(model)
-        if settings != self._settings:
-            self._put_settings(settings)
+        self._send_settings()
 
     def _changed(self, weights: Flat, version: int) -> Flat:
-        """Weights of a version of the server, with the changes of callbacks that the server has got since; a copy."""
+        """Weights of a version of the server, with the changes of callbacks that the server has got since."""
+        changes = [change for since, change in self._changes if since > version]
+        if not changes:
+            return weights
         vector = weights.vector.copy()
-        for since, change in self._changes:
-            if since > version:
-                change.apply(vector)
+        for change in changes:
+            change.apply(vector)
         return Flat(vector, weights.integer_variables)
 
     def _send_changes(self, before: Flat, optimizer: Mapping[str, Array]) -> None:
@@ -341,16 +341,29 @@ class _Training:
                 version = self._store.change(change)
             self._changes.append((version, change))
 
-    def _put_settings(self, settings: tuple[float, ...]) -> None:
-        """Send what a callback has set to the workers: the learning rate, and variables outside the model."""
-        if len(settings) > MAX_SETTINGS:
+    def _send_settings(self) -> None:
+        """Send what a callback has set to the workers: the learning rate, and variables outside the model.
+
+        Raises:
+            ConfigurationError: Such variables have too many values.
+        """
+        settings, before = model_state.take_settings(self._job.model), self._settings
+        if settings == before:
+            return
+        rates = self._rates(settings)
+        self._sets_outside = self._sets_outside or settings[len(rates) :] != before[len(rates) :]
+        if self._sets_outside and len(settings) > MAX_SETTINGS:
             raise ConfigurationError(
                 "a callback has changed a variable outside the model, which its custom code uses. With a parameter server, "
                 f"such variables may have {MAX_SETTINGS} values, and these have {len(settings)}: use smaller variables, or "
                 'mode="synchronous" or mode="allreduce".'
             )
-        self._settings, self._has_set = settings, True
-        self._ledger.put_settings(settings)
+        self._settings = settings
+        self._ledger.put_settings(settings if self._sets_outside else rates)
+
+    def _rates(self, settings: tuple[float, ...]) -> tuple[float, ...]:
+        """The learning rate, if it can be set: the first of the settings."""
+        return settings[: model_state.has_settable_rate(self._job.model)]
 
     def _record_cut(self) -> None:
         """Record what the server has reached within an epoch, unless an epoch has ended that was not handled yet."""
@@ -385,10 +398,7 @@ class _Training:
         """
         model = self._job.model
         ModelState(model_state.take_weights(model), optimizer).put(model)
-        if self._has_set:
-            model_state.put_settings(self._settings, model)
-        elif model_state.has_settable_rate(model):
-            model.optimizer.learning_rate = self._settings[0]
+        model_state.put_settings(self._settings if self._sets_outside else self._rates(self._settings), model)
         if model.optimizer is not None:
             model.optimizer.finalize_variable_values(model.trainable_weights)
 

@@ -12,8 +12,8 @@ from sparkkeras.checkpoints.differences import differences
 from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
 from sparkkeras.data.dataset import StoredDataset, common_spec
 from sparkkeras.data.placement import SAME_ROWS
-from sparkkeras.errors import DataError, counted
-from sparkkeras.modeling.description import description
+from sparkkeras.errors import ConfigurationError, DataError, counted
+from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import learning_rate, put_generators
 from sparkkeras.parameter.rules import UpdateRule, rule_config
@@ -195,7 +195,18 @@ class SavedRun:
         return self.partitions == now.counts and now.differ_from(self.checksums)
 
     def restore_result(self, model: keras.Model) -> None:
-        """Put the state after training into a model, or what training had reached."""
+        """Put the state after training into a model, or what training had reached.
+
+        Raises:
+            ConfigurationError: The model has other variables outside it than that of the checkpoint.
+        """
+        before, now = (each.get(OUTSIDE, []) for each in (self.work.fit, description(model)))
+        if before != now:
+            raise ConfigurationError(
+                f"the custom code of the model in the checkpoint {self.name} has {counted(len(before), 'variable')} outside "
+                f"the model, and this one {counted(len(now), 'variable')}, or others: pass the code with which the "
+                "checkpoint was written as custom_objects=."
+            )
         (self.progress.result or self.progress.state).put(model)
         put_generators(self.progress.generators, model)
 

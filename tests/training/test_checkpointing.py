@@ -21,6 +21,8 @@ from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError, TrainingInterruptedError
 from sparkkeras.events import Events, RunResumed
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
@@ -690,6 +692,30 @@ def test_the_learning_rate_with_which_training_began_is_kept(tmp_path, averaged)
     recorder.check(work(averaged), [])  # of a model that has trained, whose rate is not compared
     fit(averaged, partitions(8), epochs=2, recorder=recorder)
     assert SavedRun.newest(CheckpointStore(str(tmp_path))).work.learning_rate == 0.05
+
+
+def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path, averaged):
+    alpha = keras.Variable(1.0)
+
+    def annealed(y, predicted):
+        return alpha * keras.ops.mean(keras.ops.square(y - predicted))
+
+    given = Model(optimizer=keras.optimizers.SGD(0.05))
+    given.model.compile(keras.optimizers.SGD(0.05), annealed, jit_compile=False)
+    metrics.prepare(given.model, partitions(8).blocks[0][:1])
+    ModelArchive.pack(given.model)
+    given.state = ModelState.take(given.model)
+    halving = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: alpha.assign(alpha * 0.5))
+    expected, final = train(given, tmp_path / "run", callbacks=[halving]).history, bits(given)
+    cut(tmp_path / "run", tmp_path / "cut", 2)
+    given.reset()
+    assert float(alpha) == 1.0
+    assert train(given, tmp_path / "cut", callbacks=[halving], resume=True).history == expected
+    assert bits(given) == final
+    assert float(alpha) == 0.5**EPOCHS
+    saved = SavedRun.newest(CheckpointStore(str(tmp_path / "run")))
+    with pytest.raises(ConfigurationError, match="has 1 variable outside the model, and this one 0 variables, or others"):
+        saved.restore_result(averaged.model)
 
 
 def test_logs_that_cannot_be_stored_end_the_first_epoch(tmp_path, averaged):

@@ -23,6 +23,7 @@ from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.events import Incident
 from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import mean_logs
 from sparkkeras.modeling.optimizers import iterations, set_iterations
@@ -839,3 +840,28 @@ def test_what_workers_keep_cannot_be_set_by_a_callback(what):
     fit(given, partitions(8), "asynchronous", epochs=1, callbacks=[callback])  # nothing is trained after it
     given.reset()
     fit(given, partitions(8), "synchronous", epochs=2, callbacks=[callback])
+
+
+@pytest.mark.parametrize("size", [parameter_server.MAX_SETTINGS, 4])
+def test_a_large_variable_outside_the_model_can_be_used_but_not_changed(size):
+    table = keras.Variable(np.ones(size, np.float32))
+
+    def scaled(y, predicted):
+        return keras.ops.mean(table) * keras.ops.mean(keras.ops.square(y - predicted))
+
+    def fitted(*callbacks):
+        given = Model(optimizer=keras.optimizers.SGD(0.01))
+        given.model.compile(keras.optimizers.SGD(0.01), scaled, jit_compile=False)
+        metrics.prepare(given.model, rows(X[:1], Y[:1]).spec.zeros())
+        ModelArchive.pack(given.model)
+        fit(given, partitions(8), "asynchronous", epochs=3, callbacks=callbacks)
+        return float(given.model.optimizer.learning_rate)
+
+    changes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: table.assign(table * 2))
+    assert fitted(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)) == pytest.approx(0.01 / 8)
+    if size > 4:
+        with pytest.raises(ConfigurationError, match=f"may have {size} values, and these have {size + 1}: use smaller"):
+            fitted(changes)
+    else:
+        assert fitted(changes) == pytest.approx(0.01)
+        assert keras.ops.convert_to_numpy(table).tolist() == [8.0] * size
