@@ -372,7 +372,7 @@ def annealing(monkeypatch):
 def test_a_callback_on_a_worker_sets_a_variable_outside_the_model(annealing, strategy, frequency):
     dumped = dump_callbacks([Annealing(ALPHA)], [annealing.model])
     history, _ = fit(annealing, partitions(22), strategy, epochs=3, frequency=frequency, worker_callbacks=dumped)
-    left = float(ALPHA)
+    left = float(keras.ops.convert_to_numpy(ALPHA))
     found = ModelState.take(annealing.model).weights.vector
     plain = annealing.reset()
     expected = plain.fit(
@@ -387,7 +387,9 @@ def test_a_callback_on_a_worker_sets_a_variable_outside_the_model(annealing, str
 def test_a_callback_on_the_driver_sets_a_variable_outside_the_model(annealing, mode):
     validation = Validation(partitions(22), BatchOptions(BATCH))
     seen = []
-    at_end = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(float(ALPHA)))
+    at_end = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(float(keras.ops.convert_to_numpy(ALPHA)))
+    )
     history, _ = fit(
         annealing, partitions(22), mode, epochs=4, frequency=1, callbacks=[Annealing(ALPHA), at_end], validation=validation
     )
