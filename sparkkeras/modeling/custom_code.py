@@ -408,6 +408,8 @@ def _walk(value: Any, path: str, found: _Parts) -> None:
     elif isinstance(value, _keras_kinds(keras)):
         found.code[f"{path}.__class__"] = type(value)
         found.tracked.update(map(id, getattr(value, "variables", ())))
+        if isinstance(value, keras.layers.Layer):  # which does not track its states, if it is recurrent
+            found.tracked.update(map(id, keras.tree.flatten(getattr(value, "states", None))))
         if isinstance(value, keras.Metric) and not is_builtin(type(value)):
             found.metrics.append(value)
         is_custom = not is_builtin(type(value))

@@ -56,7 +56,8 @@ class Model:
         return Predictor(self.archive, self.state, options, schema_of(self.model), TaskContext(0))
 
     def evaluate(self, blocks, options, worker=0):
-        return self.trainer(worker).evaluate(self.state, map(copied, blocks), options)
+        found = self.trainer(worker).evaluate(self.state, map(copied, blocks), options)
+        return None if found is None else (found[0].metrics, *found[1:])
 
 
 def copied(block):
