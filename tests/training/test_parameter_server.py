@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from weakref import WeakValueDictionary
 
 import keras
 import numpy as np
@@ -22,7 +23,7 @@ from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunni
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.events import Incident
-from sparkkeras.modeling import metrics
+from sparkkeras.modeling import metrics, outside
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import mean_logs
@@ -843,8 +844,15 @@ def test_what_workers_keep_cannot_be_set_by_a_callback(what):
 
 
 @pytest.mark.parametrize("size", [parameter_server.MAX_SETTINGS, 4])
-def test_a_large_variable_outside_the_model_can_be_used_but_not_changed(size):
+def test_a_large_variable_outside_the_model_can_be_used_but_not_changed(monkeypatch, size):
     table = keras.Variable(np.ones(size, np.float32))
+
+    class OfWorkers(WeakValueDictionary):
+        def __setitem__(self, key, value):
+            if value is not table:
+                super().__setitem__(key, value)
+
+    monkeypatch.setattr(outside, "_known", OfWorkers())
 
     def scaled(y, predicted):
         return keras.ops.mean(table) * keras.ops.mean(keras.ops.square(y - predicted))
