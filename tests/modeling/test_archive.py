@@ -659,7 +659,7 @@ def test_a_loss_that_keras_cannot_save(loss):
     assert error_of(ModelError, dense(loss=loss))
 
 
-@pytest.mark.parametrize("given", [{"loss": Called().error}, {"metrics": [Called().error]}], ids=str)
+@pytest.mark.parametrize("given", [{"loss": Called().error}, {"metrics": [Called().error]}], ids=["loss", "metric"])
 def test_a_method_as_loss_or_metric_is_named(given):
     message = error_of(ModelError, dense(**given))
     assert message.startswith("error, a loss, metric or other function of the model, is a method")
