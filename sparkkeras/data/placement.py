@@ -97,7 +97,7 @@ class TrainValidationSplit:
 
 
 @dataclass(frozen=True)
-class Placement:
+class RowPlacement:
     """How rows to train on are divided among partitions.
 
     Attributes:

@@ -13,7 +13,7 @@ from sparkkeras.data.block import Block, Form, describe
 from sparkkeras.data.columns import RowLoader
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.numeric import remedy
-from sparkkeras.data.placement import Placement, even_slices
+from sparkkeras.data.placement import RowPlacement, even_slices
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sparse import SparseRows, with_sparse_rows
 from sparkkeras.errors import ConfigurationError, DataError
@@ -71,7 +71,7 @@ class Source(Protocol):
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> AbstractContextManager[Dataset]:
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
@@ -330,7 +330,7 @@ class ArraySource:
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
         """Divide the arrays into parts of equal size."""
         cluster = self._cluster()
@@ -397,7 +397,7 @@ class RemoteArraySource:
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
         """Send the arrays to the cluster, divided into parts of equal size."""
         cluster = RemoteCluster(self.session, self.environment)
@@ -429,7 +429,7 @@ class RddSource:
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
         """Use the partitions of the RDD, or redistribute the rows to ``num_workers`` partitions."""
         cluster = Cluster(self.rdd.context, self.environment)
@@ -466,7 +466,7 @@ class BatchSource:
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
         """One partition for each worker, of which there are as many as slots by default."""
         session = active_remote_session()
@@ -506,7 +506,7 @@ class KeyedRddSource(RddSource):
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
         """Use the partitions of the RDD."""
         yield self.lazy()
@@ -535,7 +535,7 @@ class FrameSource:
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
         """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions."""
         cluster = Cluster(self.frame.sparkSession.sparkContext, self.environment)
@@ -599,7 +599,7 @@ class RemoteFrameSource(FrameSource):
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
-        placement: Placement | None = None,
+        placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
         """Like `FrameSource.dataset`, but without RDDs, so the rows are redistributed if all partitions train together."""
         cluster = RemoteCluster(self.frame.sparkSession, self.environment)

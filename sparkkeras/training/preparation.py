@@ -18,7 +18,7 @@ from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.partition_stats import ClassWeight, balanced_weights, class_weight_argument
-from sparkkeras.data.placement import Placement, Shuffle, TrainValidationSplit, shuffle_argument
+from sparkkeras.data.placement import RowPlacement, Shuffle, TrainValidationSplit, shuffle_argument
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, warn
@@ -72,7 +72,7 @@ class FitRequest:
 
     source: Source
     held_out: Source | None
-    placement: Placement
+    placement: RowPlacement
     options: FitOptions
     balances_classes: bool
     validation_options: BatchOptions
@@ -169,7 +169,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
                 f"worker_callbacks: {type(callback).__name__} follows the run on the driver, where its events are: pass it "
                 "as callbacks=, or as monitor= of an ensemble."
             )
-    placement = Placement(shuffle_argument("shuffle", shuffle), seed, validation_split)
+    placement = RowPlacement(shuffle_argument("shuffle", shuffle), seed, validation_split)
     weights = class_weight_argument("class_weight", class_weight)
     options = FitOptions(
         batch_size=arguments.integer("batch_size", batch_size),

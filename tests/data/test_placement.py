@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkkeras.data.placement import Placement, TrainValidationSplit, even_slices
+from sparkkeras.data.placement import RowPlacement, TrainValidationSplit, even_slices
 from sparkkeras.errors import ConfigurationError, counted
 
 
@@ -122,7 +122,7 @@ def test_the_last_rows_of_arrays_are_for_validation_and_the_others_are_dealt(row
         split = TrainValidationSplit.split([part.stop - part.start for part in even_slices(rows, parts)], validation_split)
     except ConfigurationError:
         return
-    dealt = Placement(shuffle, 3, validation_split).deal(rows, parts)
+    dealt = RowPlacement(shuffle, 3, validation_split).deal(rows, parts)
     train = [each[:count] for each, count in zip(dealt, split.train, strict=True)]
     held_out = [each[count:] for each, count in zip(dealt, split.train, strict=True)]
     assert np.concatenate(held_out).tolist() == list(range(sum(split.train), rows))
@@ -133,7 +133,7 @@ def test_the_last_rows_of_arrays_are_for_validation_and_the_others_are_dealt(row
 
 
 def test_arrays_are_dealt_by_the_seed():
-    dealt = [[each.tolist() for each in Placement(True, seed).deal(1000, 4)] for seed in (1, 1, 2)]
+    dealt = [[each.tolist() for each in RowPlacement(True, seed).deal(1000, 4)] for seed in (1, 1, 2)]
     assert dealt[0] == dealt[1] != dealt[2]
     means = [np.mean(each) for each in dealt[0]]
     assert 450 < min(means) < max(means) < 550
