@@ -125,7 +125,7 @@ def test_signatures_in_the_api_reference_name_no_internal_types():
     extensions = griffe.load_extensions("dataclasses", extension)
     package = griffe.load("sparkkeras", search_paths=[ROOT], allow_inspection=False, extensions=extensions)
     features = package["spark_model.SparkModel"].members["fit"].parameters["features"]
-    assert str(features.annotation) == "str | Sequence[str] | Mapping[str, str | Sequence[str]] | None"
+    assert str(features.annotation) == "str | Sequence[str] | Mapping[str, str | Sequence[str] | Mapping[str, Any]] | None"
     assert str(package["parameter.rules.Average"].members["init"].returns) == "dict[str, NDArray[Any]]"
     assert [str(base) for base in package["ml.transformer.KerasTransformer"].bases] == ["Model"]
     assert "addresses" in (context := package["runner.rank_context.RankContext"].parameters)

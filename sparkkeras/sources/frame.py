@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-Columns = str | Sequence[str] | Mapping[str, "Columns"]
+Columns = str | Sequence[str] | Mapping[str, str | Sequence[str] | Mapping[str, Any]]
 """A column, several columns, or a dict of them by input or output name, nested as those of the model."""
 
 Loaders = Loader | Mapping[str, Loader]
