@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -63,31 +64,44 @@ def encode(value: Any, label: str) -> Any:
     return {"import": _reference_to(_checked_function, value, label)}
 
 
-def decode(value: Any) -> Any:
+def decode(value: Any, imports: bool = True) -> Any:
     """Restore the value that `encode` encoded.
 
     Only these may be referenced: Python functions of modules outside the standard library; dataclasses that are defined in
     the user's modules (not in an installed package), loaders, update rules, `ParameterServerOptions` and `Checkpoint`.
 
+    Args:
+        value: The encoded value.
+        imports: Whether to import modules; otherwise only sparkkeras's own ones.
+
     Raises:
-        CustomObjectError: A module is missing, does not define the name, or the object may not be referenced.
+        CustomObjectError: A module is missing, does not define the name, or the object may not be referenced, or it is a
+            dataclass that has other fields now.
     """
+    restored = partial(decode, imports=imports)
     if isinstance(value, list):
-        return [decode(each) for each in value]
+        return list(map(restored, value))
     if not isinstance(value, dict):
         return value
     if "tuple" in value:
-        return tuple(decode(each) for each in value["tuple"])
+        return tuple(map(restored, value["tuple"]))
     if "items" in value:
-        return {decode(key): decode(each) for key, each in value["items"]}
+        return {restored(key): restored(each) for key, each in value["items"]}
     if "rule" in value:
         return rule_from_config(value["rule"], {})
     if "by value" in value:
-        return ByValue.dump(decode(value["by value"]), "the saved value")
+        return ByValue.dump(restored(value["by value"]), "the saved value")
     if "class" in value:
-        kind = _checked_dataclass(find(value["class"]), value["class"])
-        return kind(**{name: decode(each) for name, each in value["fields"].items()})
-    return _checked_function(find(value["import"]), value["import"])
+        kind = _checked_dataclass(find(value["class"], imports), value["class"])
+        fields = {name: restored(each) for name, each in value["fields"].items()}
+        try:
+            return kind(**fields)
+        except Exception as error:
+            raise CustomObjectError(
+                f"{value['class']} cannot be created with the saved fields {sorted(fields)} ({error}): restore its "
+                "definition."
+            ) from error
+    return _checked_function(find(value["import"], imports), value["import"])
 
 
 def reference_to_code(value: Any, label: str) -> str:
@@ -139,13 +153,18 @@ def reference(value: Any, label: str) -> str:
     )
 
 
-def find(location: str) -> Any:
-    """Import a function or class from ``"module:name"``.
+def find(location: str, imports: bool = True) -> Any:
+    """Find a function or class by ``"module:name"``, and import its module; see `decode`.
 
     Raises:
-        CustomObjectError: The module does not exist, or does not define the name itself.
+        CustomObjectError: The module does not exist, is not imported, or does not define the name itself.
     """
     module, _, name = location.partition(":")
+    if not imports and module not in sys.modules and module.partition(".")[0] != "sparkkeras":
+        raise CustomObjectError(
+            f"what was saved refers to {name} of the module {module}, which this process has not imported: import it before "
+            "loading."
+        )
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):

@@ -59,11 +59,11 @@ class RowOptions:
         """Those that `as_json` returned; ``None``: the file is of an earlier version. Warns of a loader that is missing."""
         if not saved:
             return cls()
-        values = {**saved, "loader": None}
-        now = dict(zip(values.pop("inputs"), _input_names(model), strict=False))
-        options = cls(**{**values, "features": _renamed(values["features"], now)})
+        now = dict(zip(saved["inputs"], _input_names(model), strict=False))
+        features = _renamed(saved["features"], now)
+        options = cls(saved["kind"], features, saved["label"], None, saved["on_invalid"], saved["transform"])
         try:
-            return dataclasses.replace(options, loader=_renamed(decode(saved["loader"]), now))
+            return dataclasses.replace(options, loader=_renamed(decode(saved["loader"], imports=False), now))
         except CustomObjectError as error:
             warn(f"the loader of the last fit is not known any more: {error} Or pass loader= to evaluate and predict.")
             return options
@@ -92,9 +92,10 @@ class RowOptions:
             DataError: The DataFrame lacks a column that `fit` used.
         """
         used = self._for(data)
-        if isinstance(features, AsInFit):
-            features = used.features
-            used._check_columns(data)
+        for name, given in (("features", features), ("label", label)):
+            if isinstance(given, AsInFit):
+                used._check_columns(data, name)
+        features = used.features if isinstance(features, AsInFit) else features
         return NamedColumns(
             features,
             used.label if isinstance(label, AsInFit) else label,
@@ -142,18 +143,19 @@ class RowOptions:
         """The options that apply to some data: none if it is of another kind."""
         return self if self.kind == _kind(data) else RowOptions()
 
-    def _check_columns(self, data: Any) -> None:
-        """Check that a DataFrame has the columns that `fit` used for features."""
-        if self.features is None:
+    def _check_columns(self, data: Any, argument: str) -> None:
+        """Check that a DataFrame has the columns that `fit` used for an argument."""
+        given = getattr(self, argument)
+        if given is None:
             return
         finder = ColumnFinder(data)
         try:
-            for columns in _listed(self.features).values():
+            for columns in _listed(given).values():
                 for name in columns:
                     finder.type_of(name)
         except DataError as error:
             raise DataError(
-                f"{error} The columns are those of fit, features={self.features!r}: pass features= if they have other names "
+                f"{error} The columns are those of fit, {argument}={given!r}: pass {argument}= if they have other names "
                 "here."
             ) from None
 

@@ -1,6 +1,7 @@
 """What `fit` leaves as the defaults of `evaluate` and `predict`, without Spark."""
 
 import json
+import sys
 import warnings
 from functools import partial
 
@@ -99,9 +100,20 @@ def test_a_loader_that_cannot_be_imported_is_left_out_with_a_warning():
         assert again(local) == RowOptions("DataFrame", "image")
     imported = RowOptions("DataFrame", "image", loader=image_loader((8, 8), "RGB", parts.darker))
     with pytest.warns(
-        UserWarning, match=r"loader of the last fit is not known any more: .* module gone, which cannot be imported"
+        UserWarning, match=r"loader of the last fit is not known any more: .* module gone, which .* has not imported"
     ):
         assert again(imported, lambda text: text.replace("tests.ml.parts", "gone")).loader is None
+    with pytest.warns(UserWarning, match=r"cannot be created with the saved fields .*'width'.*restore its definition"):
+        assert again(RowOptions(loader=PADDED), lambda text: text.replace("maxlen", "width")).loader is None
+
+
+def test_a_file_causes_no_import(tmp_path, monkeypatch):
+    (tmp_path / "never_imported_by_options.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = RowOptions("DataFrame", "image", loader=image_loader((8, 8), "RGB", parts.darker))
+    with pytest.warns(UserWarning, match="has not imported: import it before loading"):
+        again(options, lambda text: text.replace("tests.ml.parts", "never_imported_by_options"))
+    assert "never_imported_by_options" not in sys.modules
 
 
 def test_models_and_ensembles_are_saved_with_the_options(tmp_path):
