@@ -6,9 +6,9 @@ learns a part of the problem, and the average of the models may be much worse th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    from sparkkeras.data.dataset import TaskContext
 
 T = TypeVar("T")
 
@@ -26,7 +29,10 @@ SAMPLED_VALUES = 16
 """The number of values of a row, evenly spaced, whose moments are computed for each array."""
 
 SAMPLED_ROWS = 4096
-"""The number of rows of a block, evenly spaced, of which the moments are computed."""
+"""The number of rows of a block, at random, of which the moments are computed."""
+
+LARGEST = 1e100
+"""Values from this size on are left out of the moments, like NaN."""
 
 RARE = 30
 """Classes with fewer rows are compared as one."""
@@ -71,30 +77,36 @@ class Moments:
     The latter are like logarithms of large values, so that a few of these do not hide all others.
 
     Attributes:
-        rows: The number of rows.
-        mean: The mean of each value, and then of each inverse hyperbolic sine, shape (2 * values,).
+        rows: The number of rows with a finite value, for each value and then once more, shape (2 * values,).
+        mean: The mean of each value, and then of each inverse hyperbolic sine.
         squares: The sums of squared deviations from these.
     """
 
-    rows: int
+    rows: Array
     mean: Array
     squares: Array
 
     @classmethod
     def of(cls, array: Array) -> Moments:
         """Of a non-empty array of numbers: of a sample of its rows and of their values."""
-        values = array.reshape(len(array), -1)[:: -(-len(array) // SAMPLED_ROWS)]
+        values = array.reshape(len(array), -1)
+        if len(values) > SAMPLED_ROWS:  # at random, since rows may be periodic
+            values = values[np.random.default_rng(0).integers(len(values), size=SAMPLED_ROWS)]
         sample = values[:, sampled_values(values.shape[1])].astype(np.float64)
         sample = np.concatenate([sample, np.arcsinh(sample)], axis=1)
-        mean = sample.mean(axis=0)
-        return cls(len(sample), mean, ((sample - mean) ** 2).sum(axis=0))
+        finite = np.abs(sample) < LARGEST  # not NaN
+        sample[~finite] = 0
+        rows = finite.sum(axis=0)
+        mean = sample.sum(axis=0) / np.maximum(rows, 1)
+        return cls(rows, mean, ((sample - mean) ** 2).sum(axis=0, where=finite))
 
     def union(self, other: Moments) -> Moments:
         """Of the rows of both (Chan, Golub and LeVeque 1983, https://doi.org/10.1080/00031305.1983.10483115)."""
-        rows = self.rows + other.rows
+        rows = np.maximum(self.rows + other.rows, 1)
         change = other.mean - self.mean
         mean = self.mean + change * (other.rows / rows)
-        return Moments(rows, mean, self.squares + other.squares + change**2 * (self.rows * other.rows / rows))
+        squares = self.squares + other.squares + change**2 * (self.rows * other.rows / rows)
+        return Moments(self.rows + other.rows, mean, squares)
 
 
 def sampled_values(width: int) -> Array:
@@ -121,7 +133,7 @@ class PartitionStats:
         arrays = (*block.arrays[block.form.span("x")], *labels)
         numbers = [array.dtype != object and array.size > 0 for array in arrays]
         moments = (Moments.of(array) if each else None for array, each in zip(arrays, numbers, strict=True))
-        return cls(tuple(map(_class_counts, labels)), tuple(moments))
+        return cls(tuple(map(class_counts, labels)), tuple(moments))
 
     def union(self, other: PartitionStats) -> PartitionStats:
         """Of the rows of both."""
@@ -147,7 +159,7 @@ def sum_counts(counts: Sequence[Counts]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def _class_counts(labels: Array) -> Counts | None:
+def class_counts(labels: Array) -> Counts | None:
     """The number of rows of each class, of class indices or one-hot rows; ``None`` for other labels."""
     if labels.dtype == object or not labels.size:
         return None
@@ -166,24 +178,43 @@ def _class_counts(labels: Array) -> Counts | None:
     return {int(index): int(counts[index]) for index in np.flatnonzero(counts)}
 
 
-def balanced_weights(stats: Sequence[PartitionStats]) -> dict[int, float]:
+@dataclass(frozen=True)
+class CountClasses:
+    """Yields the class counts of the first rows of a partition, or ``None`` if its labels are no classes.
+
+    Attributes:
+        rows: The number of rows to count of each partition; ``None``: all.
+    """
+
+    rows: tuple[int | None, ...]
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Counts | None]:
+        """Count them."""
+        rows = self.rows[context.worker]
+        for block in blocks:
+            labels = block[:rows].arrays[block.form.span("y")]
+            if rows != 0:
+                yield class_counts(labels[0]) if labels else None
+
+
+def balanced_weights(counts: Sequence[Counts | None]) -> dict[int, float]:
     """A weight for each class that is inversely proportional to its rows: ``rows / (classes * rows of the class)``.
 
     This is what scikit-learn means by ``class_weight="balanced"`` (King and Zeng 2001, https://doi.org/10.1093/pan/9.2.137).
 
     Args:
-        stats: The statistics of each partition with rows, for a single array of labels.
+        counts: The class counts of each partition with rows; ``None`` if its labels are no classes.
 
     Raises:
         DataError: The labels are no class indices and no one-hot rows, or there are too many classes.
     """
-    counts = _if_all(each.classes[0] if each.classes else None for each in stats)
-    if not counts:
+    found = _if_all(counts)
+    if not found:
         raise DataError(
             'class_weight="balanced" counts the rows of each class: expected labels that are class indices or one-hot rows, '
             f"of at most {MAX_CLASSES} classes. Pass the weights instead, {{class index: weight}}."
         )
-    total = sum_counts(counts)
+    total = sum_counts(found)
     rows = sum(total.values())
     return {index: rows / (len(total) * each) for index, each in total.items()}
 
@@ -303,19 +334,17 @@ def differences_of_values(moments: Sequence[Moments]) -> Array:
     Args:
         moments: The moments of each partition.
     """
-    rows = np.array([each.rows for each in moments], np.float64)[:, None]
+    rows = np.array([each.rows for each in moments], np.float64)
     means = np.array([each.mean for each in moments])
-    total, parts = float(rows.sum()), len(moments)
-    if total / parts <= FEW:
-        return np.zeros(means.shape[1])
-    between = (rows * (means - (rows * means).sum(axis=0) / total) ** 2).sum(axis=0)
-    within = np.sum([each.squares for each in moments], axis=0)
-    noise = within / (total - parts)  # the variance within partitions
+    total, parts = rows.sum(axis=0), len(moments)
     with np.errstate(divide="ignore", invalid="ignore"):
+        between = (rows * (means - (rows * means).sum(axis=0) / total) ** 2).sum(axis=0)
+        within = np.sum([each.squares for each in moments], axis=0)
+        noise = within / (total - parts)  # the variance within partitions
         sizes = (between - (parts - 1) * noise) / (between + within + noise)
         ratio = np.minimum(between / (parts - 1) / noise, 1e9)
-    significant = _deviations(ratio, parts - 1, total - parts) >= SIGNIFICANT  # no NaN is
-    return np.where(significant, sizes, 0.0)
+        significant = _deviations(ratio, parts - 1, total - parts) >= SIGNIFICANT  # no NaN is
+    return np.where(significant & (total > FEW * parts), sizes, 0.0)
 
 
 def _deviations(ratio: Any, freedom: float, freedom_within: float = np.inf) -> Any:

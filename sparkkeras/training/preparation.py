@@ -17,7 +17,7 @@ from sparkkeras.data.block import BlockSpec, describe
 from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
-from sparkkeras.data.partition_stats import ClassWeight, balanced_weights, class_weight_argument
+from sparkkeras.data.partition_stats import ClassWeight, CountClasses, balanced_weights, class_weight_argument
 from sparkkeras.data.placement import RowPlacement, Shuffle, TrainValidationSplit, shuffle_argument
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
@@ -193,6 +193,11 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         )
     if weights == "balanced":
         check_row_count(source, 'class_weight="balanced"', "pass the weights, {class index: weight}.")
+        if transform is not None:
+            raise ConfigurationError(
+                'class_weight="balanced" counts the labels before the transform, which may change them: pass the weights, '
+                "{class index: weight}."
+            )
     if validation_split:
         check_row_count(source, "validation_split", "pass a second function as validation_data=.")
     if validation_col is not None:
@@ -268,11 +273,13 @@ def prepare_fit(
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
+        split = TrainValidationSplit.split([handle.rows for handle in stored.handles], request.validation_split)
         options = request.options
         if request.balances_classes:
-            weights = balanced_weights([handle.stats for handle in stored.handles if handle.stats is not None])
+            weights = balanced_weights(stored.run(CountClasses(split.train)).collect())
+            for model in models:
+                check_class_weight(model, weights)
             options = replace(options, class_weight=weights)
-        split = TrainValidationSplit.split([handle.rows for handle in stored.handles], request.validation_split)
         held_out_rows: Sequence[int | None] = split.validate
         validation = None
         if request.validation_split:

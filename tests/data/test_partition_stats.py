@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.partition_stats import Moments, PartitionStats, balanced_weights, largest_difference
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.partition_stats import CountClasses, Moments, PartitionStats, balanced_weights, largest_difference
 from sparkkeras.data.placement import even_slices
 from sparkkeras.errors import DataError
 from tests.conftest import long
@@ -103,6 +104,20 @@ def test_chance_in_few_rows_is_no_difference():
     assert not any(difference(noise(24), RNG.normal(size=24), 2) for _ in range(500))
 
 
+def test_gaps_and_infinite_values_hide_no_difference():
+    x = noise(1000)
+    x[:, 0] = np.arange(1000)
+    x[RNG.random(x.shape) < 0.2] = np.nan
+    x[5], x[6] = np.inf, 1e30
+    found = difference(x.astype(np.float64) ** 9, RNG.integers(0, 2, 1000), 4)
+    assert (found.array, found.value) == (0, 0)
+
+
+def test_periodic_rows_do_not_differ():
+    hours = (np.arange(4 * 24 * 4096) + 7 * (np.arange(4 * 24 * 4096) >= 2 * 24 * 4096)) % 24
+    assert difference(hours[:, None].astype(np.float32), RNG.integers(0, 2, len(hours)), 2) is None
+
+
 def test_strings_nan_constants_and_missing_labels_do_not_differ():
     x = {"a": np.full((400, 2), np.nan), "b": np.array(["x", "y"] * 200, object), "c": np.ones((400, 1))}
     assert difference(x, np.zeros(400), 2) is None
@@ -132,12 +147,14 @@ def test_balanced_weights_are_those_of_scikit_learn():
     y = RNG.choice([0, 1, 4], 500, p=[0.7, 0.2, 0.1])
     expected = compute_class_weight("balanced", classes=np.array([0, 1, 4]), y=y)
     for labels in (y, np.eye(5)[y]):
-        weights = balanced_weights(list(stats(from_arrays(noise(500), labels, None), 3).values()))
+        block = from_arrays(noise(600), np.concatenate([labels, labels[:100]]), None)
+        counts = CountClasses((300, None, 0))
+        parts = [block[:350], block[300:500], block[500:]]  # the last 50 of the first part, and the third one, do not count
+        weights = balanced_weights([n for i, part in enumerate(parts) for n in counts(TaskContext(i), iter([part]))])
         assert list(weights) == [0, 1, 4]
         np.testing.assert_allclose(list(weights.values()), expected)
 
 
 def test_labels_that_cannot_be_balanced_are_an_error():
-    found = stats(from_arrays(noise(50), RNG.normal(size=50), None), 2)
     with pytest.raises(DataError, match=r'^class_weight="balanced" counts the rows.*Pass the weights instead'):
-        balanced_weights(list(found.values()))
+        balanced_weights([{0: 3, 1: 5}, None])

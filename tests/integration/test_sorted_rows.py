@@ -118,17 +118,39 @@ def test_resuming_with_other_rows_is_an_error(sc, tmp_path):
         run(changed, 4, path="parts", resume=True)
 
 
+def test_balanced_class_weights_are_those_of_the_rows_to_train_on(sc):
+    y = (GENERATOR.random(600) < 0.2).astype(np.int64)
+    data = sc.parallelize(list(zip(X, y, strict=True)), 3)
+    rows_of_classes = np.bincount(np.concatenate([y[start : start + 150] for start in (0, 200, 400)]))
+    given = {number: 450 / (2 * count) for number, count in enumerate(rows_of_classes)}
+    settings = {"validation_split": 0.25, "model": classifier(8, 4, 2)}
+    expected = fit(data, class_weight=given, **settings)
+    settings["model"] = classifier(8, 4, 2)
+    assert is_same(fit(data, class_weight="balanced", **settings), expected)
+    settings["model"] = classifier(8, 4, 2)
+    assert not is_same(fit(data, **settings), expected)
+    with pytest.raises(ConfigurationError, match=r"^class_weight=.*unknown classes, 2.*the model has 2 classes"):
+        fit(X, Y, model=classifier(8, 4, 2), class_weight="balanced")
+
+
 def test_an_argument_that_does_not_fit_is_an_error_before_a_job(sc):
     with pytest.raises(ConfigurationError, match=r"^shuffle='globally': expected True, False or \"global\"\.$"):
         fit(X, Y, shuffle="globally")
     with pytest.raises(ConfigurationError, match=r'shuffle="global" redistributes stored rows, but data is a function'):
         fit(lambda worker, num_workers: iter(()), shuffle="global")
+    with pytest.raises(ConfigurationError, match=r'class_weight="balanced" counts the labels before the transform'):
+        fit(X, Y, class_weight="balanced", transform=lambda x, y: (x, 3 - y))
 
 
 def test_malformed_rows_are_reported_with_their_place(sc):
     data = sc.parallelize([([1.0, 2.0], 0), ([1.0, float("nan")], 1)], 1)
     with pytest.raises(DataError, match="row 1 of partition 0"):
         fit(data, model=classifier(2, 4, 4), shuffle="global")
+
+
+def test_an_rdd_of_arrays_of_objects(sc):
+    rdd = to_simple_rdd(sc, X.astype(object), Y.astype(object), num_slices=2)
+    assert is_same(fit(rdd), fit(to_simple_rdd(sc, X, Y, num_slices=2)))
 
 
 def test_an_rdd_does_not_change_with_the_arrays_that_it_was_made_of(sc):
