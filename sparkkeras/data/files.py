@@ -26,7 +26,6 @@ from numpy.typing import DTypeLike
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.data.partition_stats import PartitionStats
-from sparkkeras.data.sparse import SparseRows
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.errors import DataError, StorageError
 from sparkkeras.weights import Array
@@ -49,7 +48,7 @@ class Handle:
         labels: The value range of each array of labels.
         text_bytes: The size of all strings, in bytes.
         checksum: A CRC-32 of the rows in their order; ``None``: unknown.
-        stats: Statistics of the rows; ``None`` if there are no rows, or they are not stored.
+        stats: Statistics of the rows; ``None`` if there are no rows, or they are not to be compared.
     """
 
     partition: int
@@ -148,11 +147,17 @@ def draft_of(target: Path, overwrite: bool = True) -> Iterator[Path]:
             draft.unlink(missing_ok=True)
 
 
-def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
+def write(blocks: Iterable[Block], partition: int, folder: Path, with_stats: bool = False) -> Handle:
     """Write a partition's blocks to a new folder in ``folder``, with one block in memory at a time.
 
     Every attempt writes to a separate hidden folder and renames it when it is complete, so concurrent attempts and readers
     do not interfere.
+
+    Args:
+        blocks: The blocks.
+        partition: The index of the partition.
+        folder: The folder.
+        with_stats: Whether to compute the statistics of the rows.
 
     Raises:
         DataError: The blocks differ in structure, shape or dtype.
@@ -161,11 +166,11 @@ def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
     target = folder / f"part-{partition}-{uuid.uuid4().hex}"
     with draft_of(target) as draft:
         draft.mkdir()
-        handle = _write_arrays(blocks, partition, draft)
+        handle = _write_arrays(blocks, partition, draft, with_stats)
     return replace(handle, directory=str(target))
 
 
-def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> Handle:
+def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path, with_stats: bool) -> Handle:
     rows = 0
     spec: BlockSpec | None = None
     labels: tuple[LabelRange, ...] = ()
@@ -187,8 +192,9 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
                 for file, array in zip(files, block.arrays, strict=True):
                     file.append(array)
             labels = union(labels, label_ranges(block))
-            found = PartitionStats.of(block)
-            stats = found if stats is None else stats.union(found)
+            if with_stats:
+                found = PartitionStats.of(block)
+                stats = found if stats is None else stats.union(found)
             rows += block.rows
         text_bytes = sum(file.end for file in files if isinstance(file, _TextFiles))
         checksum = zlib.crc32(repr([file.checksum for file in files]).encode())
@@ -198,11 +204,8 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
 def checksum_of(block: Block) -> int:
     """A CRC-32 of the rows of a block in memory, in their order; not the one of the same rows on disk."""
     checksums = []
-    for leaf, array in zip(block.spec.leaves, block.arrays, strict=True):
-        if isinstance(array, SparseRows):
-            parts: tuple[Array, ...] = array.starts, array.columns, array.values
-        else:
-            parts = cast(Text, to_text(array)[0]).buffers if leaf.is_text else (array,)
+    for leaf, array in zip(block.spec.leaves, block.dense().arrays, strict=True):
+        parts = cast(Text, to_text(array)[0]).buffers if leaf.is_text else (array,)
         checksums += [zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data) for part in parts]
     return zlib.crc32(repr(checksums).encode())
 

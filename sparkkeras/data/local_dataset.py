@@ -26,7 +26,6 @@ from sparkkeras.data.dataset import (
 )
 from sparkkeras.data.files import Handle, checksum_of, one_block
 from sparkkeras.data.label_range import label_ranges
-from sparkkeras.data.partition_stats import PartitionStats
 from sparkkeras.data.sizes import PIECE_BYTES
 
 R = TypeVar("R")
@@ -117,8 +116,7 @@ class LocalRows:
         if self.block is None or not self.block.rows:
             return Handle(number, "", 0, None)
         labels, checksum = label_ranges(self.block), checksum_of(self.block)
-        stats = PartitionStats.of(self.block)
-        return Handle(number, "", self.block.rows, self.block.spec, labels, checksum=checksum, stats=stats)
+        return Handle(number, "", self.block.rows, self.block.spec, labels, checksum=checksum)
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ class Store:
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Handle]:
         """Yield the handle."""
-        yield files.write(iter(blocks), partition, files.home(self.name))
+        yield files.write(iter(blocks), partition, files.home(self.name), with_stats=True)
 
 
 @dataclass(frozen=True)
