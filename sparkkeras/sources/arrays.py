@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from sparkkeras.data.files import Handle
 from sparkkeras.data.placement import even_slices
 from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
 from sparkkeras.data.sparse import with_sparse_rows
+from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster, check_running, start_workers
@@ -140,12 +142,19 @@ class ArraysRDD(PipelinedRDD):  # type: ignore[type-arg]
         blocks, _ = send(context, block, even_slices(block.rows, parts))
         super().__init__(blocks, _all_rows)
         self.x, self.y, self.sample_weight = x, y, sample_weight
-        self._checksum = files.checksum_of(block)
+        self._checksum = _checksum(block)
 
     @property
     def is_current(self) -> bool:
         """Whether the arrays have not changed since; otherwise only the RDD itself has its rows."""
-        return files.checksum_of(from_arrays(self.x, self.y, self.sample_weight)) == self._checksum
+        return _checksum(from_arrays(self.x, self.y, self.sample_weight)) == self._checksum
+
+
+def _checksum(block: Block) -> int:
+    checksum = 0
+    for part in Pickled.of(block).parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
 
 
 def _all_rows(_: int, blocks: Iterable[Block]) -> Iterator[tuple[Any, ...]]:
