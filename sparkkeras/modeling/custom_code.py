@@ -258,23 +258,21 @@ def untracked_variables(model: Any) -> dict[str, Any]:
 
 
 def _not_reset(metric: Any) -> list[Any]:
-    """The variables of a metric that its ``reset_state`` leaves as they are."""
+    """The variables of a metric that its ``reset_state`` leaves as they are. It is called for a copy of the metric."""
     import keras
 
-    before = [np.array(keras.ops.convert_to_numpy(variable)) for variable in metric.variables]
     try:
-        for variable, value in zip(metric.variables, before, strict=True):
-            variable.assign(value + 1)
-        metric.reset_state()
-        after = [keras.ops.convert_to_numpy(variable) for variable in metric.variables]
-    except Exception:  # the metric may not be built yet
-        return []
-    finally:
-        for variable, value in zip(metric.variables, before, strict=False):
+        copy = type(metric).from_config(metric.get_config())
+        changed = [np.array(keras.ops.convert_to_numpy(variable)) + 1 for variable in copy.variables]
+        for variable, value in zip(copy.variables, changed, strict=True):
             variable.assign(value)
-    return [
-        variable for variable, old, new in zip(metric.variables, before, after, strict=True) if np.array_equal(new, old + 1)
-    ]
+        copy.reset_state()
+        kept = [
+            np.array_equal(keras.ops.convert_to_numpy(each), old) for each, old in zip(copy.variables, changed, strict=True)
+        ]
+        return [variable for variable, is_kept in zip(metric.variables, kept, strict=True) if is_kept]
+    except Exception:  # the metric cannot be copied, or creates its variables when it is called
+        return []
 
 
 def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str] = frozenset()) -> dict[str, Any]:

@@ -58,7 +58,13 @@ def dump_code(model: keras.Model, code: dict[str, Any]) -> tuple[ByValue[dict[st
         return _reduced(value)
 
     custom = ByValue.dump(code, "the model's custom code", reduced)
-    return custom, {**found, **untracked_variables(model)}
+    named = set(map(id, found.values()))
+    attributes = {
+        path: each
+        for path, each in untracked_variables(model).items()
+        if id(each) not in named and vars(each).get(_KEY) not in found
+    }
+    return custom, {**found, **attributes}
 
 
 def dump_callbacks(callbacks: Sequence[Any], models: Iterable[keras.Model]) -> ByValue[Sequence[Any]]:

@@ -222,7 +222,7 @@ class DriverCallbacks:
         )
         self._logs: dict[str, Any] = {}
         self._model = model
-        self._unchanging = Unchanging(model)
+        self._unchanging: Unchanging | None = None
 
     @property
     def history(self) -> keras.callbacks.History:
@@ -259,6 +259,7 @@ class DriverCallbacks:
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Call the callbacks at the beginning of an epoch; they may set weights, or the learning rate."""
+        self._unchanging = self._unchanging or Unchanging(self._model)  # with the values of a checkpoint
         self._list.on_epoch_begin(epoch)
         self._unchanging.check()
 

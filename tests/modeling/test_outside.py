@@ -137,6 +137,34 @@ def test_a_variable_that_a_metric_does_not_reset_is_not_its_state():
     assert value(metric.weight) == 0.25
 
 
+class Both(Weighted):
+    def __init__(self, name="both", **others):
+        super().__init__(name=name, **others)
+        self.weight = ALPHA
+
+    def call(self, y, predicted):
+        return ALPHA * super().call(y, predicted)
+
+
+def test_a_variable_that_is_global_and_an_attribute_is_one():
+    given = model(Both())
+    assert len(ModelArchive.pack(given).outside) == 1
+    assert dump_callbacks([Setting(ALPHA)], [given]).fresh()
+
+
+def test_finding_variables_leaves_the_metrics_of_the_model_alone():
+    given, resets = model("mse"), []
+
+    class Noted(WeightedMean):
+        def reset_state(self):
+            resets.append(self)
+            super().reset_state()
+
+    given.compile("adam", "mse", metrics=[metric := Noted()])
+    ModelArchive.pack(given)
+    assert metric not in resets
+
+
 def test_a_callback_changes_the_variable_of_the_workers_model():
     given, own = model(), keras.Variable(1.0)
     _, (variable,) = unpacked(given)
