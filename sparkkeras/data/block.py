@@ -57,6 +57,8 @@ class Structure:
         Raises:
             ValueError: A dict has keys that are not strings.
         """
+        if isinstance(value, Mapping) and not value:
+            raise ValueError("expected an array, or a dict or tuple of arrays, received an empty dict")
         found = cls(tuple(path for path, _ in items_by_path(value, cls() if isinstance(expected, int) else expected)))
         count = expected.count if isinstance(expected, Structure) else expected
         if found.bare and isinstance(value, (tuple, list)) and count == len(value):

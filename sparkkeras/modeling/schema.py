@@ -87,7 +87,12 @@ def as_built(model: keras.Model, x: Any) -> Any:
     Keras warns of another type, and that of a ``keras.utils.FeatureSpace`` is Keras's own.
     """
     built = getattr(graph_of(model), "_inputs_struct", None)
-    return type(built)(x) if isinstance(built, dict) and isinstance(x, dict) else x
+    if not isinstance(built, dict) or not isinstance(x, dict):
+        return x
+    try:
+        return type(built)(x)
+    except TypeError:  # a defaultdict
+        return x
 
 
 def output_structure(model: keras.Model) -> Structure | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -171,6 +171,8 @@ class Selection:
         columns = [list(leaf.columns) if leaf.together else leaf.columns[0] for leaf in self.leaves[self.form.span(side)]]
         if structure.bare:
             return columns[0]
+        if structure.is_nested and not specs:  # names of nested inputs are only known for inputs that are known
+            return cast("Columns", structure.build(columns))
         return dict(zip(structure.names or [spec.name for spec in specs], columns, strict=True))
 
     def columns(self, frame: DataFrame) -> list[Column]:

@@ -2,7 +2,7 @@
 
 So the places are the same when rows are read again, after an executor was lost or when training is resumed. A first shuffle
 sorts all rows by a digest of their bytes, so that equal rows meet, and a second one deals them in this order. So partitions
-have the same number of rows, however often rows repeat, and the last rows of each are those with the highest digests.
+have about the same number of rows, however often rows repeat, and the last rows of each are those with the highest digests.
 """
 
 from __future__ import annotations

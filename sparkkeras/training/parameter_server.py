@@ -265,7 +265,7 @@ class _Training:
         counts = [self._iterations, *(report.iterations for report in end.reports)]
         self._iterations = tuple(map(max, zip(*counts, strict=True)))
         set_iterations(model, self._iterations)
-        weights, optimizer = model_state.take_weights(model), _optimizer(model)
+        weights, optimizer = model_state.take_weights(model), _optimizer(model) if self._callbacks.given else {}
         logs = metrics.logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         add_histories(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
@@ -299,7 +299,8 @@ class _Training:
             job.recorder.begin_epoch(end.epoch + 1)
             self._changes = [each for each in self._changes if each[0] > snapshot.version]
             self._epoch = end.epoch + 1
-            self._send_changes(weights, optimizer)
+            if self._callbacks.given:
+                self._send_changes(weights, optimizer)
         self._send_settings()
 
     def _changed(self, weights: Flat, version: int) -> Flat:
