@@ -509,7 +509,7 @@ class SparkModel:
             self._fits, self._rows = fits, rows_read
             if recorder is not None and recorder.is_complete(request.epochs):
                 return recorder.restore_result(job, request.callbacks)
-            warn_of_sorted_rows(request, stored, averages=self.mode != "allreduce")
+            warn_of_sorted_rows(request, job.split, stored, averages=self.mode != "allreduce")
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)

@@ -173,6 +173,11 @@ def name_of(path: Path) -> str:
     return "/".join(map(str, path))
 
 
+def in_column_name(name: str) -> str:
+    """A name of `Structure.names` as a part of the name of a column."""
+    return name.replace("/", "_")
+
+
 def _are_arrays(value: Any) -> bool:
     """Whether a value is a tuple of arrays, of tuples of these, or of dicts."""
     if not isinstance(value, tuple) or not value:

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -67,7 +67,11 @@ def class_weight_argument(name: str, value: Any) -> dict[int, float] | Literal["
     Raises:
         ConfigurationError: It is none of these.
     """
-    return "balanced" if isinstance(value, str) and value == "balanced" else arguments.class_weight(name, value)
+    if isinstance(value, str):
+        if value != "balanced":
+            raise ConfigurationError(f'{name}={value!r}: expected "balanced", or a dict from class indices to weights.')
+        return "balanced"
+    return arguments.class_weight(name, value)
 
 
 @dataclass(frozen=True)

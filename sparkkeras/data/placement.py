@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparkkeras.arguments import flag
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.weights import Array
 
@@ -33,9 +32,9 @@ def shuffle_argument(name: str, value: Any) -> Shuffle:
     """
     if isinstance(value, str) and value == "global":
         return "global"
-    if isinstance(value, str):
-        raise ConfigurationError(f'{name}={value!r}: expected True, False or "global".')
-    return flag(name, value)
+    if isinstance(value, (bool, int, np.bool_)) and value in (0, 1):
+        return bool(value)
+    raise ConfigurationError(f'{name}={value!r}: expected True, False or "global".')
 
 
 @dataclass(frozen=True)

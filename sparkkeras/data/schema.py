@@ -118,6 +118,7 @@ class Schema:
                 raise DataError(
                     f"features have the keys {sorted(form.x.names)}, but the model's inputs are {sorted(by_name)}: "
                     "use the names of the inputs as the keys, with one array for each."
+                    + (" A slash stands for a dict in a dict." if any("/" in name for name in by_name) else "")
                     + on_optional(spec for spec in specs if spec.name not in form.x.names)
                 )
             specs = [by_name.get(name, specs[0]) for name in form.x.names]

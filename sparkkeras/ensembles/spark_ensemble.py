@@ -272,7 +272,7 @@ class SparkEnsemble:
             workers_validate=True,
         )
         with rows as (job, stored):
-            warn_of_sorted_rows(request, stored, averages=self.sampling == "partition")
+            warn_of_sorted_rows(request, job.split, stored, averages=self.sampling == "partition")
             trained = 0
             if checkpoints is not None:
                 checkpoints.begin(data_of(job, stored), Rows.of(job, stored), self.models, seed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from sparkkeras.data.block import in_column_name
 from sparkkeras.errors import ConfigurationError, counted, known_names
 from sparkkeras.ml.converters import Names, Thresholds
 from sparkkeras.modeling.outputs import Output, OutputTask, losses_of, outputs_of
@@ -266,7 +267,7 @@ def as_vector(numbers: Column) -> Column:
 
 def _by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
     if isinstance(given, str):
-        return [given] if len(outputs) == 1 else [f"{given}_{name}" if given else "" for name in outputs]
+        return [given] if len(outputs) == 1 else [given and f"{given}_{in_column_name(name)}" for name in outputs]
     if isinstance(given, Mapping):
         _check_keys(param, given, outputs)
         return [given.get(name, "") for name in outputs]

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.data.block import Block, by_name
+from sparkkeras.data.block import Block, by_name, in_column_name
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.invalid_rows import InvalidPolicy
@@ -254,7 +254,7 @@ def _column_names(
             )
         names = [output_col[name] for name in output_names]
     elif isinstance(output_col, str):
-        suffixes = [name.replace("/", "_") for name in output_names]
+        suffixes = [in_column_name(name) for name in output_names]
         names = [output_col] if len(output_names) == 1 else [f"{output_col}_{suffix}" for suffix in suffixes]
     else:
         names = list(output_col) if isinstance(output_col, (list, tuple)) else [output_col]

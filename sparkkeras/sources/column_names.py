@@ -111,9 +111,9 @@ def column_names(argument: str, given: Any) -> tuple[str, ...]:
     """
     received, advice, other = describe(given), "", given
     if isinstance(given, (list, tuple)):
-        other = next((each for each in given if not isinstance(each, str)), None)
-        if given and other is None:
+        if given and all(isinstance(each, str) for each in given):
             return tuple(given)
+        other = next((each for each in given if not isinstance(each, str)), None)
         received += f", one of which is {describe(other)}" if given else ""
     if isinstance(other, (list, tuple)) and other is not given:
         advice = f" For several columns per input or output, use a dict: {argument}={{name: [columns]}}."

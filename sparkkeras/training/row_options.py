@@ -108,9 +108,10 @@ class RowOptions:
         if not isinstance(transform, AsInFit):
             return transform
         if self.transform is not None:
+            again = "the same transform=" if "<" in self.transform else f"transform={self.transform}"
             warn(
                 f"fit had transform={self.transform}, which {method} does not apply by itself: it may be augmentation. "
-                f"Pass transform={self.transform}, or transform=None if these rows need none."
+                f"Pass {again}, or transform=None if these rows need none."
             )
         return None
 

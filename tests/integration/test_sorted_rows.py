@@ -13,7 +13,7 @@ GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((600, 8)).astype(np.float32)
 Y = np.sort(GENERATOR.integers(0, 4, 600))
 X[:, 0] += Y
-WARNING = r'rows seem to be sorted: {}.*shuffle="global"'
+WARNING = r'rows seem to be sorted\. {}.*shuffle="global"'
 
 
 def rows(sc, parts, order=slice(None)):
@@ -37,7 +37,7 @@ def is_same(one, other):
 
 
 def test_sorted_rows_give_a_warning_that_names_the_fix(sc, spark):
-    with pytest.warns(UserWarning, match=WARNING.format(r"y is (\d) in 100% of the rows of partition \1, and in 0% of")):
+    with pytest.warns(UserWarning, match=WARNING.format(r"y is (\d) in 100% of partition \1, and in 0% of")):
         fit(rows(sc, 4))
     frame = to_data_frame(spark, X, Y).repartitionByRange(2, "label")
     with pytest.warns(UserWarning, match=WARNING.format("'label' is ")):
@@ -64,6 +64,15 @@ def test_only_what_a_mode_needs_is_warned_of(sc):
     with pytest.warns(UserWarning, match=WARNING.format("y is ")):
         ensemble("partition").fit(rows(sc, 2), verbose=0)
     ensemble("all").fit(rows(sc, 2), verbose=0)
+
+
+def test_validation_rows_that_differ_from_the_others_give_a_warning(spark):
+    frame = to_data_frame(spark, X, Y).coalesce(1).sortWithinPartitions("label")
+    match = WARNING.format(r"'label' is 3 in \d+% of those of validation_split, .* and in \d+% of the rows to train on")
+    with pytest.warns(UserWarning, match=match):
+        fit(frame, validation_split=0.2)
+    fit(frame)
+    fit(frame, validation_split=0.2, shuffle="global")
 
 
 def test_global_places_do_not_depend_on_the_order_of_the_source(sc, spark):
