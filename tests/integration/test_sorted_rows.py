@@ -53,7 +53,7 @@ def test_rows_sorted_by_a_feature_give_a_warning_that_names_the_column(spark):
         [(float(day), float(x), int(y)) for day, (x, *_), y in zip(days, X, GENERATOR.permutation(Y), strict=True)],
         "day double, x double, label long",
     )
-    with pytest.warns(UserWarning, match=WARNING.format("'day' has the mean .* in partition 0 and .* in partition 2")):
+    with pytest.warns(UserWarning, match=WARNING.format("'day' has the mean .* in partition 0, and .* in partition 2")):
         fit(frame.repartitionByRange(3, "day"), model=classifier(2, 8, 4), features=["day", "x"])
 
 
@@ -129,7 +129,7 @@ def test_resuming_with_other_rows_is_an_error(sc, tmp_path):
 
 def test_balanced_class_weights_are_those_of_the_rows_to_train_on(sc):
     y = (GENERATOR.random(600) < 0.2).astype(np.int64)
-    data = sc.parallelize(list(zip(X, y, strict=True)), 3)
+    data = sc.parallelize(list(zip(GENERATOR.permutation(X), y, strict=True)), 3)
     rows_of_classes = np.bincount(np.concatenate([y[start : start + 150] for start in (0, 200, 400)]))
     given = {number: 450 / (2 * count) for number, count in enumerate(rows_of_classes)}
     settings = {"validation_split": 0.25, "model": classifier(8, 4, 2)}
