@@ -138,8 +138,6 @@ def test_balanced_class_weights_are_those_of_the_rows_to_train_on(sc):
     assert is_same(fit(data, class_weight="balanced", **settings), expected)
     settings["model"] = classifier(8, 4, 2)
     assert not is_same(fit(data, **settings), expected)
-    with pytest.raises(ConfigurationError, match=r"^class_weight=.*unknown classes, 2.*the model has 2 classes"):
-        fit(X, Y, model=classifier(8, 4, 2), class_weight="balanced")
 
 
 def test_an_argument_that_does_not_fit_is_an_error_before_a_job(sc):
