@@ -28,14 +28,15 @@ class StatusLine:
 
     Args:
         verbose: 0: silent; 1: with the line that changes; 2: without it.
+        wait_seconds: How long the first line waits where no line can change, for what writes lines of its own.
     """
 
-    def __init__(self, verbose: int) -> None:
+    def __init__(self, verbose: int, wait_seconds: float = 0.0) -> None:
         self._verbose = verbose
         self._lock = threading.Lock()
         self._changes = verbose == 1 and _can_change()
         self._shown = ""
-        self._next = 0.0
+        self._next = time.monotonic() + wait_seconds if wait_seconds and not self._changes else 0.0
 
     @property
     def changes(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sparkkeras.errors import counted
 from sparkkeras.events import Events, OutputWritten, RankChanged
 from sparkkeras.progress.pace import ReportedPace
-from sparkkeras.progress.status_line import StatusLine, format_duration, format_logs
+from sparkkeras.progress.status_line import FIRST_LOG_SECONDS, StatusLine, format_duration, format_logs
 from sparkkeras.runner.group import Group
 
 
@@ -25,7 +25,7 @@ class Display:
 
     def __init__(self, group: Group, events: Events, verbose: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._events = group, events
-        self._status = StatusLine(verbose)
+        self._status = StatusLine(verbose, FIRST_LOG_SECONDS)
         self._states: list[tuple[str, int | None]] = [
             ("", None)
         ] * group.size  # with the attempt: Spark may start a rank again

@@ -290,7 +290,7 @@ def test_partitions_are_coalesced_to_the_number_of_slots(sc, num_workers, expect
     if num_workers is not None and num_workers > 2:
         few = pytest.warns(UserWarning, match=f"num_workers={num_workers}, but Spark has 2 free slots.*2 will train")
     with few:
-        history = spark_model.fit(rdd, epochs=2, verbose=0)
+        history = spark_model.fit(rdd, epochs=2, shuffle=False, verbose=0)
     np.testing.assert_allclose(history.history["loss"], [np.mean(y.astype(float) ** 2)] * 2, rtol=1e-4)
     assert sorted(report["worker"] for report in spark_model.training_histories) == sorted(list(range(expected)) * 2)
     assert sum(report["rows"] for report in spark_model.training_histories) == 2 * 120
@@ -597,7 +597,7 @@ def test_an_update_that_is_not_finite_stops_training(sc, nothing_left):
     before = model.get_weights()
     spark_model = distributed(model, frequency=2, batch_size=4, num_workers=None)
     with pytest.raises(DivergenceError, match="diverged in epoch 1 on worker 1: its update is not finite"):
-        spark_model.fit(parts_of(sc, bad, y, 40, 24), epochs=3, verbose=0)
+        spark_model.fit(parts_of(sc, bad, y, 40, 24), epochs=3, shuffle=False, verbose=0)
     same(model.get_weights(), before)
     history = spark_model.fit(parts_of(sc, x, y, 40, 24), epochs=3, verbose=0)
     assert history.history["loss"][-1] < history.history["loss"][0]

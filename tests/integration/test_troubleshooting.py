@@ -191,6 +191,7 @@ def check(message, kind, folder="/data/run"):
     ):
         message = message.replace(here, there)
     message = re.sub(r":\d{4,5}\b", ":41343", message)
+    message = re.sub(r"\d+\.\d of \d+\.\d GB", "12.4 of 15.6 GB", message)
     message = re.sub(r"(checkpoint-\d+)-\w+", r"\1-4b31108c", message)
     section = PAGE.partition(f"\n### {kind.__name__}\n")[2].partition("\n### ")[0]
     shown = [" ".join(text.split()) for text in re.findall(r"^```output\n(.*?)^```", section, re.MULTILINE | re.DOTALL)]
