@@ -170,7 +170,7 @@ def write(blocks: Iterable[Block], partition: int, folder: Path, with_stats: boo
     return replace(handle, directory=str(target))
 
 
-def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path, with_stats: bool) -> Handle:
+def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path, with_stats: bool = False) -> Handle:
     rows = 0
     spec: BlockSpec | None = None
     labels: tuple[LabelRange, ...] = ()
