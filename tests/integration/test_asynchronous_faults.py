@@ -129,6 +129,7 @@ def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency
     assert int(trained.model.optimizer.iterations) == EPOCHS * BATCHES
 
 
+@pytest.mark.filterwarnings("ignore:the rows seem to be sorted")  # those to validate on are marked
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("transport", "split"),

@@ -197,6 +197,7 @@ def zeros_for_nan(x, y):
     return np.nan_to_num(x, nan=0.0), y
 
 
+@pytest.mark.filterwarnings("ignore:the rows seem to be sorted")  # by the column n
 def test_nulls_can_be_read_as_nan(spark):
     missing = F.col("id") % 3 == 0
     frame = wide(spark).withColumn("a", F.when(~missing, F.col("a"))).withColumn("n", F.when(~missing, F.col("id")))

@@ -100,7 +100,7 @@ def test_arguments_are_keyword_only():
         ("rule", "dilocco", "rule='dilocco' is not known.*Did you mean 'diloco'"),
         ("rule", DiLoCo, "is a class; expected an object"),
         ("server_options", {}, "ParameterServerOptions"),
-        ("shuffle", 2, "shuffle=2: expected True or False"),
+        ("shuffle", 2, 'shuffle=2: expected True, False or "global"'),
         ("learning_rate", -1, "learning_rate=-1: expected a positive number"),
         ("learning_rate", float("nan"), "learning_rate=nan: expected a positive number"),
         ("class_weight", {"a": 1}, "expected a dict from class indices"),
