@@ -41,8 +41,8 @@ FEW = 10
 """Moments are compared in partitions that have more rows on average: a few outliers would decide in smaller ones."""
 
 LARGE_OF_LABELS = 0.25
-"""From this size on, a difference of labels is large: it cost 0.5 to 3 percentage points of accuracy in synchronous training
-with 2 and 10 partitions (``benchmarks/sorted_rows.py``)."""
+"""From this size on, a difference of labels is large: it cost 0.5 to 3 percentage points of accuracy when models of 2 and 10
+partitions were averaged after each epoch. ``benchmarks/sorted_rows.py`` measures it in full."""
 
 LARGE_OF_FEATURES = 0.5
 """The same for features, whose difference cost up to 2.5 percentage points."""

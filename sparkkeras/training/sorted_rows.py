@@ -55,7 +55,7 @@ def warn_of_sorted_rows(request: FitRequest, split: TrainValidationSplit, datase
         found = largest_difference(spec, stats)
         if found is not None:
             places = [f"partition {number}" for number, _ in (found.low, found.high)]
-            example = "" if found.group is None else ": digits sorted by label reached an accuracy of 0.43 instead of 0.92"
+            example = "" if found.group is None else ": digits sorted by label reached an accuracy of 0.57 instead of 0.85"
             reasons.append(
                 f"{_described(source, spec, found, places)}. Each worker learns from its own partition until the next "
                 f"exchange, so the model may become much worse{example}."
