@@ -42,7 +42,7 @@ FEW = 10
 
 LARGE_OF_LABELS = 0.25
 """From this size on, a difference of labels is large: it cost 0.5 to 3 percentage points of accuracy when models of 2 and 10
-partitions were averaged after each epoch. ``benchmarks/sorted_rows.py`` measures it in full."""
+partitions were averaged after each epoch."""
 
 LARGE_OF_FEATURES = 0.5
 """The same for features, whose difference cost up to 2.5 percentage points."""
