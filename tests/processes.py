@@ -1,4 +1,4 @@
-"""The environment of programs that tests start in separate processes, and the interrupt of this process."""
+"""The environment and output of programs that tests start in separate processes, and the interrupt of this process."""
 
 import contextlib
 import os
@@ -27,6 +27,11 @@ def free_port():
         port = random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+def lines_of_ranks(capsys):
+    """The lines that ranks have written, without the lines of progress that a run of more than 10 seconds writes."""
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
 
 
 @contextlib.contextmanager

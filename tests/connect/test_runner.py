@@ -14,7 +14,7 @@ from sparkkeras import ConfigurationError, DataError, SparkRunner, WorkerError
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.runner import connect_hosts, context
-from tests.processes import interrupted_when
+from tests.processes import interrupted_when, lines_of_ranks
 
 
 def until(condition, seconds=30):
@@ -46,7 +46,7 @@ def test_ranks_read_the_rows_of_a_data_frame_and_exchange_values(spark, capsys):
     assert sorted(value for _, _, labels, _, _ in found for value in labels) == list(range(10))
     assert [(total, shape) for *_, total, shape in found] == [(90, (2,))] * 2
     assert not any(is_alive(pid) for pid, *_ in found)
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] training", "[1] training"]
+    assert sorted(lines_of_ranks(capsys)) == ["[0] training", "[1] training"]
 
 
 @pytest.mark.soak
@@ -82,7 +82,7 @@ def test_independent_ranks_and_files(spark, tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text("import sys\nfrom sparkkeras.runner import context\nprint(context().all_reduce(1), sys.argv[1:])")
     assert SparkRunner(2).run(script, "--fast") == [None, None]
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] 2 ['--fast']" for rank in (0, 1)]
+    assert sorted(lines_of_ranks(capsys)) == [f"[{rank}] 2 ['--fast']" for rank in (0, 1)]
     found = SparkRunner(2).run(train, 1, data=(np.ones((7, 1)), np.arange(7)))
     assert [labels for _, _, labels, _, _ in found] == [[0, 1, 2], [3, 4, 5, 6]]
 

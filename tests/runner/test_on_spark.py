@@ -18,7 +18,7 @@ from sparkkeras.runner import context, groups
 from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
 from sparkkeras.spark.connect import client_address
 from tests.conftest import settle
-from tests.processes import interrupted_when
+from tests.processes import interrupted_when, lines_of_ranks
 
 
 def until(condition, seconds=30):
@@ -56,7 +56,7 @@ def test_a_function_runs_in_a_process_of_each_rank(sc, capsys):
     assert [(shape, total, cores) for _, _, shape, total, cores in found] == [((3, 4), 1.0, 1)] * 2
     assert len({pid for pids in found for pid in pids[:2]}) == 4
     assert not any(is_alive(pid) for pid, *_ in found)
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] training", "[1] training"]
+    assert sorted(lines_of_ranks(capsys)) == ["[0] training", "[1] training"]
 
 
 @pytest.mark.soak
@@ -108,7 +108,7 @@ def test_a_file_runs_in_a_new_python(sc, tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:], 'keras' in sys.modules)")
     assert SparkRunner(2).run(script, "--fast") == [None, None]
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] {rank} ['--fast'] False" for rank in (0, 1)]
+    assert sorted(lines_of_ranks(capsys)) == [f"[{rank}] {rank} ['--fast'] False" for rank in (0, 1)]
 
 
 @pytest.mark.soak  # test_spark_runner.py has it without Spark

@@ -36,7 +36,7 @@ from sparkkeras.runner import context, groups, hosts, local_hosts, processes, se
 from sparkkeras.runner.data import stored_on_workers
 from sparkkeras.runner.rank import Script
 from sparkkeras.runner.rank_context import RankContext
-from tests.processes import clean_environment, interrupted_when
+from tests.processes import clean_environment, interrupted_when, lines_of_ranks
 
 # Most ranks here are forks, which start at once; none uses the backend, whose threads do not exist in forks.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -91,7 +91,7 @@ def test_results_are_in_the_order_of_the_ranks(capsys):
     assert variables[1]["MASTER_PORT"] == addresses[0][0].partition(":")[2]
     assert variables[1]["RANK"] == "1"
     assert variables[0]["CUDA_VISIBLE_DEVICES"] == ""
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] rank 0", "[1] rank 1"]
+    assert sorted(lines_of_ranks(capsys)) == ["[0] rank 0", "[1] rank 1"]
 
 
 def test_a_file_runs_as_a_program(tmp_path, capsys):
@@ -111,7 +111,7 @@ def test_a_file_runs_as_a_program(tmp_path, capsys):
         )
     )
     assert local().run(script, "--epochs", 3) == [None, None]
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] 3 beside ['--epochs', '3'] True" for rank in (0, 1)]
+    assert sorted(lines_of_ranks(capsys)) == [f"[{rank}] 3 beside ['--epochs', '3'] True" for rank in (0, 1)]
     script.write_text("import sys\nprint('before')\nsys.exit(3)")
     with pytest.raises(WorkerError, match=r"failed: it exited with the code 3\.(.|\n)*1 line:\n\nbefore"):
         local(1).run(str(script))
@@ -348,7 +348,7 @@ def test_reports_appear_on_the_driver(forks, capsys):
         return [context().report(epoch, {"loss": np.float32(0.5) / (epoch + 1)}) for epoch in (0, 1)]
 
     assert local(1).run(train) == [[False, False]]
-    assert capsys.readouterr().out == "[0] epoch 1  loss: 0.5\n[0] epoch 2  loss: 0.25\n"
+    assert lines_of_ranks(capsys) == ["[0] epoch 1  loss: 0.5", "[0] epoch 2  loss: 0.25"]
 
 
 def test_what_is_not_a_number_is_named():
