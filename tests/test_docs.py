@@ -1,54 +1,33 @@
-"""The snippets in README and docs run unmodified, each page as one script; tests/test_notebooks.py runs the tutorials."""
+"""The snippets in README and docs run, as the build of the site runs them; tests/test_notebooks.py runs the tutorials."""
 
 import importlib
 import re
 import runpy
+import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
-from tests.processes import clean_environment
-from tests.scripts import ROOT, SECONDS, Script, run_scripts
+from tests.scripts import ROOT, SECONDS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TUTORIALS = ROOT / "docs" / "tutorials"
+notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "theme" / "notebooks.py")))
 OTHER_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "examples/README.md"]
 
 
-def snippets(page):
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture(scope="module")
-def failures(request, tmp_path_factory):
-    """The failure of each selected page, empty if its snippets ran. Pages without Connect share a process and its Spark."""
+def executed(request, tmp_path_factory):
+    """The notebooks of the selected pages, which share a kernel."""
     pages = [item.callspec.params["page"] for item in request.session.items if item.originalname == "test_snippets_run"]
-    connect_settings = {"SPARK_TESTING": "1"}  # starts the Connect server on any free port
-    shared_settings = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.spark.daemon pyspark-shell"}
-    found = {}
-    for is_connect, settings in (False, shared_settings), (True, connect_settings):
-        scripts = {}
-        for page in pages:
-            if (page.name == "connect.md") == is_connect:
-                folder = tmp_path_factory.mktemp(page.stem)
-                scripts[page] = Script(folder / "page.py", folder)
-                scripts[page].path.write_text("\n".join(snippets(page)))
-        if scripts:
-            ran = run_scripts(list(scripts.values()), clean_environment() | settings)
-            found |= {
-                page: done.failure and f"{done.failure}\n{done.stderr[-3000:]}"
-                for page, done in zip(scripts, ran, strict=True)
-            }
-    return found
+    return notebooks.execute(pages, tmp_path_factory.mktemp("pages"), PYSPARK_PYTHON=sys.executable)
 
 
 @pytest.mark.programs
 @pytest.mark.timeout(2 * SECONDS + 60)
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if snippets(page) and page.parent != TUTORIALS], ids=lambda page: page.name
-)
-def test_snippets_run(page, failures):
-    assert failures[page] == ""
+@pytest.mark.parametrize("page", ["README", *notebooks.guides()])
+def test_snippets_run(page, executed):
+    assert notebooks.failure(executed[page]) == ""
 
 
 @pytest.mark.parametrize("page", [*PAGES, *(ROOT / name for name in OTHER_PAGES)], ids=lambda p: p.name)

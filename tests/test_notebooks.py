@@ -46,7 +46,8 @@ def test_all_tutorials_are_run_and_all_examples_are_pages():
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_tutorial_runs(name, tmp_path):
-    executed = notebooks.execute(f"tutorials/{name}", tmp_path)
+    (executed,) = notebooks.execute([f"tutorials/{name}"], tmp_path).values()
+    assert notebooks.failure(executed) == ""
     printed = notebooks.printed(executed)
     assert re.search(PRINTED[name], printed, re.DOTALL), printed
     assert pictures(executed)
@@ -57,7 +58,8 @@ def test_a_tutorial_runs(name, tmp_path):
 def test_an_example_runs_as_a_notebook(tmp_path, monkeypatch):
     text = notebooks.page_text("examples/quickstart").replace("main([])", 'main(["--epochs", "2"])')
     monkeypatch.setitem(notebooks.execute.__globals__, "page_text", lambda name: text)
-    executed = notebooks.execute("examples/quickstart", tmp_path)
+    (executed,) = notebooks.execute(["examples/quickstart"], tmp_path).values()
+    assert notebooks.failure(executed) == ""
     printed = notebooks.printed(executed)
     assert re.search(r"Epoch 2/2\n.*Accuracy +\d+\.\d% of 450 test digits", printed, re.DOTALL), printed
     assert len(pictures(executed)) == 1
@@ -198,11 +200,23 @@ def test_the_page_of_a_program(tmp_path, module, monkeypatch):
     assert cells[0].endswith("## Code\n\nShared:")
 
     monkeypatch.setitem(module.execute.__globals__, "find_spec", lambda name: None)
-    made = module.execute("examples/add", tmp_path)
+    made = module.execute(["examples/add"], tmp_path)["examples/add"]
     (tmp_path / "executed" / "examples").mkdir()
     (tmp_path / "executed" / "examples" / "add.ipynb").write_text(json.dumps(made))
     assert "built without PyTorch, so outputs are missing" in shown(module, "examples/add", text)
 
     monkeypatch.setitem(module.execute.__globals__, "find_spec", lambda name: object())
-    monkeypatch.setitem(module.execute.__globals__, "_run", lambda made, folder, settings: made | settings)
-    assert module.execute("examples/add", tmp_path) == module.notebook(text) | module.SETTINGS
+    monkeypatch.setitem(module.execute.__globals__, "_run", lambda pages, folder, settings: {"add": (pages, settings)})
+    ran = module.execute(["examples/add"], tmp_path, NAME="value")
+    assert ran["add"] == ({"examples/add": module.notebook(text)}, module.SETTINGS | {"NAME": "value"})
+
+
+def test_pages_that_share_a_kernel_have_variables_and_folders_of_their_own(tmp_path, module):
+    (tmp_path / "a.md").write_text("```python\nx = 1\nopen('file', 'w').close()\nobject()\n```\n\n```python\nx + 1\n```\n")
+    (tmp_path / "b.md").write_text("```python\nimport os\n\nprint(os.listdir())\nx\n```\n\n```python\nprint('after')\n```\n")
+    assert module.guides() == ["a", "b"]
+    ran = module.execute(module.guides(), tmp_path / "executed")
+    assert [[output["data"] for output in cell["outputs"]] for cell in ran["a"]["cells"]] == [[], [{"text/plain": ["2"]}]]
+    assert module.failure(ran["a"]) == ""
+    assert "NameError: name 'x' is not defined" in module.failure(ran["b"])
+    assert module.printed(ran["b"]) == "[]\nafter\n"

@@ -2,9 +2,10 @@
 
 A Markdown file becomes a page, a script or another source file a page that shows it, a folder a list of its files, and
 anything else (images, JSON) is copied. All are in ``repository/``, where mkdocs.yml can name them in its navigation; but
-links to examples lead to their pages in ``examples/``, which notebooks.py makes.
+links to examples lead to their pages in ``examples/``, which notebooks.py makes. The footer has the version and the date.
 """
 
+import datetime
 import os
 import re
 from collections.abc import Iterator
@@ -26,6 +27,13 @@ LANGUAGES |= {".conf": "properties", ".properties": "properties"}
 
 LINK = re.compile(r"(?P<open>\]\()(?P<target>[^)#\s]+)(?P<rest>[^)]*\))")
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Write the version, and the date of the build, into the footer."""
+    (version,) = re.findall(r'^__version__ = "(.*)"$', (ROOT / "sparkkeras" / "__init__.py").read_text(), re.MULTILINE)
+    config.copyright = f"sparkkeras {version}, built on {datetime.date.today()}. {config.copyright}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,13 +1,13 @@
-"""Tutorials and examples: pages whose code runs as a notebook, and which the site shows with what it printed and drew.
+"""Pages whose code runs as a notebook, and which the site shows with what it printed and drew.
 
 ::
 
-    python docs/theme/notebooks.py [NAME ...]    # runs all, or these (tutorials/1-tabular, examples/gan); writes to build/
+    python docs/theme/notebooks.py [NAME ...]    # runs all, or these (tutorials/1-tabular, search); writes to build/
 
-The pages in docs/tutorials/ and the programs in examples/ are the only source; no output is stored in the repository.
-Programs are made into pages first. Each fence of Python is a cell. As a hook of MkDocs, this file adds to each page the
-outputs of its notebook, if that was made of the same cells, and the notebook for download. A page whose notebook is missing
-or older is shown without outputs, and says so.
+The pages in docs/ and the programs in examples/ are the only source; no output is stored in the repository. Programs are
+made into pages first. Each fence of Python is a cell. As a hook of MkDocs, this file adds to each page the outputs of its
+notebook, if that was made of the same cells, and to tutorials and examples the notebook for download. A page whose
+notebook is missing or older is shown without outputs.
 """
 
 import ast
@@ -23,7 +23,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,20 @@ SETTINGS = {
 }
 """The environment of a notebook: less to print, and workers that load Keras once."""
 
-SETTINGS_OF = {"examples/connect": {"SPARK_TESTING": "1"}}
-"""More of it: this starts the Connect server on any free port."""
+CONNECT = {"connect", "examples/connect"}
+"""The pages that use Spark Connect; ``SPARK_TESTING`` starts its server on any free port."""
 
 LOG_OF_RANK = re.compile(r"^\[\d+\] (?:\[Gloo\]|WARNING: All log messages|[IW]\d{4} ).*\n", re.MULTILINE)
 """What TensorFlow and Gloo log in the ranks of a SparkRunner, whose standard error is shown with their output."""
 
-STOP = "if 'spark' in globals():\n    spark.stop()"
-"""What runs after the last cell, and is not shown, so that Spark removes its files."""
+START = "%reset -f\n%cd -q {folder}"
+"""What runs before the first cell of a page, and is not shown."""
+
+STOP = "from pyspark.sql import SparkSession\nif session := SparkSession.getActiveSession():\n    session.stop()"
+"""What runs after the last page, and is not shown, so that Spark removes its files."""
+
+NAMELESS = re.compile(r"<[^>]* at 0x[0-9a-f]+>")
+"""The last expression of a cell that says nothing, such as the `History` of a fit."""
 
 SHARED = re.compile(r"^ *from (?P<module>surroundings|digits) import .*\n\n?", re.MULTILINE)
 """Where an example imports what examples share. Its notebook has the source of that module instead."""
@@ -68,16 +74,23 @@ _log = logging.getLogger("mkdocs.hooks.notebooks")
 
 
 def names() -> list[str]:
-    """The pages, tutorials in the order of their numbers and then examples, by their place in the site without a suffix."""
+    """Tutorials in the order of their numbers, then examples, by their place in the site without a suffix."""
     tutorials = sorted(path.stem for path in (DOCS / "tutorials").glob("*.md") if path.stem != "index")
     examples = sorted(path.stem for path in EXAMPLES.glob("*.py") if "def main(" in path.read_text())
     return [*(f"tutorials/{name}" for name in tutorials), *(f"examples/{name}" for name in examples)]
 
 
+def guides() -> list[str]:
+    """The other pages with code, which share a kernel."""
+    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in sorted(DOCS.rglob("*.md"))]
+    return [name for name in pages if not name.startswith("tutorials/") and CODE.search(page_text(name))]
+
+
 def page_text(name: str) -> str:
     """The Markdown of a page, without outputs."""
-    folder, stem = name.split("/")
-    return example_page(stem) if folder == "examples" else (DOCS / f"{name}.md").read_text()
+    if name.startswith("examples/"):
+        return example_page(name.removeprefix("examples/"))
+    return ((ROOT if name == "README" else DOCS) / f"{name}.md").read_text()
 
 
 # --- From a program to a page ---------------------------------------------------------------------------------------
@@ -156,57 +169,73 @@ def notebook(text: str) -> Notebook:
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def execute(name: str, folder: Path) -> Notebook:
-    """Run a page in a folder, in which it may write files; returns its notebook with outputs.
+def execute(names: Sequence[str], folder: Path, **settings: str) -> dict[str, Notebook]:
+    """Run pages one after another in one kernel, which share its Spark; returns their notebooks with outputs, by name.
 
-    If a package that it needs is missing, it does not run, and the notebook's metadata says so. An error in a cell raises
-    ``nbclient.exceptions.CellExecutionError``, with its traceback.
+    Each has variables of its own, and a folder of its name below ``folder``, in which it may write files. If a package that
+    a page needs is missing, it does not run, and the notebook's metadata says so. After an error, the next page runs: see
+    `failure`. The settings are environment variables.
     """
-    page = page_text(name)
-    made = notebook(page)
-    missing = [package for package, module in NEEDED.items() if f"Needs {package}" in page and not find_spec(module)]
-    if missing:
-        made["metadata"]["sparkkeras"] = {"missing": missing}
-        return made
-    return _run(made, folder, SETTINGS | SETTINGS_OF.get(name, {}))
+    made = {name: notebook(page_text(name)) for name in names}
+    to_run = {}
+    for name in names:
+        missing = [each for each, module in NEEDED.items() if f"Needs {each}" in page_text(name) and not find_spec(module)]
+        if missing:
+            made[name]["metadata"]["sparkkeras"] = {"missing": missing}
+        else:
+            to_run[name] = made[name]
+    with_connect = {name: to_run[name] for name in to_run if name in CONNECT}
+    without = {name: to_run[name] for name in to_run if name not in CONNECT}
+    for pages, more in (without, {}), (with_connect, {"SPARK_TESTING": "1"}):
+        if pages:
+            made |= _run(pages, folder, SETTINGS | settings | more)
+    return made
 
 
-def _run(made: Notebook, folder: Path, settings: dict[str, str]) -> Notebook:
+def _run(pages: dict[str, Notebook], folder: Path, settings: dict[str, str]) -> dict[str, Notebook]:
     import nbformat
     from nbclient import NotebookClient
 
-    given = nbformat.from_dict(made)
+    together = nbformat.v4.new_notebook()
+    for number, (name, made) in enumerate(pages.items()):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        together.cells.append(nbformat.v4.new_code_cell(START.format(folder=folder / name)))
+        together.cells += [nbformat.from_dict({**cell, "id": f"page-{number}-{cell['id']}"}) for cell in made["cells"]]
+    together.cells.append(nbformat.v4.new_code_cell(STOP))
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(paths)}
-    environment.pop("PYSPARK_PYTHON", None)  # pages set it themselves
-    environment.pop("PYSPARK_DRIVER_PYTHON", None)
-    client = NotebookClient(
-        given,
-        timeout=SECONDS,
-        coalesce_streams=True,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
-    )
+    of_spark = ("SPARK_", "PYSPARK_")  # which a SparkContext of this process may have set
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_spark)}
+    client = NotebookClient(together, timeout=SECONDS, coalesce_streams=True, kernel_name="python3", allow_errors=True)
     started = time.monotonic()
-    given.cells.append(nbformat.v4.new_code_cell(STOP))
     with (folder / "kernel.log").open("w") as log:  # what Java prints, also when the kernel ends
-        client.execute(env=environment, stderr=log)
-    given.cells.pop()
-    done: Notebook = json.loads(nbformat.writes(given))
-    for cell in done["cells"]:
-        cell["metadata"] = {}
-        if cell["cell_type"] == "code":
-            cell["outputs"] = list(_without_logs(cell["outputs"]))
-    done["metadata"]["sparkkeras"] = {"seconds": round(time.monotonic() - started), "cores": os.cpu_count()}
+        client.execute(env={**environment, **settings, "PYTHONPATH": os.pathsep.join(paths)}, stderr=log)
+    ran = {"seconds": round(time.monotonic() - started), "cores": os.cpu_count()}
+    cells = json.loads(nbformat.writes(together))["cells"]
+    done = {}
+    for name, made in pages.items():
+        del cells[0]
+        of_page, cells = cells[: len(made["cells"])], cells[len(made["cells"]) :]
+        for cell in of_page:
+            cell["metadata"] = {}
+            if cell["cell_type"] == "code":
+                cell["outputs"] = list(_without_logs(cell["outputs"]))
+        done[name] = {**made, "cells": of_page, "metadata": {**made["metadata"], "sparkkeras": ran}}
     return done
 
 
+def failure(executed: Notebook) -> str:
+    """The traceback of the first cell that failed; empty if none did."""
+    outputs = [output for cell in executed["cells"] for output in cell.get("outputs", [])]
+    errors = ("\n".join(output["traceback"]) for output in outputs if output["output_type"] == "error")
+    return re.sub(r"\x1b\[[\d;]*m", "", next(errors, ""))
+
+
 def _without_logs(outputs: list[Notebook]) -> Iterator[Notebook]:
-    """The outputs of a cell without standard error, where Java and TensorFlow log, and without the logs of ranks."""
+    """The outputs of a cell without standard error, where Java and TensorFlow log, logs of ranks, and nameless objects."""
     for output in outputs:
         if output["output_type"] == "stream":
             output["text"] = LOG_OF_RANK.sub("", _joined(output["text"]))
-        if output.get("name") != "stderr":
+        if output.get("name") != "stderr" and not NAMELESS.fullmatch(_joined(output.get("data", {}).get("text/plain", ""))):
             yield output
 
 
@@ -237,20 +266,20 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for name in names():
-        executed = _executed(name)
-        content = json.dumps(executed or notebook(page_text(name)), indent=1) + "\n"
+        content = json.dumps(_executed(name) or notebook(page_text(name)), indent=1) + "\n"
         files.append(File.generated(config, f"{name}.ipynb", content=content))
-        for file, data in _made(name, executed):
-            files.append(File.generated(config, f"{name}/{file}", content=data))
         if not (DOCS / f"{name}.md").exists():
             files.append(File.generated(config, f"{name}.md", content=page_text(name)))
+    for name in [*names(), *guides()]:
+        for file, data in _made(name, _executed(name)):
+            files.append(File.generated(config, f"{name}/{file}", content=data))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Put the outputs of each cell below it, and a link to the notebook below the title."""
+    """Put the outputs of each cell below it, and below the title of a tutorial or an example a link to its notebook."""
     name = page.file.src_uri.removesuffix(".md")
-    if name not in names():
+    if name not in names() and name not in guides():
         return markdown
     if name.startswith("examples/"):
         page.meta["hide"] = ["toc"]  # which has two headings, and takes the room of long lines of code
@@ -261,7 +290,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     cells = [cell for cell in (executed or {"cells": []})["cells"] if cell["cell_type"] == "code"]
     for cell, fence in reversed(list(zip(cells, CODE.finditer(rest), strict=False))):
         rest = rest[: fence.end()] + _below(Path(name).name, cell) + rest[fence.end() :]
-    return f"{title}\n\n{_note(Path(name).name, executed)}\n{rest}"
+    return f"{title}\n\n{_note(Path(name).name, executed)}\n{rest}" if name in names() else f"{title}\n{rest}"
 
 
 def _executed(name: str) -> Notebook | None:
@@ -322,11 +351,26 @@ def _below(stem: str, cell: Notebook) -> str:
     return "\n".join(["", '<div class="output">', *parts, "</div>", ""]) if parts else ""
 
 
+def main(wanted: Sequence[str]) -> str:
+    """Run pages; returns the tracebacks of those that failed."""
+    kernels: list[tuple[list[str], dict[str, str]]] = [([name], {}) for name in names()]  # these set it themselves
+    kernels.append((guides(), {"PYSPARK_PYTHON": sys.executable}))
+    failures = []
+    for pages, settings in kernels:
+        chosen = [name for name in pages if name in wanted or not wanted]
+        for name in chosen:
+            shutil.rmtree(EXECUTED / name, ignore_errors=True)
+        EXECUTED.mkdir(exist_ok=True)
+        for name, executed in execute(chosen, EXECUTED, **settings).items():
+            path = EXECUTED / f"{name}.ipynb"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(executed, indent=1) + "\n")
+            sys.stderr.write(f"{name}: {json.dumps(executed['metadata']['sparkkeras'])}\n")
+            if error := failure(executed):
+                path.unlink()
+                failures.append(f"{name} failed:\n{error}\n")
+    return "\n".join(failures)
+
+
 if __name__ == "__main__":
-    for each in sys.argv[1:] or names():
-        work = EXECUTED / each
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        result = execute(each, work)
-        (EXECUTED / f"{each}.ipynb").write_text(json.dumps(result, indent=1) + "\n")
-        sys.stderr.write(f"{each}: {json.dumps(result['metadata']['sparkkeras'])}\n")
+    sys.exit(main(sys.argv[1:]) or None)
