@@ -38,14 +38,14 @@ def test_relative_links_point_to_existing_files(page):
 
 
 def test_the_design_mentions_every_package():
-    design = (ROOT / "docs" / "design.md").read_text()
+    design = (ROOT / "docs" / "contributing" / "design.md").read_text()
     for path in sorted((ROOT / "sparkkeras").iterdir()):
         if (path / "__init__.py").exists():
             assert f"`{path.name}/`" in design, path
 
 
-def test_tests_named_in_the_page_on_faults_exist():
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "faults.md").read_text())
+def test_tests_named_in_the_fault_matrix_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "contributing" / "fault-matrix.md").read_text())
     assert named
     for path, name in named:
         assert re.search(rf"^ *def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"

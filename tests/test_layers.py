@@ -42,7 +42,10 @@ LAYERS = [
     "__main__",
     "__init__",
 ]
-"""Packages and top-level modules from the lowest to the highest: each may import what stands before. See docs/design.md."""
+"""Packages and top-level modules from the lowest to the highest: each may import what stands before.
+
+See docs/contributing/design.md.
+"""
 
 LIBRARIES = {
     "cryptography": {"rpc"},
@@ -128,7 +131,7 @@ def check_imports(source, mine):
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_from_its_own_package_and_lower_layers(path):
     mine = layer(path)
-    assert mine in LAYERS, f"{mine} has no place among the layers: add it here and to docs/design.md"
+    assert mine in LAYERS, f"{mine} has no place among the layers: add it here and to docs/contributing/design.md"
     check_imports(path.read_text(), mine)
 
 

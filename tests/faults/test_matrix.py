@@ -1,6 +1,7 @@
-"""The matrix of faults: each fault strikes each operation on a real Spark; see docs/faults.md for what is expected.
+"""The matrix of faults: each fault strikes each operation on a real Spark.
 
-All cells run in `scripts/soak`, a cheap one of each kind in the default suite. ``pytest -s`` prints the measured seconds.
+docs/contributing/fault-matrix.md says what is expected. All cells run in `scripts/soak`, a cheap one of each kind in the
+default suite. ``pytest -s`` prints the measured seconds.
 """
 
 import contextlib
