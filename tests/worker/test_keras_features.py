@@ -1,6 +1,6 @@
 """Features of Keras: training on one worker equals plain Keras up to rounding errors. A feature is a line in CASES.
 
-Every feature is also a row of docs/keras-features.md.
+Every feature is also a row of a table in docs/support.md.
 """
 
 import re
@@ -849,6 +849,7 @@ def test_the_chosen_cases_exist():
 
 
 def test_the_documentation_lists_these_features():
-    rows = re.findall(r"^\| ([^|]+?) +\|", (ROOT / "docs" / "keras-features.md").read_text(), re.MULTILINE)
+    section = (ROOT / "docs" / "support.md").read_text().partition("\n## Keras features\n")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| ([^|]+?) +\|", section, re.MULTILINE)
     listed = [row for row in rows if row != "Feature" and not row.startswith("-")]
     assert sorted(listed) == sorted({case.name.partition(": ")[0] for case in CASES})
