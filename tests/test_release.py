@@ -153,24 +153,27 @@ def test_pypi_shows_the_readme_with_links_to_a_repository():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[a](docs/guide.md)", "PyPI cannot resolve 'docs/guide.md'"),
+        ("[a](docs/policy.md)", "PyPI cannot resolve 'docs/policy.md'"),
         ('<img src="docs/images/overview.svg">', "PyPI cannot resolve 'docs/images/overview.svg'"),
         ("[a](#nowhere)", "PyPI cannot resolve '#"),
         (f"[a]({REPOSITORY}/blob/v0.2.0/docs/gone.md)", "links to docs/gone.md, which does not exist"),
-        (f"[a]({REPOSITORY}/blob/v0.2.0/docs/guide.md#gone)", "links to docs/guide.md#gone, a heading that does not exist"),
+        (
+            f"[a]({REPOSITORY}/blob/v0.2.0/docs/policy.md#gone)",
+            "links to docs/policy.md#gone, a heading that does not exist",
+        ),
         (f"![a]({REPOSITORY}/raw/v0.2.0/docs/images/gone.svg)", "links to docs/images/gone.svg, which does not exist"),
         (
             f"![a]({REPOSITORY}/blob/v0.2.0/docs/images/overview.svg)",
             "write its complete URL in README.md, with /raw/ instead of /blob/",
         ),
         (
-            f"[a]({REPOSITORY}/blob/main/docs/guide.md)",
+            f"[a]({REPOSITORY}/blob/main/docs/policy.md)",
             r"write `replacement = '[\1](https://github.com/example/sparkkeras/blob",
         ),
     ],
 )
 def test_links_that_lead_nowhere_on_pypi_are_found(text, expected):
-    good = "" if "/blob/main/" in text else f"[good]({REPOSITORY}/blob/v0.2.0/docs/guide.md#custom-code) [top](#top)"
+    good = "" if "/blob/main/" in text else f"[good]({REPOSITORY}/blob/v0.2.0/docs/policy.md#version-numbers) [top](#top)"
     problems = check(f"# Top\n\n{good}\n\n{text}\n")
     assert len(problems) == 1
     assert expected in problems[0]
