@@ -237,7 +237,7 @@ def code_of(model: Any) -> dict[str, Any]:
 
     Such paths are ``model.layers[1].activation`` or ``model._compile_loss._user_loss``.
     """
-    found = _Parts()
+    found = _ModelParts()
     _walk(model, "model", found)
     return found.code
 
@@ -247,7 +247,7 @@ def untracked_variables(model: Any) -> dict[str, Any]:
 
     Such a path is ``model.loss.weight``. Of the variables that custom metrics track, those that they do not reset count.
     """
-    found = _Parts()
+    found = _ModelParts()
     _walk(model, "model", found)
     kept = {id(variable) for metric in found.metrics for variable in _not_reset(metric)}
     return {
@@ -365,7 +365,7 @@ def is_builtin(value: Any) -> bool:
 
 
 @dataclass
-class _Parts:
+class _ModelParts:
     """What a model consists of.
 
     Attributes:
@@ -383,7 +383,7 @@ class _Parts:
     seen: set[int] = field(default_factory=set)
 
 
-def _walk(value: Any, path: str, found: _Parts) -> None:
+def _walk(value: Any, path: str, found: _ModelParts) -> None:
     import keras
 
     if isinstance(value, types.FunctionType):
