@@ -8,7 +8,7 @@ import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -181,6 +181,24 @@ def class_weight(name: str, value: Any) -> dict[int, float] | None:
             convert = " Convert the keys with int()." if isinstance(key, str) and key.isdecimal() else ""
             raise ConfigurationError(f"{name}={dict(value)!r}, of which {key!r}: {weight!r} is invalid: {expected}{convert}")
     return {int(key): float(weight) for key, weight in value.items()}
+
+
+def class_weight_or_balanced(name: str, value: Any) -> dict[int, float] | Literal["balanced"] | None:
+    """``{class index: weight}``, ``"balanced"``, or ``None``."""
+    if isinstance(value, str):
+        if value != "balanced":
+            raise ConfigurationError(f'{name}={value!r}: expected "balanced", or a dict from class indices to weights.')
+        return "balanced"
+    return class_weight(name, value)
+
+
+def shuffle(name: str, value: Any) -> bool | Literal["global"]:
+    """``True``, ``False`` or ``"global"``."""
+    if isinstance(value, str) and value == "global":
+        return "global"
+    if isinstance(value, (bool, int, np.bool_)) and value in (0, 1):
+        return bool(value)
+    raise ConfigurationError(f'{name}={value!r}: expected True, False or "global".')
 
 
 def custom_objects(name: str, value: Any) -> dict[str, Any]:

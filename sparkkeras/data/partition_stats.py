@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec
-from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -59,19 +58,6 @@ Counts = Mapping[int, int]
 
 ClassWeight = Mapping[int, float] | Literal["balanced"]
 """The values of ``class_weight=`` in training."""
-
-
-def class_weight_argument(name: str, value: Any) -> dict[int, float] | Literal["balanced"] | None:
-    """A weight for each class, ``"balanced"``, or ``None``.
-
-    Raises:
-        ConfigurationError: It is none of these.
-    """
-    if isinstance(value, str):
-        if value != "balanced":
-            raise ConfigurationError(f'{name}={value!r}: expected "balanced", or a dict from class indices to weights.')
-        return "balanced"
-    return arguments.class_weight(name, value)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -22,19 +22,6 @@ SAME_ROWS = (
     "in a table."
 )
 """What a source has to fulfil, for messages."""
-
-
-def shuffle_argument(name: str, value: Any) -> Shuffle:
-    """``True``, ``False`` or ``"global"``.
-
-    Raises:
-        ConfigurationError: It is none of these.
-    """
-    if isinstance(value, str) and value == "global":
-        return "global"
-    if isinstance(value, (bool, int, np.bool_)) and value in (0, 1):
-        return bool(value)
-    raise ConfigurationError(f'{name}={value!r}: expected True, False or "global".')
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from pyspark.ml.param import Param, Params
 
 from sparkkeras import arguments
 from sparkkeras.checkpoints.checkpoint import Checkpoint
-from sparkkeras.data.partition_stats import class_weight_argument
-from sparkkeras.data.placement import shuffle_argument
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import converters
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
@@ -291,9 +289,9 @@ class TrainingParams(InferenceParams):
     validation_batch_size = param("rows in a validation batch; None: batch_size", arguments.optional_integer)
     shuffle = param(
         "whether each worker shuffles its rows before each epoch; 'global' also redistributes them at random",
-        shuffle_argument,
+        arguments.shuffle,
     )
-    class_weight = param("a weight for each class, {class index: weight}, or 'balanced'", class_weight_argument)
+    class_weight = param("a weight for each class, {class index: weight}, or 'balanced'", arguments.class_weight_or_balanced)
     initial_epoch = param("the epoch to start at, counted from 0", converters.number(low=0))
     steps_per_epoch = param(
         "the maximum number of batches of one worker in an epoch; None: all of its rows", arguments.optional_integer

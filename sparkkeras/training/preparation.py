@@ -17,8 +17,8 @@ from sparkkeras.data.block import BlockSpec, describe
 from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
-from sparkkeras.data.partition_stats import ClassWeight, CountClasses, balanced_weights, class_weight_argument
-from sparkkeras.data.placement import RowPlacement, Shuffle, TrainValidationSplit, shuffle_argument
+from sparkkeras.data.partition_stats import ClassWeight, CountClasses, balanced_weights
+from sparkkeras.data.placement import RowPlacement, Shuffle, TrainValidationSplit
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, warn
@@ -59,7 +59,6 @@ class FitRequest:
         held_out: The rows to validate on, unless they are a part of ``source``.
         placement: How the rows to train on are divided among the workers.
         options: How a worker trains.
-        balances_classes: Whether the weights of classes follow from their rows; ``options`` has none then.
         validation_options: How rows to validate on become batches.
         validation_freq: The number of epochs from one validation to the next.
         epochs: The epoch, counted from 0, at which training ends.
@@ -74,7 +73,6 @@ class FitRequest:
     held_out: Source | None
     placement: RowPlacement
     options: FitOptions
-    balances_classes: bool
     validation_options: BatchOptions
     validation_freq: int
     epochs: int
@@ -169,15 +167,14 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
                 f"worker_callbacks: {type(callback).__name__} follows the run on the driver, where its events are: pass it "
                 "as callbacks=, or as monitor= of an ensemble."
             )
-    placement = RowPlacement(shuffle_argument("shuffle", shuffle), seed, validation_split)
-    weights = class_weight_argument("class_weight", class_weight)
+    placement = RowPlacement(arguments.shuffle("shuffle", shuffle), seed, validation_split)
     options = FitOptions(
         batch_size=arguments.integer("batch_size", batch_size),
         transform=inference.transform_by_value(transform),
         input_structure=input_structure(model),
         shuffle=placement.shuffle,
         seed=seed,
-        class_weight={} if isinstance(weights, str) else weights,
+        class_weight=arguments.class_weight_or_balanced("class_weight", class_weight),
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
     _check_models(models, options, validates)
@@ -191,7 +188,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
             'shuffle="global" redistributes stored rows, but data is a function, whose batches are read anew in each epoch: '
             "leave shuffle out, and have the function read rows of all kinds."
         )
-    if weights == "balanced":
+    if options.class_weight == "balanced":
         check_row_count(source, 'class_weight="balanced"', "pass the weights, {class index: weight}.")
         if transform is not None:
             raise ConfigurationError(
@@ -208,7 +205,6 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         held_out=held_out,
         placement=placement,
         options=options,
-        balances_classes=weights == "balanced",
         validation_options=BatchOptions(validation_size, options.transform, options.input_structure, in_batches=in_batches),
         validation_freq=validation_freq,
         epochs=epochs,
@@ -275,7 +271,7 @@ def prepare_fit(
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
         split = TrainValidationSplit.split([handle.rows for handle in stored.handles], request.validation_split)
         options = request.options
-        if request.balances_classes:
+        if options.class_weight == "balanced":
             weights = balanced_weights(stored.run(CountClasses(split.train)).collect())
             for model in models:
                 check_class_weight(model, weights)
@@ -426,7 +422,8 @@ def _check(
                 raise ConfigurationError(
                     "class_weight is not supported for models with several outputs: use sample weights."
                 )
-            check_class_weight(model, options.class_weight)
+            if options.class_weight != "balanced":
+                check_class_weight(model, options.class_weight)
         inference.check_data(model, spec, seen, ranges, options)
 
 

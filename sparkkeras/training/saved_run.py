@@ -11,6 +11,7 @@ import keras
 from sparkkeras.checkpoints.differences import differences
 from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
 from sparkkeras.data.dataset import StoredDataset, common_spec
+from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import SAME_ROWS
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling.description import OUTSIDE, description
@@ -68,15 +69,15 @@ def arguments_of(request: FitRequest) -> dict[str, Any]:
     return {
         "batch_size": options.batch_size,
         "shuffle": options.shuffle,
-        "class_weight": "balanced" if request.balances_classes else _by_text(options.class_weight or {}),
+        "class_weight": _by_text(options.class_weight or {}),
         "steps_per_epoch": request.steps_per_epoch,
         "validation_split": request.validation_split,
         "validation": f"every {counted(request.validation_freq, 'epoch')}" if request.validates else None,
     }
 
 
-def _by_text(weights: Mapping[int, float]) -> dict[str, float]:
-    return {str(index): weight for index, weight in weights.items()}
+def _by_text(weights: ClassWeight) -> str | dict[str, float]:
+    return weights if isinstance(weights, str) else {str(index): weight for index, weight in weights.items()}
 
 
 def initial_rate(model: keras.Model) -> float | None:

@@ -14,6 +14,7 @@ import numpy as np
 from sparkkeras.data.block import Block, BlockSpec, Form, Structure, concatenate_alike
 from sparkkeras.data.dataset import BlockStream
 from sparkkeras.data.order import RowOrder
+from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.modeling import state as model_state
@@ -59,13 +60,14 @@ class FitOptions(BatchOptions):
         shuffle: Whether to shuffle the rows before each epoch; ``"global"``: they were also placed at random.
         seed: Seeds the shuffle, dropout masks and the global generators of NumPy and Python, with the indices of worker and
             epoch.
-        class_weight: The weight of each class index, as in ``keras.Model.fit``.
+        class_weight: The weight of each class index, as in ``keras.Model.fit``; ``"balanced"`` until the rows are stored,
+            from which the weights follow.
         callbacks: Keras callbacks that run on the workers.
     """
 
     shuffle: Shuffle = True
     seed: int = 0
-    class_weight: dict[int, float] | None = None
+    class_weight: ClassWeight | None = None
     callbacks: ByValue[Sequence[Any]] | None = None
 
 
@@ -258,10 +260,11 @@ def transformed(piece: Block, options: BatchOptions) -> Block:
     return Block(made.form, tuple(np.array(array) for array in made.arrays)).in_structure(options.input_structure)
 
 
-def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
+def _weighted(piece: Block, class_weight: ClassWeight | None) -> Block:
     """The block with sample weights by class. As in Keras, classes that are not in ``class_weight`` have the weight 1."""
     if class_weight is None or piece.form.y is None:
         return piece
+    assert not isinstance(class_weight, str)
     labels = piece.arrays[piece.form.span("y")][0]
     classes = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else np.round(labels.reshape(len(labels)))
     found, places = np.unique(classes, return_inverse=True)

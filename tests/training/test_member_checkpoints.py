@@ -33,7 +33,6 @@ def begun(path, models, resume=False, checksum=7, **changed):
     checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
     fields = {
         "options": FitOptions(32),
-        "balances_classes": False,
         "epochs": 2,
         "steps_per_epoch": None,
         "validation_split": 0.0,
