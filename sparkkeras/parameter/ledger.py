@@ -175,11 +175,13 @@ class LedgerProgress:
         next_epoch: The first epoch that not all workers have reported.
         partitions: The progress of each partition.
         reports: The reports on epochs from ``next_epoch`` on.
+        sets_outside: Whether the driver has set variables outside the model, so that its values count, not the workers'.
     """
 
     next_epoch: int
     partitions: dict[int, PartitionProgress]
     reports: tuple[EpochReport, ...]
+    sets_outside: bool = False
 
 
 @dataclass

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -37,7 +37,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.cuts import Cut, Cuts
-from sparkkeras.parameter.ledger import EpochEnd, Ledger, PartitionPlan
+from sparkkeras.parameter.ledger import EpochEnd, Ledger, LedgerProgress, PartitionPlan
 from sparkkeras.parameter.rules import RULES, AsynchronousRule, State, UpdateRule
 from sparkkeras.parameter.service import ParameterService, PayloadFormat
 from sparkkeras.parameter.stats import ParameterServerStats
@@ -77,18 +77,27 @@ class ParameterServerStrategy:
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
         """Train; see `Strategy.fit`."""
         epochs = range(job.recorder.begin(job, callbacks), job.epochs)
+        settings = model_state.take_settings(job.model)
         if epochs:
             callbacks.on_epoch_begin(epochs.start)
         if epochs or job.recorder.workers is not None:
-            _Training(job, driver_dataset(dataset, NO_DRIVER), callbacks, epochs, self._locked).run()
+            _Training(job, driver_dataset(dataset, NO_DRIVER), callbacks, epochs, self._locked, settings).run()
         callbacks.on_train_end()
         job.recorder.end()
 
 
 class _Training:
-    """The driver's side of one run."""
+    """The driver's side of one run; ``settings`` are those before the callbacks at the beginning of the first epoch."""
 
-    def __init__(self, job: Job, dataset: DriverDataset, callbacks: DriverCallbacks, epochs: range, locked: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        dataset: DriverDataset,
+        callbacks: DriverCallbacks,
+        epochs: range,
+        locked: bool,
+        settings: tuple[float, ...],
+    ) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
         job.recorder.begin_epoch(epochs.start)
         self._reached = job.recorder.workers
@@ -96,7 +105,7 @@ class _Training:
         self._state = ModelState.take(job.model)
         self._trainable = model_state.trainable_size(job.model)
         self._settings = model_state.take_settings(job.model)
-        self._sets_outside = False
+        self._sets_outside = self._reached is not None and self._reached.sets_outside
         self._changes: list[tuple[int, WeightChange]] = []
         options = job.server.options
         self._store = Store(
@@ -114,8 +123,8 @@ class _Training:
             clock=time.monotonic,
             reached=self._reached,
         )
-        if self._reached is not None and self._settings:  # workers have those of before callbacks
-            self._ledger.put_settings(self._settings if len(self._settings) <= MAX_SETTINGS else self._rates(self._settings))
+        if self._reached is not None:  # workers have those of before callbacks
+            self._put_settings(self._settings, settings)
         records = job.recorder.records
         self._payload_format = PayloadFormat.of(
             self._state.weights, metrics.take(job.model), self._state.optimizer if records else None
@@ -288,10 +297,11 @@ class _Training:
             self._callbacks.on_test_end(validated)
             logs |= {f"val_{name}": value for name, value in validated.items()}
         self._callbacks.on_epoch_end(end.epoch, logs)
+        self._send_settings()
         if cut is not None:
             center = self._changed(cut.weights, cut.version)
             WeightChange.between(weights.vector, model_state.take_weights(model).vector).apply(center.vector)
-            job.recorder.end_epoch(end.epoch, ModelState(center, model_state.take_optimizer(model)), cut.progress)
+            job.recorder.end_epoch(end.epoch, ModelState(center, model_state.take_optimizer(model)), self._progress(cut))
         elif self._cuts is None or model.stop_training:  # else its weights have updates of the next epoch, which follows
             job.recorder.end_epoch(end.epoch)
         if not model.stop_training and end.epoch + 1 < self._epochs.stop:
@@ -343,14 +353,17 @@ class _Training:
             self._changes.append((version, change))
 
     def _send_settings(self) -> None:
-        """Send what a callback has set to the workers: the learning rate, and variables outside the model.
+        """Send what a callback has set to the workers: the learning rate, and variables outside the model."""
+        settings = model_state.take_settings(self._job.model)
+        if settings != self._settings:
+            self._put_settings(settings, self._settings)
+
+    def _put_settings(self, settings: tuple[float, ...], before: tuple[float, ...]) -> None:
+        """Set the settings of the workers.
 
         Raises:
-            ConfigurationError: Such variables have too many values.
+            ConfigurationError: Callbacks have changed variables outside the model, which have too many values.
         """
-        settings, before = model_state.take_settings(self._job.model), self._settings
-        if settings == before:
-            return
         rates = self._rates(settings)
         self._sets_outside = self._sets_outside or settings[len(rates) :] != before[len(rates) :]
         if self._sets_outside and len(settings) > MAX_SETTINGS:
@@ -366,6 +379,9 @@ class _Training:
         """The learning rate, if it can be set: the first of the settings."""
         return settings[: model_state.has_settable_rate(self._job.model)]
 
+    def _progress(self, cut: Cut) -> LedgerProgress:
+        return replace(cut.progress, sets_outside=self._sets_outside)
+
     def _record_cut(self) -> None:
         """Record what the server has reached within an epoch, unless an epoch has ended that was not handled yet."""
         if self._cuts is None or self._ledger.next_epoch != self._epoch:
@@ -377,7 +393,7 @@ class _Training:
             at_epoch_end = dict(rule_state)  # it belongs to the weights in the model
             rule_state.update(cut.rule_state)
             state = ModelState(cut.weights, model_state.take_optimizer(self._job.model))
-            self._job.recorder.end_round(EpochPart(self._epoch, batches), state, cut.progress)
+            self._job.recorder.end_round(EpochPart(self._epoch, batches), state, self._progress(cut))
             rule_state.clear()
             rule_state.update(at_epoch_end)
 

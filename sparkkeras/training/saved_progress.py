@@ -129,6 +129,7 @@ def _pack_workers(progress: LedgerProgress) -> dict[str, Any]:
         "next_epoch": progress.next_epoch,
         "partitions": partitions,
         "reports": [vars(report) for report in progress.reports],
+        "sets_outside": progress.sets_outside,
     }
 
 
@@ -144,4 +145,4 @@ def _unpack_workers(values: Mapping[str, Any]) -> LedgerProgress:
         for worker, fields in values["partitions"].items()
     }
     reports = tuple(EpochReport(**with_tuples(fields)) for fields in values["reports"])
-    return LedgerProgress(values["next_epoch"], partitions, reports)
+    return LedgerProgress(values["next_epoch"], partitions, reports, values.get("sets_outside", False))

@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from weakref import WeakValueDictionary
 
 import keras
 import numpy as np
@@ -21,10 +22,11 @@ from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError, TrainingInterruptedError
 from sparkkeras.events import Events, RunResumed
-from sparkkeras.modeling import metrics
+from sparkkeras.modeling import metrics, outside
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
+from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.training import callback_states
@@ -34,6 +36,7 @@ from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
+from tests.rpc.test_transports import eventually
 from tests.training.jobs import BATCH, Model, RecordedEvents, Snapshots, fit, partitions
 
 EPOCHS = 3
@@ -716,6 +719,57 @@ def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path
     saved = SavedRun.newest(CheckpointStore(str(tmp_path / "run")))
     with pytest.raises(ConfigurationError, match="has 1 variable outside the model, and this one 0 variables, or others"):
         saved.restore_result(averaged.model)
+
+
+class Halving(keras.callbacks.Callback):
+    """Halves a variable of a worker in each epoch, after the first one when the driver has written a checkpoint."""
+
+    def __init__(self, variable, folder):
+        super().__init__()
+        self.variable, self.folder = variable, folder
+
+    def on_epoch_begin(self, epoch, logs=None):
+        assert not epoch or eventually(lambda: list(self.folder.glob("*/manifest.json")))
+        self.variable.assign(self.variable * 0.5)
+
+
+@pytest.mark.parametrize(("hook", "expected"), [("on_epoch_end", 3), ("on_epoch_begin", 3), (None, 0.5**EPOCHS)])
+def test_workers_continue_with_their_own_variable_unless_the_driver_has_set_it(
+    at_once, monkeypatch, tmp_path, hook, expected
+):
+    alpha = keras.Variable(1.0)
+
+    class OfWorkers(WeakValueDictionary):
+        def __setitem__(self, key, value):
+            if value is not alpha:
+                super().__setitem__(key, value)
+
+    monkeypatch.setattr(outside, "_known", OfWorkers())
+
+    def annealed(y, predicted):
+        return alpha * keras.ops.mean(keras.ops.square(y - predicted))
+
+    def set_once(epoch, logs):
+        if epoch == (hook == "on_epoch_begin"):
+            alpha.assign(3.0)
+
+    def trained(name, resume=False):
+        alpha.assign(1.0)
+        given.reset()
+        callbacks = [keras.callbacks.LambdaCallback(**{hook: set_once})] if hook else []
+        on_workers = dump_callbacks([Halving(alpha, tmp_path / name)], [given.model])
+        settings = {"mode": "asynchronous", "every": "epoch", "dataset": partitions(8), "worker_callbacks": on_workers}
+        train(given, tmp_path / name, resume=resume, callbacks=callbacks, **settings)
+        return float(alpha)
+
+    given = Model(optimizer=keras.optimizers.SGD(0.05))
+    given.model.compile(keras.optimizers.SGD(0.05), annealed, jit_compile=False)
+    metrics.prepare(given.model, partitions(8).blocks[0][:1])
+    ModelArchive.pack(given.model)
+    given.state = ModelState.take(given.model)
+    assert trained("run") == pytest.approx(expected)
+    cut(tmp_path / "run", tmp_path / "cut", 1)
+    assert trained("cut", resume=True) == pytest.approx(expected)
 
 
 def test_logs_that_cannot_be_stored_end_the_first_epoch(tmp_path, averaged):
