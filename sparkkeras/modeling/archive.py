@@ -70,8 +70,7 @@ class ModelArchive:
         custom: The custom classes and functions of the model, by the names under which Keras looks them up.
         digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
             not of the weights.
-        outside: The names of the variables outside the model, see `sparkkeras.modeling.outside`; none for prediction only,
-            for which the custom code has their values.
+        outside: The names of the variables outside the model, see `sparkkeras.modeling.outside.dump_code`.
     """
 
     data: bytes
@@ -96,6 +95,7 @@ class ModelArchive:
         with _packing:
             described = _Description.of(model, custom_objects, trains=True)
             if described.fingerprint not in _packed:
+                keep_outside(model, described.outside)
                 to_predict = _Description.of(_uncompiled(model), custom_objects).fingerprint
                 _keep(described.fingerprint, to_predict, cls._made(model, described))
             _packed.move_to_end(described.fingerprint)
@@ -187,11 +187,8 @@ class _Description:
         code = custom_code.code_of(model)
         config = model_config(model)
         objects = _custom_objects(model, code, config, custom_objects)
-        if trains:
-            custom, found = outside.dump_code(model, objects)
-        else:
-            custom, found = ByValue.dump(objects, "the model's custom code"), {}
-        return cls(code, objects, custom, _fingerprint(model, config, custom), found)
+        custom, found = outside.dump_code(model, objects, trains)
+        return cls(code, objects, custom, _fingerprint(model, config, custom, outside.compiled(model, found)), found)
 
 
 @dataclass(frozen=True)
@@ -518,18 +515,21 @@ def _bare_names(model: keras.Model) -> set[str]:
     return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
 
 
-def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
+def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], compiled: Mapping[str, Any]) -> str:
     """A fingerprint of a model without its trained weights.
 
     It covers architecture, compile arguments, custom code with everything that it refers to, the files that custom layers
     save, and the state of layers that may turn it into constants when they load it, so that setting weights does not update
-    them: adapted preprocessing layers, and custom layers without trainable variables that override the loading.
+    them: adapted preprocessing layers, and custom layers without trainable variables that override the loading. It also
+    covers the values of the variables outside the model that the backend has ``compiled`` into steps.
     """
     config = json.loads(json.dumps(config, default=repr))
     for part in ("compile_config", "unsaved"):
         _clear_learning_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
     digest.update(custom.payload)
+    for name in sorted(compiled):
+        digest.update(_numpy(compiled[name]).tobytes())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt") or (_loads_by_itself(layer) and not layer.trainable_variables):
             for variable in layer.variables:

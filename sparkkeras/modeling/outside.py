@@ -2,7 +2,7 @@
 
 Custom code is pickled by value, and such variables with it. Each has a key, by which all pickles of one process refer to the
 same variable in a process that loads them: so a callback on a worker changes the variable that the worker's loss uses. Their
-values travel with the state of the model.
+values travel with the state of the model, and not with its code, which is the same when only they change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,8 +29,14 @@ _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The variables of this process that have a key, by key."""
 
 
-def dump_code(model: keras.Model, code: dict[str, Any]) -> tuple[ByValue[dict[str, Any]], dict[str, Any]]:
-    """Pickle the custom code of a compiled model.
+def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[ByValue[dict[str, Any]], dict[str, Any]]:
+    """Pickle the custom code of a model.
+
+    Args:
+        model: The model, compiled if it ``trains``.
+        code: The code.
+        trains: Whether to find variables outside the model. For prediction only, those that are known from training count,
+            while the pickle has the values of others, since two models may use them with different values.
 
     Returns:
         The pickle, and the variables outside the model that this code refers to, or that are attributes of the model's
@@ -40,13 +46,14 @@ def dump_code(model: keras.Model, code: dict[str, Any]) -> tuple[ByValue[dict[st
         CustomObjectError: It cannot be pickled, or refers to a weight of the model.
     """
     found: dict[str, Any] = {}
+    known = outside(model)
     parts = [model, *optimizers_of(model).values(), optimizer_of(model)]
     own = {id(variable) for part in parts if part is not None for variable in part.variables}
     seen: set[int] = set()
 
     def reduced(value: Any) -> Any:
         found.update(_in_modules(value, seen))
-        if not isinstance(value, keras.Variable):
+        if not isinstance(value, keras.Variable) or not (trains or vars(value).get(_KEY) in known):
             return NotImplemented
         if id(value) in own:
             raise CustomObjectError(
@@ -64,7 +71,7 @@ def dump_code(model: keras.Model, code: dict[str, Any]) -> tuple[ByValue[dict[st
         for path, each in untracked_variables(model).items()
         if id(each) not in named and vars(each).get(_KEY) not in found
     }
-    return custom, {**found, **attributes}
+    return custom, {name: each for name, each in {**found, **attributes}.items() if trains or name in known}
 
 
 def dump_callbacks(callbacks: Sequence[Any], models: Iterable[keras.Model]) -> ByValue[Sequence[Any]]:
@@ -80,7 +87,7 @@ def dump_callbacks(callbacks: Sequence[Any], models: Iterable[keras.Model]) -> B
         if not isinstance(value, keras.Variable) or id(value) not in used:
             return NotImplemented
         name, model = used[id(value)]
-        if name in _compiled(model):
+        if name in compiled(model, outside(model)):
             raise ConfigurationError(_compiled_in(f"worker_callbacks refer to the variable {value.path!r}"))
         if ":" in name:
             module, _, attribute = name.partition(":")
@@ -110,7 +117,7 @@ class Unchanging:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._values = {name: np.array(read(each)) for name, each in _compiled(model).items()}
+        self._values = {name: np.array(read(each)) for name, each in compiled(model, outside(model)).items()}
 
     def check(self) -> None:
         """Check the values.
@@ -123,12 +130,12 @@ class Unchanging:
                 raise ConfigurationError(_compiled_in(f"a callback has changed the variable {variable.path!r}"))
 
 
-def _compiled(model: keras.Model) -> dict[str, Any]:
-    """The variables outside a model whose values are compiled into the training step; not those of metrics."""
-    if not compiles_operations() or not model.jit_compile or model.run_eagerly:
+def compiled(model: keras.Model, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the variables outside a model whose values are compiled into its steps; not those of metrics."""
+    if not compiles_operations() or model._jit_compile is False or model.run_eagerly:
         return {}
     arguments = set(map(id, model.variables))
-    return {name: variable for name, variable in outside(model).items() if id(variable) not in arguments}
+    return {name: variable for name, variable in variables.items() if id(variable) not in arguments}
 
 
 def _compiled_in(what: str) -> str:
@@ -146,14 +153,15 @@ def _key_of(variable: Any) -> str:
 
 
 def _reduced(variable: Any) -> tuple[Any, ...]:
-    return _loaded, (_key_of(variable), np.array(read(variable)), bool(variable.trainable), variable.name)
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return _loaded, (_key_of(variable), tuple(variable.shape), dtype, bool(variable.trainable), variable.name)
 
 
-def _loaded(key: str, value: Any, trainable: bool, name: str) -> Any:
-    """The variable of this process with this key; created if there is none."""
+def _loaded(key: str, shape: tuple[int, ...], dtype: str, trainable: bool, name: str) -> Any:
+    """The variable of this process with this key; created if there is none, for a value that follows."""
     variable = _known.get(key)
     if variable is None:
-        variable = keras.Variable(value, dtype=str(value.dtype), trainable=trainable, name=name)
+        variable = keras.Variable("zeros", shape, dtype, trainable=trainable, name=name)
         vars(variable)[_KEY] = key
         _known[key] = variable
     return variable

@@ -101,6 +101,43 @@ def test_values_travel_with_the_state_in_both_directions():
     assert 7.0 in map(value, variables)
 
 
+def test_an_archive_is_the_same_with_other_values():
+    given = model(annealed, keras.layers.Activation(scaled))
+    archive = ModelArchive.pack(given)
+    ALPHA.assign(0.5)
+    SCALE.assign([3.0, 4.0])
+    assert ModelArchive.pack(given) is archive
+    assert ModelArchive.pack_to_predict(given) is archive
+
+
+def test_to_predict_only_code_has_the_values_of_variables_that_training_has_not_found():
+    def predicted(given, loaded):
+        assert {*ModelArchive.pack_to_predict(given).outside} == {*ModelWeights.take(given).outside}
+        ModelWeights.take(given).put(loaded)
+        return loaded.predict_on_batch(np.ones((1, 2), np.float32)).tolist()
+
+    given = keras.Sequential([keras.Input((2,)), keras.layers.Activation(scaled)])
+    assert predicted(given, ModelArchive.pack_to_predict(given).cached()) == [[1.0, 2.0]]
+    SCALE.assign([3.0, 4.0])
+    loaded = ModelArchive.pack_to_predict(given).cached()
+    assert predicted(given, loaded) == [[3.0, 4.0]]
+    given.compile("sgd", "mse", jit_compile=False)
+    find_outside(given)  # as fit does
+    loaded = ModelArchive.pack_to_predict(given).cached()
+    assert predicted(given, loaded) == [[3.0, 4.0]]
+    SCALE.assign([5.0, 6.0])
+    assert ModelArchive.pack_to_predict(given).cached() is loaded
+    assert predicted(given, loaded) == [[5.0, 6.0]]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="other backends read variables in each step")
+def test_an_archive_of_a_model_that_jax_compiles_has_other_values():
+    given = model(jit_compile="auto")
+    first = ModelArchive.pack(given)
+    ALPHA.assign(0.5)
+    assert ModelArchive.pack(given).digest != first.digest
+
+
 def test_an_attribute_of_a_loss_is_found():
     given = model(Weighted())
     loaded, (variable,) = unpacked(given)
