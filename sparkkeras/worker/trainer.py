@@ -29,6 +29,7 @@ from sparkkeras.modeling.fixed_batch import check_batch, check_whole_batches
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.optimizers import iterations
+from sparkkeras.modeling.outside import Unchanging
 from sparkkeras.modeling.own_methods import explained_errors
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
@@ -166,6 +167,9 @@ class LocalTrainer:
 
         Returns:
             The trained model, or ``None`` if the range contains no rows. With ``lockstep``, there is always a replica.
+
+        Raises:
+            ConfigurationError: A callback has changed a variable that the backend has compiled into the training step.
         """
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
@@ -184,6 +188,7 @@ class LocalTrainer:
             _choose_steps(model, hooked, None if exchange is None else exchange.every)
             state.put(model)
             model_state.reseed(model, seed)
+            unchanging = Unchanging(model)
             seed_generators((*seed, 1))  # building the model may have drawn numbers
             # Any callback may stop the epoch on one worker, while the others go on.
             counts = hooked or exchange is not None or (in_step is not None and bool(callbacks))
@@ -207,6 +212,7 @@ class LocalTrainer:
                     shuffle=False,
                     verbose=0,
                 )
+            unchanging.check()
             # A callback may have stopped the epoch early.
             steps, trained = epoch.trained(end.steps) if end.steps else epoch.trained()
             return Replica(

@@ -11,9 +11,9 @@ from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arra
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.local_dataset import LocalStream
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling import archive, metrics
-from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive, find_outside
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.schema import input_structure, schema_of
@@ -246,6 +246,32 @@ def test_callbacks_run_as_new_copies(linear):
     plain = linear.anew()
     plain.optimizer.learning_rate = 0.025
     assert close(replica.state, trained(plain, X, Y))
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_a_callback_may_change_a_variable_of_a_loss_unless_jax_compiles_it(jit_compile):
+    class Weighted(keras.losses.MeanSquaredError):
+        def __init__(self, **others):
+            super().__init__(**others)
+            self.weight = keras.Variable(1.0, name="weight")
+
+        def call(self, y, predicted):
+            return self.weight * super().call(y, predicted)
+
+    class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.loss.weight.assign(0.0)
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", Weighted(), jit_compile=jit_compile)
+    find_outside(model)
+    given = Model(model)
+    options = FitOptions(BATCH, shuffle=False, callbacks=ByValue.dump([Anneal()], "worker_callbacks"))
+    if jit_compile and keras.backend.backend() == "jax":
+        with pytest.raises(ConfigurationError, match="a callback has changed the variable 'weight' .*jit_compile=False"):
+            given.fit(options=options)
+    else:
+        assert np.array_equal(given.fit(options=options).state.weights.vector, given.state.weights.vector)
 
 
 def test_rows_are_counted_up_to_an_early_stop(linear):
