@@ -64,7 +64,7 @@ from sparkkeras.worker.batch_reader import WorkerBatches
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.collectives import compiles_collectives, hold_port, join
 from sparkkeras.worker.device import silenced
-from sparkkeras.worker.lockstep import Lockstep
+from sparkkeras.worker.lockstep import Lockstep, batches_before
 from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
 
 JOIN_SECONDS = 60.0
@@ -166,6 +166,14 @@ class Plan:
         """The end of the round that begins after ``first`` steps; `batches` if the epoch ends with it."""
         return self.batches if self.window is None else min(first + self.window, self.batches)
 
+    def own_batches(self, first: int, rows: int | None, batch_size: int) -> tuple[int, int]:
+        """The batches of a rank with so many rows in the round that begins after ``first`` steps, as (first, last)."""
+        last = self.last(first)
+        if self.window is None or rows is None:  # an epoch is one round, as always with streams
+            return first, last
+        own = min(-(-rows // batch_size), self.batches)
+        return batches_before(first, own, self.batches), batches_before(last, own, self.batches)
+
 
 @dataclass(frozen=True)
 class Streams:
@@ -215,7 +223,7 @@ class TrainInStep:
             last = plan.last(first)
             for callback in callbacks:
                 callback.begins, callback.ends = begins, last == plan.batches
-            batches = BatchRange(epoch, part.count, first, last)
+            batches = BatchRange(epoch, part.count, *plan.own_batches(first, part.count, options.batch_size))
             replica = trainer.fit(state, part.rows, batches, options, callbacks=callbacks, lockstep=lockstep)
             assert replica is not None, "with lockstep there is always a replica"
             stopped |= replica.stopped
@@ -311,8 +319,8 @@ def check_all_reduce(model: keras.Model) -> None:
 def _without_padding(model: keras.Model, rank: RankEpoch, steps: int) -> Report:
     """The report of a rank, without logs that are about padding.
 
-    If the rank had rows for fewer steps than others, its last steps were padding. What a custom ``train_step`` returned
-    there becomes ``None``, unless it is a metric of the model, which is computed anew.
+    If the rank had rows for fewer steps than others, its last step may have been padding. What a custom ``train_step``
+    returned there becomes ``None``, unless it is a metric of the model, which is computed anew.
     """
     report = rank.report
     assert report is not None

@@ -11,9 +11,9 @@ import logging
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, islice, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -329,16 +329,16 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
         source.pieces, source.error = iter(()), None
 
 
-def in_step(batches: Any, padding: Block, steps: int) -> Any:
-    """What `feed` returned, followed by copies of ``padding`` until there are ``steps`` batches.
+def in_step(batches: Any, padding: Block, flags: Sequence[bool]) -> Any:
+    """What `feed` returned, with a copy of ``padding`` for each flag that is not set.
 
-    Each batch comes in a pair with a flag of shape (1,): 1, or 0 for a copy of ``padding``.
+    Each batch comes in a pair with its flag, of shape (1,): 1, or 0 for a copy of ``padding``.
     """
     import keras
 
     if keras.backend.backend() != "tensorflow":
-        rows = zip(batches, repeat(True))
-        return _flagged(islice(chain(rows, repeat((_in_tuple(_packed(padding)), False))), steps))
+        own, zeros = iter(batches), _in_tuple(_packed(padding))
+        return _flagged((next(own) if flag else zeros, flag) for flag in flags)
     import tensorflow as tf
 
     dataset = tf.data.Dataset
@@ -346,8 +346,12 @@ def in_step(batches: Any, padding: Block, steps: int) -> Any:
     def paired(data: Any, flag: int) -> Any:
         return dataset.zip((data, dataset.from_tensors(np.full(1, flag, np.float32)).repeat()))
 
-    padded = paired(batches, 1).concatenate(paired(dataset.from_tensors(_packed(padding)).repeat(), 0))
-    return padded.take(steps).with_options(_tensorflow_options())
+    padded = paired(batches, 1)
+    if not all(flags):
+        choices = dataset.from_tensor_slices(np.array(flags, np.int64))
+        zeros = paired(dataset.from_tensors(_packed(padding)).repeat(), 0)
+        padded = dataset.choose_from_datasets([zeros, padded], choices, stop_on_empty_dataset=False)
+    return padded.take(len(flags)).with_options(_tensorflow_options())
 
 
 def flagged(batches: Any, flags: Iterator[bool]) -> Any:

@@ -4,8 +4,9 @@ A gradient is weighted by the rows of its batch, since a loss of Keras is a mean
 rows compute what one computes with batches of n * b rows, up to rounding errors; sample and class weights are factors of a
 row's loss, and do not change its part in the mean.
 
-All workers make as many steps as the busiest one. A worker without further rows trains on zeros with the weight 0, and
-restores whatever such a step changed besides the weights.
+All workers make as many steps as the busiest one. A worker with fewer batches trains on zeros with the weight 0 in the
+other steps, and restores whatever such a step changed besides the weights. Its batches are spread evenly over the steps: if
+the last steps were those of one worker alone, whose rows may be unlike the others, the model would forget the others.
 
 Replicas stay equal to the last bit: they start equal and receive the same sums. The exceptions are the statistics of
 batches (BatchNormalization), which are averaged at the end of each epoch.
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,11 @@ class EpochInStep:
 
     def trained(self, steps: int = sys.maxsize) -> tuple[int, int]:
         """See `EpochBatches.trained`; without padding."""
-        return (0, 0) if self._own is None else self._own.trained(steps)
+        if self._own is None:
+            return 0, 0
+        if self.steps is None or self._own.steps is None:
+            return self._own.trained(steps)
+        return self._own.trained(batches_before(min(steps, self.steps), self._own.steps, self.steps))
 
     def is_last(self, steps: int) -> bool:
         """See `EpochBatches.is_last`."""
@@ -82,7 +87,8 @@ class EpochInStep:
         self._lockstep.install(model)
         with self._group.naming_lost_peers():
             if self.steps is not None and self.batch_size is not None:
-                yield device.in_step(batches, self.spec.zeros(self.batch_size), self.steps)
+                own = 0 if self._own is None else self._own.steps or 0
+                yield device.in_step(batches, self.spec.zeros(self.batch_size), spread(own, self.steps))
             else:
                 yield device.flagged(batches, self._take_flags())
 
@@ -146,13 +152,25 @@ class EpochInStep:
             longest = int(lengths.max())
             # As many rows as in a batch: a model may take no other number, and JAX compiles for each one.
             padding = self.spec.zeros(rows or int(sizes.max()))
-            for number in range(longest):
-                self._flags.append(number < len(window))
-                yield window[number] if number < len(window) else padding
+            own = iter(window)
+            for flag in spread(len(window), longest):
+                self._flags.append(flag)
+                yield next(own) if flag else padding
 
     def _take_flags(self) -> Iterator[bool]:
         while self._flags:  # TensorFlow asks for one more flag after the last batch
             yield self._flags.popleft()
+
+
+def batches_before(step: int, batches: int, steps: int) -> int:
+    """How many of the batches that are spread evenly over ``steps`` come before a step. The last one is in the last step."""
+    return step * batches // steps
+
+
+def spread(batches: int, steps: int) -> list[bool]:
+    """Whether each step has one of the batches that are spread evenly over the steps."""
+    before = [batches_before(step, batches, steps) for step in range(steps + 1)]
+    return [after > until for until, after in pairwise(before)]
 
 
 @dataclass

@@ -195,7 +195,7 @@ class LocalTrainer:
             end = _end_of_epoch(model, counts, None if in_step is None else partial(in_step.end, model, state))
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
-                self._reporting(options, batch_range) as reporting,
+                self._reporting(options, batch_range, epoch) as reporting,
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
                 self._validating(model, held_out) as validation_batches,
                 _streaming(),
@@ -317,13 +317,13 @@ class LocalTrainer:
             yield batches
 
     @contextmanager
-    def _reporting(self, options: FitOptions, batch_range: BatchRange) -> Iterator[list[Any]]:
+    def _reporting(self, options: FitOptions, batch_range: BatchRange, epoch: EpochBatches) -> Iterator[list[Any]]:
         """The callback that sends the progress to the driver, if it wants it."""
         if options.progress is None:
             yield []
             return
         with options.progress.reporter(self.context.worker, batch_range.epoch) as reporter:
-            yield [_reporting(reporter, batch_range, options.batch_size)]
+            yield [_reporting(reporter, batch_range, epoch, options.batch_size)]
 
     def _unpacked(self, spec: BlockSpec) -> Any:
         """The cached model of the process for batches of a spec; its metrics may not be built."""
@@ -418,7 +418,7 @@ def _end_of_epoch(model: Any, counts: bool, together: Callable[[bool], tuple[Mod
     return Counting() if counts else EndOfEpoch()
 
 
-def _reporting(reporter: ProgressReporter, batch_range: BatchRange, batch_size: int) -> Any:
+def _reporting(reporter: ProgressReporter, batch_range: BatchRange, epoch: EpochBatches, batch_size: int) -> Any:
     """A callback that notes the rows and the metrics so far."""
     import keras
 
@@ -428,7 +428,8 @@ def _reporting(reporter: ProgressReporter, batch_range: BatchRange, batch_size: 
         async_safe = True  # Keras may call it from a thread, and need not wait for the metrics of a batch
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            reporter.update(min((batch_range.first + batch + 1) * batch_size, most), logs or {})
+            done = batch + 1 if epoch.steps is None else epoch.trained(batch + 1)[0]
+            reporter.update(min((batch_range.first + done) * batch_size, most), logs or {})
 
     return Reporting()
 

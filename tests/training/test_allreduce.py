@@ -2,6 +2,7 @@
 
 import pickle
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
@@ -110,6 +111,15 @@ def test_a_rank_without_rows_has_an_empty_block():
     part = _RankRows.open(plan((0,), block(0, 1).spec), 0, [empty], ExitStack())
     assert (part.rows.rows, part.count) == (0, 0)
     assert part.rows.spec == block(0, 1).spec
+
+
+def test_the_batches_of_a_rank_are_spread_over_the_rounds():
+    in_rounds = replace(plan((40, 13), block(0, 1).spec), window=4)  # of the ten steps of another rank
+    starts = (0, 4, 8)
+    assert [in_rounds.own_batches(start, 40, 4) for start in starts] == [(0, 4), (4, 8), (8, 10)]
+    assert [in_rounds.own_batches(start, 13, 4) for start in starts] == [(0, 1), (1, 3), (3, 4)]
+    assert [in_rounds.own_batches(start, 0, 4) for start in starts] == [(0, 0)] * 3
+    assert [in_rounds.own_batches(start, 80, 4) for start in starts] == [(0, 4), (4, 8), (8, 10)]  # steps_per_epoch=10
 
 
 def test_streams_are_read_in_turn():

@@ -13,6 +13,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.batches import FitOptions
+from sparkkeras.worker.lockstep import STREAM_WINDOW
 from tests.worker import groups
 
 pytestmark = pytest.mark.soak  # starts processes that load the backend
@@ -68,19 +69,27 @@ def two_by_two(optimizer):
     return model
 
 
-def union(blocks, step):
-    """The batches of all workers in a step, as one."""
-    parts = [block[step * BATCH : (step + 1) * BATCH] for block in blocks]
+def unions(blocks, window=None):
+    """The batches of all workers in each step, as one: those of each worker are spread evenly over the steps of a window."""
+    counts = [-(-block.rows // BATCH) for block in blocks]
+    window = window or max(counts)
+    for start in range(0, max(counts), window):
+        left = [min(max(count - start, 0), window) for count in counts]
+        for step in range(max(left)):
+            cuts = [[start + at * own // max(left) for at in (step, step + 1)] for own in left]
+            yield joined([block[first * BATCH : last * BATCH] for block, (first, last) in zip(blocks, cuts, strict=True)])
+
+
+def joined(parts):
     columns = zip(*(part.arrays for part in parts), strict=True)
-    return Block(blocks[0].form, tuple(map(np.concatenate, columns)))
+    return Block(parts[0].form, tuple(map(np.concatenate, columns)))
 
 
-def plain(model, blocks, epochs=2, class_weight=None):
+def plain(model, blocks, epochs=2, class_weight=None, window=None):
     """Plain Keras on the unions; returns the metrics of the last epoch."""
     for _ in range(epochs):
         total, rows = {}, 0
-        for step in range(max(-(-block.rows // BATCH) for block in blocks)):
-            batch = union(blocks, step)
+        for batch in unions(blocks, window):
             sides = (batch.x, batch.y, batch.sample_weight)
             x, y, weight = (list(side) if isinstance(side, tuple) else side for side in sides)
             model.reset_metrics()
@@ -288,7 +297,7 @@ def test_streams_of_different_lengths(three, rows):
     model = dense()
     blocks = rows((75, 0, 20))
     replicas = trained(three, model, [LocalStream(tuple(block.batches(BATCH))) for block in blocks])
-    plain(model, blocks)
+    plain(model, blocks, window=STREAM_WINDOW)
     assert difference(replicas, model) < 1e-5
     assert [replica.rows for replica in replicas] == [75, 0, 20]
 

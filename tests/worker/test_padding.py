@@ -1,10 +1,14 @@
 """The padding of workers that read fewer batches than others, without processes."""
 
+from types import SimpleNamespace
+
+import keras
 import numpy as np
 import pytest
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.worker.lockstep import STREAM_WINDOW, EpochInStep, Lockstep
+from sparkkeras.worker import device
+from sparkkeras.worker.lockstep import STREAM_WINDOW, EpochInStep, Lockstep, spread
 
 
 def batches(*sizes):
@@ -30,18 +34,43 @@ class Own:
 
 
 @pytest.mark.parametrize(
-    ("own", "theirs", "padding"),
+    ("own", "theirs", "flags", "padding"),
     [
-        ([4, 4, 4], [(5, 6)], [4, 4]),  # as the last batch of this worker
-        ([4] * STREAM_WINDOW, [(STREAM_WINDOW, 6), (2, 3)], [4, 4]),
-        ([], [(2, 6)], [6, 6]),  # without any, as those of others
+        ([4, 4, 4], [(5, 6)], [0, 1, 0, 1, 1], 4),  # as the last batch of this worker
+        ([4] * STREAM_WINDOW, [(STREAM_WINDOW, 6), (2, 3)], [1] * STREAM_WINDOW + [0, 0], 4),
+        ([], [(2, 6)], [0, 0], 6),  # without any, as those of others
     ],
 )
-def test_padding_has_the_size_of_a_batch(own, theirs, padding):
+def test_padding_of_streams_has_the_size_of_a_batch(own, theirs, flags, padding):
     blocks = batches(*own)
     spec = batches(1)[0].spec
     epoch = EpochInStep(Lockstep(Alone(*theirs)), Own(blocks) if blocks else None, spec, None, None)
     pieces = list(epoch.pieces())
-    assert [piece.rows for piece in pieces] == own + padding
-    assert [bool(piece.x.any()) for piece in pieces] == [True] * len(own) + [False] * len(padding)
+    assert [piece.rows for piece in pieces] == [4 if flag else padding for flag in flags]
+    assert [bool(piece.x.any()) for piece in pieces] == list(map(bool, flags))
+    assert list(epoch._take_flags()) == flags
     assert all(piece.spec == spec for piece in pieces)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("own", [0, 1, 3, 6, 7])
+def test_padding_is_spread_over_the_steps(own):
+    """If it came last, an epoch would end with the rows of one worker, and the model forget those of others."""
+    flags = spread(own, 7)
+    assert sum(flags) == own
+    assert max(sum(flags[:step]) - own * step / 7 for step in range(8)) <= 0
+    assert min(sum(flags[:step]) - own * step / 7 for step in range(8)) > -1
+    blocks, spec = batches(*[2] * own), batches(1)[0].spec
+    with device.feed(spec, 2, iter(blocks)) as fed:
+        found = list(device.in_step(fed, spec.zeros(2), flags))
+    values = [keras.ops.convert_to_numpy(batch[0]) for batch, _ in found]
+    assert [value.shape for value in values] == [(2, 2)] * 7
+    assert [bool(value.all()) for value in values] == flags
+    assert [bool(keras.ops.convert_to_numpy(flag)[0]) for _, flag in found] == flags
+
+
+def test_steps_with_padding_are_not_batches():
+    own = SimpleNamespace(steps=3, trained=lambda steps=3: (steps, 2 * steps))
+    epoch = EpochInStep(Lockstep(None), own, batches(1)[0].spec, 2, 6)
+    assert [epoch.trained(steps)[0] for steps in (0, 1, 2, 3, 5, 6, 8)] == [0, 0, 1, 1, 2, 3, 3]
+    assert epoch.trained() == (3, 6)
