@@ -6,6 +6,7 @@ learns a part of the problem, and the average of the models may be much worse th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -52,8 +53,8 @@ SIGNIFICANT = 5.5
 _EXACT = 2.0**53
 """Whole numbers up to this size are exact as floating-point numbers."""
 
-Counts = Mapping[int, int]
-"""The number of rows of each class."""
+Counts = Mapping[Any, int]
+"""The number of rows of each class: an index or a string."""
 
 
 ClassWeight = Mapping[int, float] | Literal["balanced"]
@@ -109,7 +110,8 @@ class PartitionStats:
     """Statistics of the rows of a partition.
 
     Attributes:
-        classes: The class counts of each array of labels; ``None`` for labels that are no class indices or one-hot rows.
+        classes: The class counts of each array of features and labels; ``None`` for numeric features, and for labels that
+            are no classes.
         moments: The moments of each array of features and labels; ``None`` for strings.
     """
 
@@ -119,11 +121,12 @@ class PartitionStats:
     @classmethod
     def of(cls, block: Block) -> PartitionStats:
         """Of a non-empty block with dense arrays."""
-        labels = block.arrays[block.form.span("y")]
-        arrays = (*block.arrays[block.form.span("x")], *labels)
-        numbers = [array.dtype != object and array.size > 0 for array in arrays]
-        moments = (Moments.of(array) if each else None for array, each in zip(arrays, numbers, strict=True))
-        return cls(tuple(map(class_counts, labels)), tuple(moments))
+        features = block.arrays[block.form.span("x")]
+        arrays = (*features, *block.arrays[block.form.span("y")])
+        counted = (index >= len(features) or array.dtype == object for index, array in enumerate(arrays))
+        classes = (class_counts(array) if each else None for array, each in zip(arrays, counted, strict=True))
+        moments = (None if array.dtype == object or not array.size else Moments.of(array) for array in arrays)
+        return cls(tuple(classes), tuple(moments))
 
     def union(self, other: PartitionStats) -> PartitionStats:
         """Of the rows of both."""
@@ -140,9 +143,9 @@ class PartitionStats:
         )
 
 
-def sum_counts(counts: Sequence[Counts]) -> dict[int, int]:
+def sum_counts(counts: Sequence[Counts]) -> dict[Any, int]:
     """The class counts of the rows of several partitions."""
-    total: dict[int, int] = {}
+    total: dict[Any, int] = {}
     for each in counts:
         for index, rows in each.items():
             total[index] = total.get(index, 0) + rows
@@ -150,9 +153,12 @@ def sum_counts(counts: Sequence[Counts]) -> dict[int, int]:
 
 
 def class_counts(labels: Array) -> Counts | None:
-    """The number of rows of each class, of class indices or one-hot rows; ``None`` for other labels."""
-    if labels.dtype == object or not labels.size:
+    """The number of rows of each class, of class indices, one-hot rows or strings; ``None`` for other labels."""
+    if not labels.size or (labels.dtype == object and labels.size > len(labels)):
         return None
+    if labels.dtype == object:
+        strings = Counter(map(str, labels.reshape(-1)))
+        return strings if len(strings) <= MAX_CLASSES else None
     rows = labels.reshape(len(labels), -1)
     low, high = float(rows.min()), float(rows.max())
     if not (-_EXACT < low <= high < min(low + MAX_CLASSES, _EXACT)):
@@ -184,7 +190,7 @@ class CountClasses:
         for block in blocks:
             labels = block[:rows].arrays[block.form.span("y")]
             if rows != 0:
-                yield class_counts(labels[0]) if labels else None
+                yield class_counts(labels[0]) if labels and labels[0].dtype != object else None
 
 
 def balanced_weights(counts: Sequence[Counts | None]) -> dict[int, float]:
@@ -223,7 +229,7 @@ class Difference:
 
     array: int
     value: int | None
-    group: int | None
+    group: int | str | None
     low: tuple[int, float]
     high: tuple[int, float]
 
@@ -244,20 +250,21 @@ def largest_difference(spec: BlockSpec, stats: Mapping[int, PartitionStats]) -> 
     numbers, each = list(stats), list(stats.values())
     features = len(spec.leaves[spec.form.span("x")])
     found: list[tuple[bool, float, Difference]] = []
-    for index in range(len(each[0].classes)):
+    large = [LARGE_OF_FEATURES if index < features else LARGE_OF_LABELS for index in range(len(each[0].classes))]
+    for index, enough in enumerate(large):
         counts = _if_all(one.classes[index] for one in each)
-        if counts and (size := difference_of_classes(counts)) >= LARGE_OF_LABELS:
+        if counts and (size := difference_of_classes(counts)) >= enough:
             table, classes = _common(counts)
             shares = table[:, : len(classes)] / np.maximum(table.sum(axis=1, keepdims=True), 1)
             column = int(np.argmax(np.ptp(shares, axis=0)))
             low, high = _ends(numbers, shares[:, column])
-            found.append((True, size, Difference(features + index, None, classes[column], low, high)))
-    for index, leaf in enumerate(spec.leaves[: len(each[0].moments)]):
+            found.append((index >= features, size, Difference(index, None, classes[column], low, high)))
+    for index, (leaf, enough) in enumerate(zip(spec.leaves, large, strict=False)):  # without sample weights
         moments = _if_all(one.moments[index] for one in each)
         if moments:
             sizes = differences_of_values(moments)
             position = int(np.argmax(sizes))
-            if sizes[position] >= (LARGE_OF_FEATURES if index < features else LARGE_OF_LABELS):
+            if sizes[position] >= enough:
                 values = sampled_values(int(np.prod(leaf.shape, dtype=np.int64)))
                 place = position % len(values)
                 low, high = _ends(numbers, np.array([one.mean[place] for one in moments]))

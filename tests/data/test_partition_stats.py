@@ -35,6 +35,7 @@ LABELS = {
     "one-hot rows": lambda: np.eye(10, dtype=np.float32)[np.sort(RNG.integers(0, 10, 1000))],
     "whole numbers as floats": lambda: np.sort(RNG.poisson(5, 1000)).astype(np.float64),
     "numbers": lambda: np.sort(RNG.normal(size=(1000, 1)), axis=0),
+    "strings": lambda: np.sort(RNG.integers(0, 10, 1000)).astype(str).astype(object),
     "prices": lambda: np.sort(RNG.lognormal(10, 2, 1000)),
     "dates": lambda: np.arange(1_700_000_000, 1_700_000_000 + 3600 * 1000, 3600),
 }
@@ -59,6 +60,14 @@ def test_a_difference_names_the_value_of_a_feature():
     x[:, 39] = np.arange(1000)
     found = difference(x, RNG.integers(0, 2, 1000), 4)
     assert (found.array, found.value, found.group, found.low, found.high) == (0, 39, None, (0, 124.5), (3, 874.5))
+
+
+def test_rows_sorted_by_a_string_differ():
+    x = {"a": noise(1000), "b": np.repeat(np.array(["oslo", "rome"], object), [900, 100])}
+    found = difference(x, RNG.integers(0, 2, 1000), 10)
+    assert (found.array, found.group, found.low, found.high) == (1, "oslo", (9, 0.0), (0, 1.0))
+    x["b"] = np.arange(1000).astype(str).astype(object)  # each one is rare
+    assert difference(x, RNG.integers(0, 2, 1000), 10) is None
 
 
 def test_labels_come_before_features():
@@ -118,7 +127,7 @@ def test_periodic_rows_do_not_differ():
     assert difference(hours[:, None].astype(np.float32), RNG.integers(0, 2, len(hours)), 2) is None
 
 
-def test_strings_nan_constants_and_missing_labels_do_not_differ():
+def test_shuffled_strings_nan_constants_and_missing_labels_do_not_differ():
     x = {"a": np.full((400, 2), np.nan), "b": np.array(["x", "y"] * 200, object), "c": np.ones((400, 1))}
     assert difference(x, np.zeros(400), 2) is None
     assert difference(noise(400), None, 2) is None
@@ -129,7 +138,10 @@ def test_statistics_of_blocks_are_those_of_all_rows():
     x, y = RNG.normal(1e6, 1, size=(3000, 5)), RNG.integers(-3, 4, 3000)
     block = from_arrays(x, y, None)
     merged = reduce(PartitionStats.union, stats(block, 7).values())
-    assert merged.classes == (dict(zip(*map(np.ndarray.tolist, np.unique(y, return_counts=True)), strict=True)),)
+    assert merged.classes == (
+        None,
+        dict(zip(*map(np.ndarray.tolist, np.unique(y, return_counts=True)), strict=True)),
+    )
     np.testing.assert_allclose(merged.moments[0].mean[:5], x.mean(axis=0))
     np.testing.assert_allclose(merged.moments[0].squares[:5], ((x - x.mean(axis=0)) ** 2).sum(axis=0), rtol=1e-6)
 
@@ -137,7 +149,7 @@ def test_statistics_of_blocks_are_those_of_all_rows():
 @pytest.mark.parametrize("labels", [np.array([-(2**63), 2**63 - 1]), np.array([1e300, 1e300]), np.arange(3000), [[1, 1]]])
 def test_labels_that_are_no_classes_are_not_counted(labels):
     found = PartitionStats.of(from_arrays(np.zeros((len(labels), 1)), np.asarray(labels), None))
-    assert found.classes == (None,)
+    assert found.classes == (None, None)
     assert isinstance(found.moments[1], Moments)
 
 
@@ -158,3 +170,5 @@ def test_balanced_weights_are_those_of_scikit_learn():
 def test_labels_that_cannot_be_balanced_are_an_error():
     with pytest.raises(DataError, match=r'^class_weight="balanced" counts the rows.*Pass the weights instead'):
         balanced_weights([{0: 3, 1: 5}, None])
+    strings = from_arrays(noise(2), np.array(["a", "b"], object), None)
+    assert [*CountClasses((2,))(TaskContext(0), iter([strings]))] == [None]
