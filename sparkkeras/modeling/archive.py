@@ -521,15 +521,16 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], compiled
     It covers architecture, compile arguments, custom code with everything that it refers to, the files that custom layers
     save, and the state of layers that may turn it into constants when they load it, so that setting weights does not update
     them: adapted preprocessing layers, and custom layers without trainable variables that override the loading. It also
-    covers the values of the variables outside the model that the backend has ``compiled`` into steps.
+    covers the values of the variables outside the model that the backend has ``compiled`` into steps, and the weights of
+    other models, such as a teacher in its loss, which travel with the archive.
     """
     config = json.loads(json.dumps(config, default=repr))
     for part in ("compile_config", "unsaved"):
         _clear_learning_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
     digest.update(custom.payload)
-    for name in sorted(compiled):
-        digest.update(_numpy(compiled[name]).tobytes())
+    for variable in [*(compiled[name] for name in sorted(compiled)), *custom_code.other_weights(model)]:
+        digest.update(_numpy(variable).tobytes())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt") or (_loads_by_itself(layer) and not layer.trainable_variables):
             for variable in layer.variables:

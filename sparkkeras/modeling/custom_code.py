@@ -10,6 +10,7 @@ import builtins
 import dis
 import functools
 import io
+import json
 import os
 import pickle
 import site
@@ -17,6 +18,7 @@ import sys
 import sysconfig
 import threading
 import types
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,11 +54,9 @@ class ByValue(Generic[T]):
         Raises:
             CustomObjectError: It cannot be pickled; the message names the part that fails.
         """
-        from pyspark import cloudpickle
-
         with _lock, _user_modules_by_value():
             try:
-                return cls(cloudpickle.dumps(value) if reduced is None else _dumps(value, reduced))
+                return cls(_dumps(value, reduced or (lambda each: NotImplemented)))
             except SparkKerasError:
                 raise
             except Exception as error:
@@ -85,11 +85,39 @@ def _dumps(value: Any, reduced: Callable[[Any], Any]) -> bytes:
     class Pickler(usual):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             found = reduced(obj)
+            if found is NotImplemented and _is_saved_to_pickle(obj):
+                found = _reduced_part(obj)
             return super().reducer_override(obj) if found is NotImplemented else found
 
     with io.BytesIO() as file:
         Pickler(file).dump(value)
         return file.getvalue()
+
+
+def _is_saved_to_pickle(value: Any) -> bool:
+    """Whether Keras pickles an object, such as a model or a loss, as a ``.keras`` archive."""
+    keras = sys.modules.get("keras")
+    return keras is not None and getattr(type(value), "__reduce__", None) is keras.Loss.__reduce__
+
+
+def _reduced_part(value: Any) -> tuple[Any, ...]:
+    """The archive without the time, so that the pickle of an object is always the same, and the custom code in it."""
+    _, (file,) = value.__reduce__()
+    with zipfile.ZipFile(file) as dated, zipfile.ZipFile(undated := io.BytesIO(), "w") as target:
+        for name in dated.namelist():
+            content = dated.read(name)
+            if name == "metadata.json":
+                content = json.dumps(json.loads(content) | {"date_saved": ""}).encode()
+            target.writestr(zipfile.ZipInfo(name), content)
+    code = [each for each in code_of(value).values() if not is_builtin(each)]
+    return _loaded_part, (undated.getvalue(), {name: each for each in code for name in lookup_names(each)})
+
+
+def _loaded_part(archive: bytes, objects: dict[str, Any]) -> Any:
+    import keras
+
+    with keras.saving.custom_object_scope(objects):
+        return keras.Loss._unpickle_model(io.BytesIO(archive))
 
 
 @functools.lru_cache(maxsize=16)
@@ -257,6 +285,14 @@ def untracked_variables(model: Any) -> dict[str, Any]:
     }
 
 
+def other_weights(model: Any) -> list[Any]:
+    """The weights of layers that parts of a model refer to and that are not its own, such as a teacher in its loss."""
+    found = _ModelParts()
+    _walk(model, "model", found)
+    own = set(map(id, model.variables))
+    return [each for key, each in found.weights.items() if key not in own]
+
+
 def _not_reset(metric: Any) -> list[Any]:
     """The variables of a metric that its ``reset_state`` leaves as they are. It is called for a copy of the metric."""
     import keras
@@ -373,6 +409,7 @@ class _ModelParts:
         variables: Variables, by the first of their attribute paths.
         tracked: The ``id()`` of those that layers, metrics and optimizers track.
         metrics: The metrics of custom classes.
+        weights: The variables of layers, by their ``id()``.
         seen: The ``id()`` of all objects.
     """
 
@@ -380,6 +417,7 @@ class _ModelParts:
     variables: dict[str, Any] = field(default_factory=dict)
     tracked: set[int] = field(default_factory=set)
     metrics: list[Any] = field(default_factory=list)
+    weights: dict[int, Any] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
 
@@ -408,6 +446,7 @@ def _walk(value: Any, path: str, found: _ModelParts) -> None:
         found.tracked.update(map(id, getattr(value, "variables", ())))
         if isinstance(value, keras.layers.Layer):  # which does not track its states, if it is recurrent
             found.tracked.update(map(id, keras.tree.flatten(getattr(value, "states", None))))
+            found.weights.update((id(each), each) for each in value.variables)
         if isinstance(value, keras.Metric) and not is_builtin(type(value)):
             found.metrics.append(value)
         is_custom = not is_builtin(type(value))

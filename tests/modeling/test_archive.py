@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import threading
+import time
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -1492,3 +1493,50 @@ def test_low_rank_factors_are_sent_to_workers(build):
     unpacked.train_on_batch(x, np.zeros_like(model.predict(x, verbose=0)))
     copy = copy_of(model)
     np.testing.assert_array_equal(copy.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+# Teachers in losses
+
+
+class Doubled(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+class Distilled(keras.losses.Loss):
+    def __init__(self, teacher, name="distilled", **others):
+        super().__init__(name=name, **others)
+        self.teacher = teacher
+
+    def call(self, y, predicted):
+        return keras.ops.square(predicted - self.teacher(y))
+
+    def get_config(self):
+        return super().get_config() | {"teacher": keras.saving.serialize_keras_object(self.teacher)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config | {"teacher": keras.saving.deserialize_keras_object(config["teacher"])})
+
+
+@pytest.mark.parametrize("is_attribute", [True, False])
+def test_a_loss_has_the_current_weights_of_its_teacher(monkeypatch, is_attribute):
+    teacher = keras.Sequential([keras.Input((3,)), Doubled(), keras.layers.Dense(1)])
+
+    def distilled(y, predicted):
+        return keras.ops.mean(keras.ops.square(predicted - teacher(y)))
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", Distilled(teacher) if is_attribute else distilled)
+    archive = ModelArchive.pack(model)
+    later = time.time() + 100
+    with monkeypatch.context() as patch:
+        patch.setattr("time.time", lambda: later)
+        assert ModelArchive.pack(model) is archive  # although Keras saves the time with a model
+    for changed in (0, 1):
+        teacher.set_weights([each + changed for each in teacher.get_weights()])
+        loss = ModelArchive.pack(model).unpack().loss
+        copy = loss.teacher if is_attribute else loss.__closure__[0].cell_contents
+        assert copy is not teacher
+        assert all(map(np.array_equal, copy.get_weights(), teacher.get_weights()))
+    assert ModelArchive.pack(model).digest != archive.digest
