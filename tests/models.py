@@ -4,7 +4,21 @@ Layers and optimizers have explicit names, so that workers recognize two instanc
 functions: Keras would give the second one of a test another name.
 """
 
+from weakref import WeakValueDictionary
+
 import keras
+
+
+class VariablesOfWorker(WeakValueDictionary):
+    """What `sparkkeras.modeling.outside` knows on a worker that runs in this process: no variables of the driver."""
+
+    def __init__(self, *of_driver):
+        super().__init__()
+        self._of_driver = of_driver
+
+    def __setitem__(self, key, value):
+        if not any(value is each for each in self._of_driver):
+            super().__setitem__(key, value)
 
 
 def classifier(width=64, units=64, classes=10, seed=0, **compiled):

@@ -15,6 +15,7 @@ from sparkkeras.modeling import metrics, outside
 from sparkkeras.modeling.archive import ModelArchive, find_outside
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState, ModelWeights, put_settings, take_settings
+from tests.models import VariablesOfWorker
 
 ALPHA = keras.Variable(1.0, name="alpha")
 SCALE = keras.Variable([1.0, 2.0], name="scale")
@@ -48,15 +49,7 @@ class Setting(keras.callbacks.Callback):
         self.variable = variable
 
 
-class Known(WeakValueDictionary):
-    """The variables of a worker, which does not have those of this module."""
-
-    def __setitem__(self, key, value):
-        if value is not ALPHA and value is not SCALE:
-            super().__setitem__(key, value)
-
-
-KNOWN = Known()
+KNOWN = VariablesOfWorker(ALPHA, SCALE)
 
 
 @pytest.fixture(autouse=True)

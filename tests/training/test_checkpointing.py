@@ -9,7 +9,6 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from weakref import WeakValueDictionary
 
 import keras
 import numpy as np
@@ -36,6 +35,7 @@ from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
+from tests.models import VariablesOfWorker
 from tests.rpc.test_transports import eventually
 from tests.training.jobs import BATCH, Model, RecordedEvents, Snapshots, fit, partitions
 
@@ -738,13 +738,7 @@ def test_workers_continue_with_their_own_variable_unless_the_driver_has_set_it(
     at_once, monkeypatch, tmp_path, hook, expected
 ):
     alpha = keras.Variable(1.0)
-
-    class OfWorkers(WeakValueDictionary):
-        def __setitem__(self, key, value):
-            if value is not alpha:
-                super().__setitem__(key, value)
-
-    monkeypatch.setattr(outside, "_known", OfWorkers())
+    monkeypatch.setattr(outside, "_known", VariablesOfWorker(alpha))
 
     def annealed(y, predicted):
         return alpha * keras.ops.mean(keras.ops.square(y - predicted))

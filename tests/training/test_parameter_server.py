@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from weakref import WeakValueDictionary
 
 import keras
 import numpy as np
@@ -38,7 +37,7 @@ from sparkkeras.training.job import Server, Validation
 from sparkkeras.training.parameter_server import unmoved_warning
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
-from tests.models import Gan, gan
+from tests.models import Gan, VariablesOfWorker, gan
 from tests.rpc.test_transports import eventually
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
@@ -847,12 +846,7 @@ def test_what_workers_keep_cannot_be_set_by_a_callback(what):
 def test_a_large_variable_outside_the_model_can_be_used_but_not_changed(monkeypatch, size):
     table = keras.Variable(np.ones(size, np.float32))
 
-    class OfWorkers(WeakValueDictionary):
-        def __setitem__(self, key, value):
-            if value is not table:
-                super().__setitem__(key, value)
-
-    monkeypatch.setattr(outside, "_known", OfWorkers())
+    monkeypatch.setattr(outside, "_known", VariablesOfWorker(table))
 
     def scaled(y, predicted):
         return keras.ops.mean(table) * keras.ops.mean(keras.ops.square(y - predicted))

@@ -1,7 +1,5 @@
 """The conformance suite of strategies, on in-memory datasets; a new strategy is a name in STRATEGIES."""
 
-from weakref import WeakValueDictionary
-
 import keras
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from sparkkeras.scoring import inference
 from sparkkeras.training.job import Validation
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
+from tests.models import VariablesOfWorker
 from tests.training.jobs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
 
 TOGETHER = [*IN_MEMORY, "allreduce"]
@@ -342,15 +341,7 @@ class Annealing(keras.callbacks.Callback):
         self.variable.assign(1 / (epoch + 1))
 
 
-class Known(WeakValueDictionary):
-    """The variables of a worker, which does not have that of this module."""
-
-    def __setitem__(self, key, value):
-        if value is not ALPHA:
-            super().__setitem__(key, value)
-
-
-KNOWN = Known()
+KNOWN = VariablesOfWorker(ALPHA)
 
 
 @pytest.fixture
