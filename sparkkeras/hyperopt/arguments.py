@@ -52,6 +52,7 @@ class TrialFitArguments:
             CustomObjectError: The function or a callback cannot be sent to workers.
         """
         given = {
+            "model": build,
             "epochs": arguments.integer("epochs", self.epochs),
             "batch_size": arguments.integer("batch_size", self.batch_size),
             "callbacks": as_callbacks("callbacks", self.callbacks),
@@ -65,7 +66,7 @@ class TrialFitArguments:
                 "validation_data cannot be combined with a function that reads the data: let it return a dict, "
                 '{"x": ..., "y": ..., "validation_data": (x, y)}.'
             )
-        return Fit(ByValue.dump(build, "model"), ByValue.dump(given, "callbacks"), names_of(self.metric), has_rows)
+        return Fit(ByValue.dump(given, "the model of the search"), names_of(self.metric), has_rows)
 
     def reject_given(self) -> None:
         """Check that no option was given: they have no effect on an objective.

@@ -57,13 +57,13 @@ class Fit:
     """Builds a model and fits it.
 
     Attributes:
-        build: Returns a compiled model for hyper-parameters, or ``(model, fit_arguments)``.
-        arguments: Arguments of ``fit`` for all trials.
+        arguments: Arguments of ``fit`` for all trials, and as ``model`` the function that returns a compiled model for
+            hyper-parameters, or ``(model, fit_arguments)``. They are one pickle, so that callbacks change the variables
+            outside the model that its loss uses.
         metrics: The metrics to optimize, as in the logs of ``fit``.
         has_rows: Whether the driver has rows with which it can build a model whose input shape is unknown.
     """
 
-    build: ByValue[Callable[[Any], Any]]
     arguments: ByValue[dict[str, Any]]
     metrics: Sequence[str]
     has_rows: bool = True
@@ -71,10 +71,11 @@ class Fit:
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Train; the outcome has the weights of the best epoch."""
         device.initialize_backend()
-        model, returned = build_model(self.build.fresh(), params)
+        arguments = self.arguments.fresh()
+        model, returned = build_model(arguments.pop("model"), params)
         on_disk = data if isinstance(data, RowsOnDisk) else None
         sent: Mapping[str, Any] = data if on_disk is None else on_disk.sent
-        arguments = {**sent, **self.arguments.fresh(), **fit_arguments_of(params), **_check_fit_arguments(returned)}
+        arguments = {**sent, **arguments, **fit_arguments_of(params), **_check_fit_arguments(returned)}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
         report = ReportCallback(self.metrics, arguments.get("validation_freq", 1))
         has_validation_data = arguments.get(VALIDATION) is not None or (on_disk is not None and VALIDATION in on_disk.blocks)

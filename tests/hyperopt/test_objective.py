@@ -76,7 +76,7 @@ class SetWeights(keras.callbacks.Callback):
 
 def run_fit(build=build, params=None, data=DATA, *, metric="loss", send=None, seed=3, sign=1.0, has_rows=True, **arguments):
     given, metrics = {"epochs": 3, "batch_size": 8, **arguments}, (metric,) if isinstance(metric, str) else metric
-    fit = Fit(ByValue.dump(build, "build"), ByValue.dump(given, "arguments"), metrics, has_rows)
+    fit = Fit(ByValue.dump({"model": build, **given}, "arguments"), metrics, has_rows)
     return run_trial(fit, params or {"lr": 0.1}, data, seed, send or Driver(), sign, len(metrics))
 
 
@@ -93,6 +93,26 @@ def no_trial_is_left():
 
 
 # Fit
+
+
+def test_callbacks_set_variables_outside_the_model():
+    alpha = keras.Variable(1.0)
+
+    class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            alpha.assign(0.0 if epoch else 1.0)
+
+    def loss(y, predicted):
+        return alpha * keras.ops.mean(keras.ops.square(y - predicted))
+
+    def annealed(params):
+        model = build(params)
+        model.compile("sgd", loss, jit_compile=False)  # JAX would compile the first value into the step
+        return model
+
+    history = run_fit(annealed, callbacks=[Anneal()]).history["loss"]
+    assert history[0] > 0
+    assert history[1:] == [0, 0]
 
 
 def test_fit_keeps_the_weights_of_its_best_epoch():
