@@ -63,6 +63,8 @@ class Structure:
         count = expected.count if isinstance(expected, Structure) else expected
         if found.bare and isinstance(value, (tuple, list)) and count == len(value):
             return cls.several(count) if count > 1 or _are_arrays(tuple(value)) else found
+        if isinstance(expected, Structure) and expected.is_nested and set(found.names or ()) == set(expected.names or ()):
+            return expected  # the keys may be names: {"a": ..., "b/c": ..., "b/d": ...}
         return found
 
     @property
@@ -107,6 +109,9 @@ class Structure:
         if self.bare:
             return [value]
         parts = self.parts
+        names = list(map(name_of, self.paths))
+        if self.is_nested and isinstance(value, Mapping) and set(value) == set(names):
+            return [value[name] for name in names]
         if self._is_dict:
             if not isinstance(value, Mapping) or set(value) != set(parts):
                 raise ValueError(f"expected a dict with the keys {list(parts)}, received {describe(value)}")
@@ -121,6 +126,15 @@ class Structure:
         remaining = iter(leaves)
         built = {key: part.build(list(islice(remaining, part.count))) for key, part in self.parts.items()}
         return built if self._is_dict else tuple(built.values())
+
+    def shown(self, leaf: str = "array") -> str:
+        """The structure in messages: ``{'a': array, 'b': {'c': array, 'd': array}}``."""
+        if self.bare:
+            return leaf
+        parts = [(f"{key!r}: " if self._is_dict else "") + part.shown(leaf) for key, part in self.parts.items()]
+        if self._is_dict:
+            return f"{{{', '.join(parts)}}}"
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
     def labels(self, side: str) -> list[str]:
         """The names of the arrays in messages: ``x``, ``x[0]``, ``x['age']``, ``x['b']['c']``."""
@@ -176,6 +190,11 @@ def name_of(path: Path) -> str:
 def in_column_name(name: str) -> str:
     """A name of `Structure.names` as a part of the name of a column."""
     return name.replace("/", "_")
+
+
+def in_field(name: str) -> str:
+    """A name of `Structure.names` as the name of a field in a struct: ``b.c`` for ``b/c``."""
+    return name.replace("/", ".")
 
 
 def _are_arrays(value: Any) -> bool:
@@ -370,11 +389,17 @@ class Block:
         return concatenate([_transform_batch(batch, transform, to_predict) for batch in self.batches(batch_size)])
 
     def in_structure(self, structure: Structure | None) -> Block:
-        """Features given as a tuple get another structure of as many arrays, in their order; others stay as they are."""
+        """Features given as a tuple, or by names, get another structure of as many arrays; others stay as they are."""
         x = self.form.x
-        if structure is None or x.names is not None or x.count != structure.count:
+        if structure is None or x.count != structure.count:
             return self
-        return Block(replace(self.form, x=structure), self.arrays)
+        if x.names is None:
+            return Block(replace(self.form, x=structure), self.arrays)
+        if set(x.names) != set(structure.names or ()) or set(x.paths) == set(structure.paths):
+            return self
+        of_names = dict(zip(x.names, self.arrays, strict=False))
+        arrays = (*(of_names[name] for name in structure.names or ()), *self.arrays[x.count :])
+        return Block(replace(self.form, x=structure), arrays)
 
     def with_floats(self, dtype: str) -> Block:
         """Cast all floating-point arrays to one dtype."""

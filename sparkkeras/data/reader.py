@@ -74,6 +74,8 @@ class Reader:
         except ValueError as error:
             raise DataError(f"{error}.") from error
         form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
+        self.schema.check_structure(form.x)
+        self._check_weights(form)
         given = [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
         found = self._all_values(form, given, "the arrays")
         leaves = [leaf for leaf, _ in found]
@@ -194,6 +196,17 @@ class Reader:
             raise DataError(f"row 0 of partition {partition}: {error}.") from error
         self._check_given(form, form.x.flatten(x), f"row 0 of partition {partition}: ")
         return form
+
+    def _check_weights(self, form: Form) -> None:
+        """Reject several arrays of weights that do not match the arrays of labels."""
+        y, weight = form.y, form.weight
+        if y is None or weight is None or weight.bare or self.schema.transformed:
+            return
+        if weight.count != y.count or set(weight.names or y.names or ()) != set(y.names or weight.names or ()):
+            raise DataError(
+                f"sample_weight is {weight.shown()}, but y is {'one array' if y.bare else y.shown()}: pass one array of "
+                "weights, or one for each array of y in the same structure."
+            )
 
     def _check_given(self, form: Form, values: Sequence[Any], where: str = "") -> None:
         """Reject ``None`` for an input that is optional in Keras."""

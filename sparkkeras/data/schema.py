@@ -97,6 +97,20 @@ class Schema:
             return [by_name.get(name) for name in form.x.names]
         return list(self.inputs[: form.x.count])
 
+    def check_structure(self, x: Structure) -> None:
+        """Reject features that are not in the structure of nested inputs.
+
+        Raises:
+            DataError: The features have another structure, and are not a tuple of as many arrays either.
+        """
+        if self.x is None or not self.x.is_nested or self.transformed:
+            return
+        if x.count != self.x.count or (x.names is not None and set(x.names) != set(self.x.names or ())):
+            raise DataError(
+                f"the features are {'one array' if x.bare else x.shown()}, but the model's inputs are {self.x.shown()}: "
+                "pass x in this structure." + on_optional(spec for spec in self.inputs if spec.name not in (x.names or ()))
+            )
+
     def check_features(self, received: BlockSpec, has_transform: bool = True) -> None:
         """Reject features that do not fit the model's inputs.
 
@@ -110,6 +124,7 @@ class Schema:
         if not self.inputs:
             return
         form = received.form
+        self.check_structure(form.x)
         labels, leaves = form.x.labels("x"), received.leaves[form.span("x")]
         specs = list(self.inputs)
         if form.x.names is not None:
@@ -118,7 +133,6 @@ class Schema:
                 raise DataError(
                     f"features have the keys {sorted(form.x.names)}, but the model's inputs are {sorted(by_name)}: "
                     "use the names of the inputs as the keys, with one array for each."
-                    + (" A slash stands for a dict in a dict." if any("/" in name for name in by_name) else "")
                     + on_optional(spec for spec in specs if spec.name not in form.x.names)
                 )
             specs = [by_name.get(name, specs[0]) for name in form.x.names]

@@ -9,6 +9,7 @@ import keras
 
 from sparkkeras.data.block import BlockSpec, LeafSpec, Structure
 from sparkkeras.data.label_range import LabelRange
+from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of
 from sparkkeras.modeling.schema import output_structure, schema_of
@@ -55,7 +56,7 @@ def check_label_structure(model: keras.Model, structure: Structure | None) -> li
     with_loss = [index for index, loss in enumerate(losses) if loss is not None]
     custom = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS)
     if structure.names is not None and not custom and (len(outputs) > 1 or structure.names != tuple(names)):
-        _check_names(structure.names, [spec.name for spec in schema_of(model).outputs], losses)
+        _check_names(structure, schema_of(model), losses)
     if structure.count == len(outputs):
         return list(range(len(outputs)))
     if not custom and structure.count == len(with_loss):
@@ -82,9 +83,14 @@ def _outputs(model: keras.Model) -> tuple[list[Any], list[str], list[Any]]:
     return outputs, names, losses_of(model, names)
 
 
-def _check_names(received: Sequence[str], names: Sequence[str], losses: Sequence[Any]) -> None:
+def _check_names(labels: Structure, schema: Schema, losses: Sequence[Any]) -> None:
     """Reject labels for unknown outputs, and outputs that have a loss but no labels."""
+    received, names = labels.names or (), [spec.name for spec in schema.outputs]
     unknown = next((name for name in received if name not in names), None)
+    if unknown is not None and schema.y is not None and schema.y.is_nested:
+        raise DataError(
+            f"the labels are {labels.shown()}, but the model's outputs are {schema.y.shown()}: pass y in this structure."
+        )
     if unknown is not None:
         raise DataError(f"the labels are for the output {unknown!r}, which the model lacks. {known_names(unknown, names)}")
     missing = [name for name, loss in zip(names, losses, strict=True) if loss is not None and name not in received]

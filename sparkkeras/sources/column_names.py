@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.data.block import describe
+from sparkkeras.data.block import describe, in_field
 from sparkkeras.data.column_values import current_terms
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 
@@ -63,7 +63,7 @@ class ColumnFinder:
         """The path to the column: its field alone, or a struct and its nested fields."""
         path = _path(self._schema, name)
         if path is None:
-            raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._names)}")
+            raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._known(name))}")
         name = path[0].name
         matches = self._matching[name.lower()]
         if matches.count(name) > 1 or (len(matches) > 1 and not is_case_sensitive(self._frame.sparkSession)):
@@ -72,6 +72,16 @@ class ColumnFinder:
                 f"({', '.join(map(repr, matches))}): rename them."
             )
         return path
+
+    def _known(self, name: str) -> list[str]:
+        """The columns, or for a path such as ``b.x``, the fields of the innermost struct on it."""
+        from pyspark.sql.types import StructType
+
+        struct, _, _ = name.rpartition(".")
+        path = _path(self._schema, struct) if struct else None
+        if path is None or not isinstance(path[-1].dataType, StructType):
+            return self._known(struct) if struct else self._names
+        return [f"{struct}.{field}" for field in path[-1].dataType.names]
 
     def default(self, argument: str, names: Sequence[str]) -> str | dict[str, str]:
         """The default columns for an argument that was not set.
@@ -99,7 +109,7 @@ class ColumnFinder:
         """The column with the name of an input or output; for one in others, such as ``b/c``, also the field ``b.c``."""
         if _field(self._schema, name) is not None:
             return name
-        field = name.replace("/", ".")
+        field = in_field(name)
         return field if field != name and _path(self._schema, field) is not None else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
-from sparkkeras.data.block import Block, Form, Structure, by_name, describe, items_by_path, name_of
+from sparkkeras.data.block import Block, Form, Structure, by_name, describe, in_field, items_by_path, name_of
 from sparkkeras.data.column_values import ColumnValues, current_terms
 from sparkkeras.data.columns import Leaf, Loader, label_loaders, sparse_width
 from sparkkeras.data.invalid_rows import InvalidPolicy
@@ -326,28 +326,45 @@ def _match_columns(
         if not received or (len(specs) > 1 and not partial and set(received) != set(names)):
             raise ConfigurationError(
                 f"{shown} has the keys {sorted(received)}, but the model's {kind}s are {names}."
+                + _in_structure(shown, expected)
                 + on_optional(spec for spec in specs if spec.name not in received)
             )
         for key in received:
             if names and key not in names:
-                raise ConfigurationError(f"{shown}: the model has no {kind} {key!r}. {known_names(key, names)}")
+                raise ConfigurationError(
+                    f"{shown}: the model has no {kind} {key!r}. {known_names(key, names)}{_in_structure(shown, expected)}"
+                )
         structure, leaves = _named_columns(shown, given, dict(zip(names, specs, strict=True)), expected)
         return Structure() if len(specs) == 1 else structure, leaves  # Keras expects the only array itself
     if isinstance(given, str) or len(specs) < 2:
         if len(specs) > 1 and argument != "sample_weight":
             raise ConfigurationError(
                 f"{shown}={given!r}: the model has {len(specs)} {kind}s: pass {{name: column}} for {names}."
+                + _in_structure(shown, expected)
             )
         return Structure(), [_leaf(shown, given, specs[0] if len(specs) == 1 else None)]
+    if expected is not None and expected.is_nested and isinstance(given, (list, tuple)):
+        parts = dict(items_by_path(given, expected))
+        if set(parts) == set(expected.paths):
+            return expected, [_leaf(shown, parts[path], spec) for path, spec in zip(expected.paths, specs, strict=True)]
+        if not all(isinstance(each, str) for each in given):
+            raise ConfigurationError(f"{shown}={given!r} does not fit the model's {kind}s.{_in_structure(shown, expected)}")
     columns = column_names(shown, given)
     if len(columns) != len(specs):
         raise ConfigurationError(
             f"{shown}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
-            f"{{name: column(s)}} for {names}."
+            f"{{name: column(s)}} for {names}.{_in_structure(shown, expected)}"
         )
     ordered = _by_position(shown, kind, columns, names)
     structure = expected if expected is not None and expected.is_nested else Structure.several(len(columns))
     return structure, [_leaf(shown, column, spec) for column, spec in zip(ordered, specs, strict=True)]
+
+
+def _in_structure(shown: str, expected: Structure | None) -> str:
+    """How to pass the columns of nested inputs or outputs, for a message; empty for others."""
+    if expected is None or not expected.is_nested:
+        return ""
+    return f" Pass {shown}={expected.shown('column')}."
 
 
 def _by_position(shown: str, kind: str, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
@@ -356,9 +373,9 @@ def _by_position(shown: str, kind: str, columns: Sequence[str], names: Sequence[
     Raises:
         ConfigurationError: A column has the name of another input or output than the one at its position.
     """
-    named = {column.lower(): column for column in columns}
-    if set(named) == {name.lower() for name in names} and len(named) == len(names):
-        return [named[name.lower()] for name in names]
+    named = {_in_any_case(column): column for column in columns}
+    if set(named) == set(map(_in_any_case, names)) and len(named) == len(names):
+        return [named[_in_any_case(name)] for name in names]
     check_positions(f"{shown}={list(columns)!r}", kind, dict(zip(names, columns, strict=True)), f"{shown}={{name: column}}")
     return columns
 
@@ -375,14 +392,20 @@ def check_positions(shown: str, kind: str, columns: Mapping[str, str], remedy: s
     Raises:
         ConfigurationError: There is such a column.
     """
-    names = {name.lower(): name for name in columns}
+    names = {_in_any_case(name): name for name in columns}
     for name, column in columns.items():
-        if column.lower() != name.lower() and column.lower() in names:
+        other = names.get(_in_any_case(column), name)
+        if other != name:
             mapping = ", ".join(f"{each!r} gets {columns[each]!r}" for each in columns)
             raise ConfigurationError(
                 f"{shown} are mapped to the model's {kind}s by position ({mapping}), but {column!r} is the name of the "
-                f"{kind} {names[column.lower()]!r}: pass {remedy}."
+                f"{kind} {other!r}: pass {remedy}."
             )
+
+
+def _in_any_case(name: str) -> str:
+    """What the name of an input and a column of this name have in common; that of ``b/c`` is the field ``b.c``."""
+    return in_field(name).lower()
 
 
 def _label_leaf(leaf: Leaf, features: Sequence[Leaf]) -> Leaf:

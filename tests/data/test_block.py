@@ -91,6 +91,18 @@ def test_nested_values_are_flattened_by_name_and_built():
         structure.flatten({"a": 1, "b": ({"x": 1}, 2)})
 
 
+@pytest.mark.parametrize(
+    ("structure", "value"),
+    [(NESTED, {"b/d": 3, "a": 1, "b/c": 2}), (Structure(((0,), (1, 0), (1, 1))), {"1/0": 2, "0": 1, "1/1": 3})],
+)
+def test_the_keys_of_nested_values_may_be_names(structure, value):
+    assert Structure.of(value, structure) == structure
+    assert structure.flatten(value) == [1, 2, 3]
+    block = from_arrays({name: np.full(2, each) for name, each in value.items()}, None, None).in_structure(structure)
+    assert block.form.x == structure
+    assert [array[0] for array in block.arrays] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("value", [A, (A, B), {"a": A, "b": B}, (A,), {"only": B}])
 def test_build_inverts_flatten(value):
     structure = Structure.of(value, None)

@@ -493,6 +493,31 @@ def test_rows_with_nested_features_are_told_from_pairs():
         assert reader.read_rows([row], Form(nested), 0, 0).rows == 1
 
 
+@pytest.mark.parametrize(
+    ("x", "weight", "message"),
+    [
+        (lambda x: {"a": x, "b": x}, None, "the features are {'a': array, 'b': array}, but the model's inputs are "),
+        (lambda x: {"a": x, "b": {"c": x}}, None, "the features are {'a': array, 'b': {'c': array}}, but"),
+        (lambda x: (x, (x,)), None, "are {'a': array, 'b': {'c': array, 'd': (array, array)}}: pass x in this structure."),
+        (lambda x: x, None, "the features are one array, but"),
+        (
+            lambda x: {"a": x, "b": {"c": x, "d": (x, x)}},
+            lambda w: {"u": w},
+            "sample_weight is {'u': array}, but y is {'u': array, 'v': (array, array)}: pass one array of weights",
+        ),
+    ],
+    ids=["depth", "branch", "tuple", "array", "weights"],
+)
+def test_another_structure_than_that_of_the_model_is_shown_next_to_it(x, weight, message):
+    inputs = tuple(InputSpec(name, (2,)) for name in ("a", "b/c", "b/d/0", "b/d/1"))
+    outputs = tuple(InputSpec(name, (1,)) for name in ("u", "v/0", "v/1"))
+    of_x = Structure((("a",), ("b", "c"), ("b", "d", 0), ("b", "d", 1)))
+    reader = Reader(Schema(inputs, outputs, x=of_x, y=Structure((("u",), ("v", 0), ("v", 1)))))
+    y = np.ones(3)
+    with pytest.raises(DataError, match=re.escape(message)):
+        reader.read_arrays(x(np.ones((3, 2))), {"u": y, "v": (y, y)}, weight and weight(y))
+
+
 def test_optional_inputs_need_values():
     schema = Schema((InputSpec("a", (2,)), InputSpec("b", (2,), optional=True)), x=Structure.named(("a", "b")))
     reader, x = Reader(schema, labelled=False), np.ones((3, 2))

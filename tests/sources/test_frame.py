@@ -109,8 +109,26 @@ def test_columns_of_nested_inputs_and_outputs(spark):
     assert select(given, schema).names == ["a", "b.d", "b.c"]  # by default, fields of structs
     weighted = select(given, schema, True, label=label, sample_weight={"v": ["w", "p"], "u": "w"})
     assert weighted.form.labels[6:] == ["sample_weight['u']", "sample_weight['v'][0]", "sample_weight['v'][1]"]
-    with pytest.raises(ConfigurationError, match=r"features has the keys \['a', 'b/x'\], but the model's inputs are"):
+    columns = r"Pass features=\{'a': column, 'b': \{'d': column, 'c': column\}\}\."
+    with pytest.raises(ConfigurationError, match=rf"features has the keys \['a', 'b/x'\], but the model's .*\. {columns}"):
         select(given, schema, features={"a": "a", "b": {"x": "p"}})
+    with pytest.raises(DataError, match=r"no column 'b\.x'\. Known: 'b\.c', 'b\.d'\."):
+        select(given, schema, features={"b": {"c": "b.x", "d": "b.d"}, "a": "a"})
+    assert select(given, schema, features=["b.c", "a", "b.d"]).names == ["a", "b.d", "b.c"]  # fields go by name, too
+    with pytest.raises(ConfigurationError, match=r"by position .*'b\.c' is the name of the input 'b/c'"):
+        select(given, schema, features=["a", "b.c", "p"])
+
+
+def test_columns_of_nested_tuples(spark):
+    structure = Structure(((0,), (1, 0), (1, 1)))
+    schema = Schema(tuple(InputSpec(name, (1,)) for name in ("0", "1/0", "1/1")), x=structure)
+    given = frame(spark, "a int, b int, c int")
+    assert select(given, schema, features=["a", ["b", "c"]]).form.x == structure
+    assert select(given, schema, features=["a", ["b", "c"]]).names == ["a", "b", "c"]
+    with pytest.raises(
+        ConfigurationError, match=r"does not fit the model's inputs. Pass features=\(column, \(column, column"
+    ):
+        select(given, schema, features=["a", ["b"]])
 
 
 def test_a_list_with_the_names_of_several_inputs_goes_by_name(spark):
