@@ -17,10 +17,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkkeras.data.block import Structure, describe, in_column_name, in_field, items_by_path, name_of
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import custom_objects_of, load_bytes, save_bytes
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.modeling.schema import input_tensors, schema_of
+from sparkkeras.modeling.schema import input_structure, input_tensors, pack_inputs, schema_of
 from sparkkeras.weights import Array
 
 _FOLDER, _CUSTOM = "data", "custom_objects.pkl"
@@ -54,7 +55,7 @@ def log_model(
         model: The model.
         run_id: The id of the run.
         custom_objects: Custom classes and functions by name, for those that are not found in the model.
-        input_example: Rows as ``predict`` takes them: an array, or a dict of arrays by input. ``None``: one row of zeros.
+        input_example: Rows as ``predict`` takes them: an array, or the arrays of several inputs. ``None``: a row of zeros.
         registered_model_name: The name under which to register the model; ``None``: it is not registered.
         step: The step whose metrics belong to the model.
 
@@ -69,6 +70,8 @@ def log_model(
 
     signature = signature_of(model, input_example)
     example = example_of(model) if input_example is None else input_example
+    if _is_nested(model):
+        example = _named(example, input_structure(model))
     logged = Model.log(
         artifact_path=None,
         name="model",
@@ -120,7 +123,7 @@ def signature_of(model: keras.Model, input_example: Any = None) -> Any:
 
 
 def example_of(model: keras.Model) -> Any:
-    """One row of zeros (empty strings for text), as ``predict`` takes it; ``None`` if the inputs are unknown."""
+    """One row of zeros (empty strings for text), as `Scorer` takes it; ``None`` if the inputs are unknown."""
     arrays = {
         name: np.full((1, *(size or 1 for size in shape)), "" if dtype == "string" else 0, _array_type(dtype))
         for name, (dtype, shape) in _inputs(model).items()
@@ -137,15 +140,19 @@ def check_example(model: keras.Model, example: Any) -> None:
     inputs = _inputs(model)
     if not inputs:
         return
-    arrays = _named(example)
+    try:
+        arrays = _named(example, input_structure(model))
+    except ValueError:  # a part of it is no array
+        arrays = {}
     if not isinstance(example, Mapping):
         arrays = dict(zip(inputs, arrays.values(), strict=False)) if len(arrays) == len(inputs) else arrays
     wanted = ", ".join(f"{name!r}: {dtype} {_shape(shape)}" for name, (dtype, shape) in inputs.items())
     found = ", ".join(f"{name!r}: {array.dtype.name} {array.shape}" for name, array in arrays.items())
+    received = f"arrays {{{found}}}" if found else describe(example)
     fits = arrays.keys() >= inputs.keys() and all(_fits(arrays[name], *spec) for name, spec in inputs.items())
     if not fits:
         raise ConfigurationError(
-            f"input_example does not fit the model {model.name!r}: received arrays {{{found}}}, expected {{{wanted}}}. "
+            f"input_example does not fit the model {model.name!r}: received {received}, expected {{{wanted}}}. "
             "Pass rows as predict takes them, such as x[:1]."
         )
 
@@ -171,19 +178,19 @@ _Spec = tuple[str, tuple[int | None, ...]]
 
 
 def _inputs(model: keras.Model) -> dict[str, _Spec]:
-    """The inputs by name, in their order."""
+    """The inputs by name, in their order; those in others have the names of fields, ``b.c``."""
     tensors = input_tensors(model)
     return {
-        spec.name: (_dtype(tensor), tuple(tensor.shape[1:]))
+        in_field(spec.name): (_dtype(tensor), tuple(tensor.shape[1:]))
         for spec, tensor in zip(schema_of(model).inputs, tensors, strict=True)
     }
 
 
 def _outputs(model: keras.Model) -> dict[str, _Spec]:
-    """The outputs by name, in their order."""
+    """The outputs by name, in their order; those in others have the names of columns, ``b_c``."""
     tensors = getattr(model, "outputs", None) or ()
     return {
-        spec.name: (_dtype(tensor), tuple(tensor.shape[1:]))
+        in_column_name(spec.name): (_dtype(tensor), tuple(tensor.shape[1:]))
         for spec, tensor in zip(schema_of(model).outputs, tensors, strict=True)
     }
 
@@ -212,10 +219,16 @@ def _only(name: str, values: Mapping[str, Any]) -> str | None:
     return name if len(values) > 1 else None
 
 
-def _named(values: Any) -> dict[str, Array]:
-    """Arrays by name: of a dict, a list, or one array."""
-    if isinstance(values, Mapping):
-        return {name: np.asarray(value) for name, value in values.items()}
+def _is_nested(model: keras.Model) -> bool:
+    structure = input_structure(model)
+    return structure is not None and structure.is_nested
+
+
+def _named(values: Any, structure: Structure | None = None) -> dict[str, Array]:
+    """Arrays by name: of a dict, a list, or one array. With a nested structure, arrays in it have the names of fields."""
+    if isinstance(values, Mapping) or (structure is not None and structure.is_nested):
+        items = items_by_path(values, structure or Structure())
+        return {in_field(name_of(path)): np.asarray(value) for path, value in items}
     several = values if isinstance(values, (list, tuple)) else [values]
     return {str(index): np.asarray(value) for index, value in enumerate(several)}
 
@@ -240,7 +253,7 @@ def _save(
     import mlflow.keras
 
     has_text = any(dtype == "string" for dtype, _ in _inputs(model).values())
-    is_ours = bool(custom_objects) or has_text or len(_outputs(model)) != 1
+    is_ours = bool(custom_objects) or has_text or len(_outputs(model)) != 1 or _is_nested(model)
     Path(path).mkdir(parents=True, exist_ok=True)  # MLflow writes the input example before it creates the folder
     mlflow.keras.save_model(
         SimpleNamespace(save=lambda file: Path(file).write_bytes(save_bytes(model))),
@@ -274,18 +287,24 @@ class Scorer:
     def predict(self, data: Any, **_: Any) -> Any:
         """Predict rows: an array, a dict of arrays by input, or, without a signature, a DataFrame of pandas.
 
+        Nested inputs are in a dict by path, ``{"a": ..., "b.c": ..., "b.d": ...}``, as in the signature.
+
         Returns:
             An array, or for several outputs a dict of arrays by output.
         """
         if hasattr(data, "columns"):
             data = {str(name): np.stack(data[name].to_numpy()) for name in data.columns}
             data = next(iter(data.values())) if len(data) == 1 else data
+        structure = input_structure(self._model)
+        if structure is not None and structure.is_nested:
+            named = _named(data, structure)
+            data = pack_inputs(self._model, [named[name] for name in _inputs(self._model)])
         predicted = self._model.predict(keras.tree.map_structure(_as_input, data), verbose=0)
         if not isinstance(predicted, (dict, list, tuple)):
             return np.asarray(predicted)
-        if not isinstance(predicted, dict):
-            predicted = dict(zip(_outputs(self._model) or map(str, range(len(predicted))), predicted, strict=True))
-        return {name: _per_row(np.asarray(values)) for name, values in predicted.items()}
+        outputs = _outputs(self._model)
+        arrays = dict(zip(outputs, keras.tree.flatten(predicted), strict=True)) if outputs else _named(predicted)
+        return {name: _per_row(np.asarray(values)) for name, values in arrays.items()}
 
 
 def _as_input(values: Any) -> Any:

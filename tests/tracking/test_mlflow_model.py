@@ -125,6 +125,22 @@ class TestLogging:
             np.testing.assert_allclose(predicted["head_0"], expected[0][:, 0], rtol=1e-6)
             np.testing.assert_allclose(predicted["head_1"], expected[1], rtol=1e-6)
 
+    @pytest.mark.parametrize("example", [False, True], ids=["zeros", "rows"])
+    def test_nested_inputs_and_outputs(self, store, example):
+        a, c, d = (keras.Input((size,), name=name) for name, size in (("a", 3), ("c", 1), ("d", 2)))
+        dense = keras.layers.Dense
+        outputs = {"u": dense(1)(c), "v": (dense(2)(a), dense(2)(d))}
+        model = keras.Model({"a": a, "b": {"d": d, "c": c}}, outputs)
+        rows = {"a": X, "b": {"c": X[:, :1], "d": X[:, 1:]}}
+        uri = logged(model, input_example=rows if example else None)
+        signature = Model.load(uri).signature
+        assert signature.inputs.input_names() == ["a", "b.d", "b.c"]  # fields of structs in Spark
+        assert [each.name for each in signature.outputs] == ["u", "v_0", "v_1"]
+        predicted = mlflow.pyfunc.load_model(uri).predict({"a": X, "b.c": X[:, :1], "b.d": X[:, 1:]})
+        expected = model.predict(rows, verbose=0)
+        for name, values in {"u": expected["u"][:, 0], "v_0": expected["v"][0], "v_1": expected["v"][1]}.items():
+            np.testing.assert_allclose(predicted[name], values, rtol=1e-6)
+
     def test_text(self, store):
         if keras.backend.backend() != "tensorflow":
             pytest.skip("only TensorFlow has strings")
