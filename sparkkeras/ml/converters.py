@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.data.block import describe
+from sparkkeras.data.block import by_name, describe
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.parameter.rules import UpdateRule, as_rule
@@ -71,26 +71,27 @@ def columns(name: str, value: Any) -> Columns:
 
 def names(name: str, value: Any) -> Names:
     """A name for a new column, a list with one for each output, or ``{output: name}``; an empty name omits the column."""
-    given = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    found = by_name(value) if isinstance(value, Mapping) else value
+    given = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else [found]
     if not all(isinstance(each, str) for each in given):
         raise ConfigurationError(
             f"{name} is {describe(value)}; expected a column name, a list with one for each output, or "
             "{output: column}. An empty name omits the column."
         )
-    return dict(value) if isinstance(value, Mapping) else value if isinstance(value, str) else list(value)
+    return found if isinstance(found, (dict, str)) else list(found)
 
 
 def task(name: str, value: Any) -> str | dict[str, str]:
     """One of `TASKS`, or ``{output: task}``."""
     if isinstance(value, Mapping):
-        return {str(output): arguments.one_of(f"{name}[{output!r}]", each, TASKS) for output, each in value.items()}
+        return {output: arguments.one_of(f"{name}[{output!r}]", each, TASKS) for output, each in by_name(value).items()}
     return str(arguments.one_of(name, value, TASKS))
 
 
 def thresholds(name: str, value: Any) -> Thresholds:
     """One threshold for each class, or ``{output: thresholds}``: none below 0, and at most one of them 0."""
     if isinstance(value, Mapping):
-        return {str(output): _thresholds(f"{name}[{output!r}]", each) for output, each in value.items()}
+        return {output: _thresholds(f"{name}[{output!r}]", each) for output, each in by_name(value).items()}
     return _thresholds(name, value)
 
 
@@ -132,7 +133,7 @@ def callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
 def loaders(name: str, value: Any) -> Loaders:
     """A loader, or ``{input: loader}``."""
     if isinstance(value, Mapping):
-        return {str(key): _loader(f"{name}[{key!r}]", each) for key, each in value.items()}
+        return {key: _loader(f"{name}[{key!r}]", each) for key, each in by_name(value).items()}
     return _loader(name, value)
 
 

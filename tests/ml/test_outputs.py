@@ -4,6 +4,7 @@ import keras
 import pytest
 
 from sparkkeras import ConfigurationError
+from sparkkeras.ml import KerasTransformer
 from sparkkeras.ml.outputs import columns_of
 from tests.ml import parts
 
@@ -91,6 +92,22 @@ def test_each_output_has_its_columns_and_task():
     assert [[field.name for field in column.fields()] for column in found] == [["years"], ["p_of_kind", "sort"]]
     found = columns(two_outputs(), task={"kind": "multilabel"})
     assert [column.task.name for column in found] == ["regression", "multilabel"]
+
+
+def test_names_tasks_and_thresholds_of_nested_outputs():
+    a = keras.Input((4,))
+    model = keras.Model(a, {"u": keras.layers.Dense(1)(a), "v": {"w": keras.layers.Dense(2, "softmax")(a)}})
+    transformer = KerasTransformer(
+        model=model,
+        outputCol={"u": "one", "v": {"w": "two"}},
+        task={"v": {"w": "multiclass"}},
+        thresholds={"v": {"w": [0.2, 0.8]}},
+    )
+    one, two = columns(
+        model, transformer.getTask(), transformer.getOutputCol(), "", "", thresholds=transformer.getThresholds()
+    )
+    assert (one.output_col, two.output_col) == ("one", "two")
+    assert (one.task.name, two.task.name, two.thresholds) == ("regression", "multiclass", (0.2, 0.8))
 
 
 def test_names_of_unknown_outputs_are_reported():
