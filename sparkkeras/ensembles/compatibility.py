@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.data.block import by_name, describe
+from sparkkeras.data.block import Structure, by_name, describe
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.modeling.compilation import check_built
@@ -91,10 +91,13 @@ def first_compiled(members: Sequence[keras.Model]) -> keras.Model | None:
 
 def features_for(x: Any, model: keras.Model, first: keras.Model) -> Any:
     """Convert features from the input structure of ``first`` to that of a member."""
+    structure = input_structure(first)
     inputs = list(x) if isinstance(x, tuple) else [x]
-    if isinstance(x, Mapping):
+    if structure is not None and structure.is_nested and Structure.of(x, structure) == structure:
+        inputs = structure.flatten(x)
+    elif isinstance(x, Mapping):
         names = [spec.name for spec in schema_of(first).inputs]
-        found = by_name(x, input_structure(first))
+        found = by_name(x, structure)
         inputs = [found[name] for name in names] if set(names) <= set(found) else list(found.values())
     return pack_inputs(model, [inputs[index] for index in input_order(model, first)])
 

@@ -284,6 +284,14 @@ def test_inputs_are_matched_by_name_and_outputs_by_position():
     )
 
 
+def test_nested_tuples_of_inputs():
+    a, b, c = (keras.Input((1,)) for _ in "abc")
+    model = keras.Model([a, [b, c]], keras.layers.Dense(1)(keras.layers.Concatenate()([a, b, c])))
+    x = np.arange(4, dtype=np.float32)[:, None]
+    found = EnsembleModel([model, model], "average").predict((x, (x + 1, x * 2)))
+    np.testing.assert_allclose(found, model.predict([x, [x + 1, x * 2]], verbose=0), rtol=1e-6)
+
+
 def test_inputs_with_other_names_are_matched_by_position():
     ensemble = EnsembleModel([two_inputs("ab"), two_inputs("ab", ("left", "right"), seed=1)], "average")
     assert len(ensemble.predict((X[:, :2], X))) == 2
