@@ -119,7 +119,7 @@ class Scorer:
         """The Spark type of the column."""
         if len(self.outputs) == 1:
             return self.outputs[0].type_name
-        return f"struct<{', '.join(f'`{output.name}`: {output.type_name}' for output in self.outputs)}>"
+        return f"struct<{', '.join(f'`{in_column_name(output.name)}`: {output.type_name}' for output in self.outputs)}>"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class ScoreTask:
         import pyarrow as pa
 
         missing = None if good.all() else pa.array(~good)
-        return pa.StructArray.from_arrays(columns, [output.name for output in self.outputs], mask=missing)
+        return pa.StructArray.from_arrays(columns, [in_column_name(output.name) for output in self.outputs], mask=missing)
 
 
 def _spread(predicted: Any, good: Array) -> Array:
@@ -225,7 +225,8 @@ def with_predictions(
         struct_name = f"__{'_'.join(names)}"
         scored = frame.withColumn(struct_name, predicted)
         fields = {
-            name: column_named(struct_name).getField(output.name) for name, output in zip(names, scorer.outputs, strict=True)
+            name: column_named(struct_name).getField(in_column_name(output.name))
+            for name, output in zip(names, scorer.outputs, strict=True)
         }
         scored = scored.withColumns(fields).drop(struct_name)
     if on_invalid == "drop" or _drops(selection.leaves):
