@@ -69,6 +69,44 @@ def two_ended_arrays():
     return {"left": x, "right": x[:, 0] ** 2}, {"scores": y, "amount": x.sum(1)}
 
 
+def nested(seed=0):
+    """A model with nested inputs and outputs."""
+    keras.utils.set_random_seed(seed)
+    left, right, top = keras.Input((WIDTH,), name="left"), keras.Input((1,)), keras.Input((1,))
+    joined = keras.layers.Concatenate(name="joined")([left, right, top])
+    outputs = {"u": keras.layers.Dense(1, name="u")(joined), "v": {"w": keras.layers.Dense(2, name="w")(joined)}}
+    found = keras.Model({"left": left, "others": {"top": top, "right": right}}, outputs, name="nested")
+    found.compile(keras.optimizers.SGD(0.01, name="sgd"), {"u": "mse", "v": {"w": "mae"}})
+    return found
+
+
+def nested_frame(spark):
+    """Columns of the nested model: fields of structs under the names of inputs and outputs."""
+    x, _ = arrays()
+    flat = {"left": x, "one": x[:, 0], "two": x[:, 1]}
+    rows = to_data_frame(spark, flat, {"u": x.sum(1), "sums": x[:, :2]})
+    return rows.selectExpr("left", "struct(one AS right, two AS top) AS others", "u", "struct(sums AS w) AS v")
+
+
+RATE = keras.Variable(1.0, name="rate")
+
+
+def annealed(y, scores):
+    return RATE * keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, scores))
+
+
+class Anneal(keras.callbacks.Callback):
+    """Sets a variable outside the model, which its loss uses."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        RATE.assign(1 / (1 + epoch))
+
+
+def with_a_variable_outside():
+    RATE.assign(7.0)
+    return model(loss=annealed)
+
+
 def doubled(x, y=None):
     return 2 * x, y
 
@@ -133,10 +171,23 @@ CASES = {
         ),
         two_ended,
     ),
+    "nested": Case(lambda spark: (nested_frame(spark), {"validation_split": 0.25}), nested),
+    "anneal": Case(lambda spark: (frame(spark), {"callbacks": [Anneal()], "epochs": 3}), with_a_variable_outside),
+    "anneal_workers": Case(lambda spark: (frame(spark), {"worker_callbacks": [Anneal()]}), with_a_variable_outside),
 }
 
 
-QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "global_shuffle", "batches", "two_ended"}
+QUICK = {
+    "plain",
+    "often",
+    "validation_frame",
+    "arrays_of_three",
+    "global_shuffle",
+    "batches",
+    "two_ended",
+    "nested",
+    "anneal",
+}
 """The cases that run different code; the others run in the long version of the suite only."""
 
 CHOSEN = [name for name in CASES if SOAK or name in QUICK]

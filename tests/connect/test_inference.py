@@ -88,6 +88,18 @@ def test_several_inputs_and_outputs(spark):
     close(column(struct, "amount"), wanted["amount"][:, 0])
 
 
+def test_nested_inputs_and_outputs(spark):
+    model, frame, x = cases.nested(), cases.nested_frame(spark), cases.arrays()[0]
+    wanted = model.predict({"left": x, "others": {"right": x[:, :1], "top": x[:, 1:2]}}, verbose=0)
+    scored = SparkModel(model).predict(frame)
+    close(column(scored, "prediction_u"), wanted["u"][:, 0])
+    close(column(scored, "prediction_v_w"), wanted["v"]["w"])
+    register_keras_udf(spark, "nest", model)
+    frame.createOrReplaceTempView("nested_rows")
+    found = spark.sql("SELECT s.v_w FROM (SELECT nest(left, others.top, others.right) AS s FROM nested_rows)")
+    close(column(found, "v_w"), wanted["v"]["w"])
+
+
 def test_greedy_selection_on_a_frame(spark):
     models = [classifier(cases.WIDTH, 8, cases.CLASSES, seed=seed) for seed in range(3)]
     expected = greedy_ensemble(models, *cases.arrays(), size=6)
