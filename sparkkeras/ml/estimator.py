@@ -255,7 +255,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
     def _copy_of(self, original: keras.Model) -> keras.Model:
         """A copy of the model with its weights and optimizer variables, and the learning rate of this fit."""
         with _pack_lock:
-            model = ModelArchive.pack(original, self.getOrDefault("custom_objects")).unpack()
+            model = ModelArchive.pack(original, self.getOrDefault("custom_objects")).unpack_to_train()
             ModelState.take(original).put(model)  # an archive may have older ones
         rate = self.getOrDefault("learning_rate")
         if rate is not None:

@@ -150,6 +150,12 @@ class ModelArchive:
             with without_random_values():
                 return _load(path, self.custom.load(), safe_mode=False, with_optimizers=False)
 
+    def unpack_to_train(self) -> keras.Model:
+        """A new model that has found the variables outside it, which are a part of its state."""
+        model = self.unpack()
+        keep_outside(model, outside.find(model, self.outside))
+        return model
+
     def cached(self, features: str | None = None, labels: str | None = None) -> keras.Model:
         """The cached model of this process with this digest; unpacked if there is none.
 
@@ -163,8 +169,7 @@ class ModelArchive:
         fitting = [key for key in _kept if key[0] == self.digest and features in (None, key[1]) and labels in (None, key[2])]
         key = fitting[-1] if fitting else (self.digest, features, labels)
         if key not in _kept:
-            _kept[key] = self.unpack()
-            keep_outside(_kept[key], outside.find(_kept[key], self.outside))
+            _kept[key] = self.unpack_to_train()
             if len(_kept) > KEPT_MODELS:
                 _kept.popitem(last=False)
                 garbage_collection.unfreeze_survivors()

@@ -211,9 +211,14 @@ def test_a_copy_in_the_process_of_the_driver_uses_its_variables(monkeypatch):
     def closed(y, predicted):
         return gamma * keras.ops.mean(keras.ops.square(y - predicted))
 
-    copy = ModelArchive.pack(model(closed)).unpack()  # as KerasEstimator makes it
+    given = model(closed)
+    copy = ModelArchive.pack(given).unpack_to_train()  # as KerasEstimator makes it
     assert copy.loss is not closed
     assert copy.loss.__closure__[0].cell_contents is gamma
+    state = ModelState.take(given)
+    gamma.assign(3.0)
+    state.put(copy)
+    assert value(gamma) == 1.0
 
 
 def test_a_variable_of_an_installed_module_is_found(tmp_path, monkeypatch):
