@@ -11,6 +11,7 @@ from pyspark.ml.feature import VectorAssembler
 from sparkkeras import CustomObjectError, StorageError, load_spark_model
 from sparkkeras.ml import KerasEstimator, KerasTransformer
 from sparkkeras.ml.persistence import DefaultParamsWriter
+from tests.connect import cases
 from tests.models import classifier
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
@@ -51,6 +52,17 @@ def test_a_pipeline_is_fitted_and_saved(frame, tmp_path):
         pipeline.save(f"{tmp_path}/pipeline")  # without a scheme: on the default file system
     loaded = Pipeline.load(f"{tmp_path}/pipeline").getStages()[-1]
     assert (loaded.uid, loaded.getEpochs(), loaded.getValidationData()) == (estimator.uid, 2, None)
+
+
+def test_callbacks_of_an_estimator_change_a_variable_outside_the_model(spark):
+    trained, (history,) = cases.CASES["anneal"].train(spark)
+    estimator = KerasEstimator(
+        model=cases.with_a_variable_outside(), epochs=3, batch_size=16, seed=7, verbose=0, callbacks=[cases.Anneal()]
+    )
+    fitted = estimator.fit(cases.frame(spark))
+    assert fitted.history["loss"] == pytest.approx(history["loss"], rel=1e-6)
+    for mine, theirs in zip(fitted.get_model().get_weights(), trained.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path, monkeypatch):
