@@ -30,6 +30,9 @@ VERSION = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 SECTION = re.compile(r"^## \[([^\]]+)\](.*)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 """A section of the changelog: its version, the rest of its heading, its text."""
 
+PICTURE = re.compile(r"!\[[^\]]*\]\((?!https?://)([^)\s]+)\)")
+"""A picture of README.md: its path in the repository."""
+
 
 def state(root: Path = ROOT) -> list[str]:
     """What keeps the working tree from being released as its version, one text for each problem."""
@@ -54,7 +57,12 @@ def distributions(root: Path = ROOT) -> list[str]:
         metadata = email.message_from_bytes(archive.read(next(name for name in names if name.endswith("/METADATA"))))
     repository = _project(root).get("urls", {}).get("Repository")
     description = metadata.get_payload(decode=True).decode()
-    return [*_of_files(names, root), *_of_description(description, repository, metadata["Version"], root)]
+    version = metadata["Version"]
+    return [
+        *_of_files(names, root),
+        *_of_description(description, repository, version, root),
+        *_of_pictures(description, repository, version, root),
+    ]
 
 
 def _project(root: Path) -> dict:
@@ -213,6 +221,20 @@ def _of_description(description: str, repository: str | None, version: str, root
         elif inside and inside[2] and f"user-content-{inside[2]}" not in _ids(root / inside[1]):
             problems.append(f"README.md links to {inside[1]}#{inside[2]}, a heading that does not exist: correct the link.")
     return problems
+
+
+def _of_pictures(description: str, repository: str | None, version: str, root: Path) -> list[str]:
+    """What is wrong with the pictures of README.md in the description of a distribution, once there is a repository."""
+    if repository is None:
+        return []
+    raw = f"{repository}/raw/v{version}/"
+    shown = Links(markdown.render(description) or "").images
+    hidden = [path for path in PICTURE.findall((root / "README.md").read_text()) if raw + path not in shown]
+    return [
+        f"PyPI does not show {', '.join(hidden)}: in pyproject.toml, in the first of "
+        r"[[tool.hatch.metadata.hooks.fancy-pypi-readme.substitutions]], write "
+        rf"`replacement = '![\1]({repository}/raw/v$HFPR_VERSION/\2)'`."
+    ][: len(hidden)]
 
 
 @cache

@@ -131,10 +131,12 @@ def test_changes_that_are_not_committed_are_named(tree):
     assert "(README.md, notes.txt): commit them" in problem
 
 
-def described(replacement):
-    """README.md as pyproject.toml changes it for PyPI, with this replacement of links."""
-    (substitution,) = SETTINGS["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
-    text = re.sub(substitution["pattern"], replacement or substitution["replacement"], (ROOT / "README.md").read_text())
+def described(links=None, pictures=None):
+    """README.md as pyproject.toml changes it for PyPI, with these replacements of links and of pictures."""
+    text = (ROOT / "README.md").read_text()
+    substitutions = SETTINGS["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    for substitution, replacement in zip(substitutions, (pictures, links), strict=True):
+        text = re.sub(substitution["pattern"], replacement or substitution["replacement"], text)
     return text.replace("$HFPR_VERSION", "0.2.0")
 
 
@@ -143,11 +145,23 @@ def check(description, repository=REPOSITORY):
 
 
 def test_pypi_shows_the_readme_as_it_is_built_now():
-    assert check(described(None), SETTINGS["project"].get("urls", {}).get("Repository")) == []
+    assert check(described(), SETTINGS["project"].get("urls", {}).get("Repository")) == []
 
 
 def test_pypi_shows_the_readme_with_links_to_a_repository():
     assert check(described(rf"[\1]({REPOSITORY}/blob/v$HFPR_VERSION/\2)")) == []
+
+
+def test_pypi_shows_the_pictures_of_the_readme_where_there_is_a_repository():
+    def check_pictures(description, repository=REPOSITORY):
+        return CHECKS["_of_pictures"](description, repository, "0.2.0", ROOT)
+
+    assert check_pictures(described(), repository=None) == []
+    (problem,) = check_pictures(described())
+    assert "docs/images/benchmarks.svg" in problem
+    replacement = re.search(r"write `replacement = '(.*)'`", problem)[1]
+    described_with_pictures = described(rf"[\1]({REPOSITORY}/blob/v$HFPR_VERSION/\2)", replacement)
+    assert check_pictures(described_with_pictures) == check(described_with_pictures) == []
 
 
 @pytest.mark.parametrize(
