@@ -1,6 +1,7 @@
 """The snippets in README and docs run, as the build of the site runs them; tests/test_notebooks.py runs the tutorials."""
 
 import importlib
+import math
 import re
 import runpy
 import sys
@@ -8,6 +9,7 @@ import tomllib
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from tests.scripts import ROOT, SECONDS
 
@@ -35,6 +37,26 @@ def test_relative_links_point_to_existing_files(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+WORDS = {
+    "runner.md": 1100,
+    "spark-ml.md": 1100,
+    "search.md": 1200,
+    "advanced-search.md": 1200,
+    "troubleshooting.md": math.inf,
+}
+"""The pages of the section How-to that may have more than 900 words."""
+
+
+def test_pages_are_short():
+    sections = {
+        name: pages for each in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"] for name, pages in each.items()
+    }
+    guides = [page for group in sections["How-to"] for pages in group.values() for each in pages for page in each.values()]
+    words = {page: len((ROOT / "docs" / page).read_text().split()) for page in guides}
+    assert {page: found for page, found in words.items() if found > WORDS.get(page, 900)} == {}
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_the_design_mentions_every_package():
