@@ -288,8 +288,12 @@ def test_nested_tuples_of_inputs():
     a, b, c = (keras.Input((1,)) for _ in "abc")
     model = keras.Model([a, [b, c]], keras.layers.Dense(1)(keras.layers.Concatenate()([a, b, c])))
     x = np.arange(4, dtype=np.float32)[:, None]
+    expected = model.predict([x, [x + 1, x * 2]], verbose=0)
     found = EnsembleModel([model, model], "average").predict((x, (x + 1, x * 2)))
-    np.testing.assert_allclose(found, model.predict([x, [x + 1, x * 2]], verbose=0), rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    model.compile("sgd", "mse")
+    selected = greedy_ensemble([model], (x, (x + 1, x * 2)), expected, voting="average", size=1)
+    assert selected.models == (model,)
 
 
 def test_inputs_with_other_names_are_matched_by_position():
