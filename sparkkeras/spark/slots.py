@@ -100,7 +100,7 @@ def warn_of_slots(num_workers: int | None, slots: int) -> None:
 def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) -> None:
     """Suggest to set ``num_workers`` if a round of synchronous training starts many tasks for few batches each.
 
-    Starting a task takes tenths of a second, however little it trains.
+    Starting a task takes hundredths of a second, however little it trains.
 
     Args:
         workers: The number of partitions with training rows, where the user has not set ``num_workers``.
