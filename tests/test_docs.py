@@ -34,7 +34,8 @@ def test_snippets_run(page, executed):
 
 @pytest.mark.parametrize("page", [*PAGES, *(ROOT / name for name in OTHER_PAGES)], ids=lambda p: p.name)
 def test_relative_links_point_to_existing_files(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 
