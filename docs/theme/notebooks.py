@@ -53,7 +53,7 @@ CONNECT = {"connect", "examples/connect"}
 LOG_OF_RANK = re.compile(r"^\[\d+\] (?:\[Gloo\]|WARNING: All log messages|[IW]\d{4} ).*\n", re.MULTILINE)
 """What TensorFlow and Gloo log in the ranks of a SparkRunner, whose standard error is shown with their output."""
 
-START = "%reset -f\n%cd -q {folder}"
+START = "%reset -f\n__spec__ = None\n%cd -q {folder}"
 """What runs before the first cell of a page, and is not shown."""
 
 STOP = "from pyspark.sql import SparkSession\nif session := SparkSession.getActiveSession():\n    session.stop()"

@@ -6,7 +6,6 @@ learns a part of the problem, and the average of the models may be much worse th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.text import strings_of
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
@@ -157,8 +157,10 @@ def class_counts(labels: Array) -> Counts | None:
     if not labels.size or (labels.dtype == object and labels.size > len(labels)):
         return None
     if labels.dtype == object:
-        strings = Counter(map(str, labels.reshape(-1)))
-        return strings if len(strings) <= MAX_CLASSES else None
+        found = strings_of(labels).value_counts()
+        if len(found) > MAX_CLASSES:
+            return None
+        return dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
     rows = labels.reshape(len(labels), -1)
     low, high = float(rows.min()), float(rows.max())
     if not (-_EXACT < low <= high < min(low + MAX_CLASSES, _EXACT)):

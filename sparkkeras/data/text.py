@@ -117,6 +117,13 @@ class Text:
         return Text.of(self.values, shape)
 
 
+def strings_of(array: Array) -> pa.LargeStringArray:
+    """All strings of an array of objects, or of a `Text`, in C order."""
+    import pyarrow as pa
+
+    return array.values if isinstance(array, Text) else pa.array(array.reshape(-1), pa.large_string())
+
+
 def concatenate(arrays: Sequence[Array]) -> Array:
     """Like `numpy.concatenate`, also for `Text`."""
     import pyarrow as pa

@@ -102,6 +102,8 @@ class PadSequences(RowLoader):
         advice = "Encode text first, for instance with a vocabulary or pyspark.ml.feature.StringIndexer."
         if re.fullmatch(f"(array<)*{_NUMBER}>*", kind):
             advice = "Set step_shape to the shape of one element of a sequence; () if elements are numbers."
+        elif kind.startswith("array<struct<"):
+            advice = f"Take a field of the structs first: df.withColumn('sequence', df[{name!r}].getField('field'))."
         raise DataError(
             f"column {name!r} has the type {kind}; PadSequences with step_shape={self.step_shape} expects sequences: "
             f"{'array<' * depth}number{'>' * depth}. {advice}"

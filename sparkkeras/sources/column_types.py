@@ -151,7 +151,8 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
         field = f" ({name}.field)" if not leaf.terms.function else ""
         advice = f"Name the fields to use{field}, or {give} loader=image_loader(...) if it holds images."
     else:
-        advice = "Convert it to numbers first, for instance with cast or unix_timestamp."
+        function = "unix_date" if isinstance(inner, types.DateType) else "unix_timestamp"
+        advice = f"Convert it to numbers first, for instance with {function}."
     raise DataError(
         f"{leaf.terms.column(name)} has the type {type_name}; expected numbers, booleans, arrays of them, or vectors. "
         f"{advice}"

@@ -9,6 +9,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.partition_stats import CountClasses, Moments, PartitionStats, balanced_weights, largest_difference
 from sparkkeras.data.placement import even_slices
+from sparkkeras.data.text import to_text
 from sparkkeras.errors import DataError
 from tests.conftest import long
 
@@ -36,6 +37,7 @@ LABELS = {
     "whole numbers as floats": lambda: np.sort(RNG.poisson(5, 1000)).astype(np.float64),
     "numbers": lambda: np.sort(RNG.normal(size=(1000, 1)), axis=0),
     "strings": lambda: np.sort(RNG.integers(0, 10, 1000)).astype(str).astype(object),
+    "text of columns": lambda: to_text(np.sort(RNG.integers(0, 10, 1000)).astype(str))[0],
     "prices": lambda: np.sort(RNG.lognormal(10, 2, 1000)),
     "dates": lambda: np.arange(1_700_000_000, 1_700_000_000 + 3600 * 1000, 3600),
 }

@@ -158,6 +158,8 @@ def test_the_type_of_a_column_is_checked(kind):
         loader.check("c", f"array<{kind}>")
     with pytest.raises(DataError, match="has the type array<string>; PadSequences .*array<number>.* Encode text first"):
         PadSequences(3).check("c", "array<string>")
+    with pytest.raises(DataError, match=r"Take a field of the structs first: .*df\['c'\].getField"):
+        PadSequences(3).check("c", "array<struct<item:int>>")
 
 
 def test_frames_rdds_and_sql_functions_pad_like_keras(spark, sc):

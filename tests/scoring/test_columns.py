@@ -354,7 +354,7 @@ NUMBERS = pa.array([1.0, 2.0])
             r"^argument 1 of f\(\) holds arrays of different lengths .* again with loader=PadSequences",
         ),
         ((NUMBERS, pa.array(["a", "b"]), NUMBERS), r"^argument 2 of f\(\) has the type string; .* CAST\(\.\.\. AS DOUBLE\)"),
-        ((pa.array([datetime.date(2020, 1, 1)] * 2),), r"^argument 1 of f\(\) has the type date; .* unix_timestamp"),
+        ((pa.array([datetime.date(2020, 1, 1)] * 2),), r"^argument 1 of f\(\) has the type date; .* unix_date"),
         (
             (NUMBERS, NUMBERS, NULL),
             r"^argument 3 of f\(\) has a null .*WHERE .* register the function again with on_invalid",
