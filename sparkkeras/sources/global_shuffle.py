@@ -86,7 +86,8 @@ def _larger(blocks: Iterable[Block]) -> Iterator[Block]:
     """The rows of blocks in blocks of about `CHUNK_BYTES`, so that each range gets many rows of them."""
     held: list[Block] = []
     for block in blocks:
-        held.append(block)
+        if block.rows:
+            held.append(block)
         if sum(each.nbytes for each in held) >= CHUNK_BYTES:
             yield from files.one_block(concatenate_alike(held))
             held = []

@@ -95,3 +95,9 @@ def test_large_pieces_keep_their_order(monkeypatch):
 
 def test_without_rows_nothing_is_dealt():
     assert not shuffled([], 3)
+
+
+def test_partitions_may_have_lost_all_their_rows():
+    block = rows(50)
+    assert not shuffled([block[:0]], 3)
+    assert digests(shuffled([block[:0], block], 3)) == digests(shuffled([block], 3))
