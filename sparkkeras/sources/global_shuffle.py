@@ -22,6 +22,7 @@ from sparkkeras.data.block import Block, concatenate_alike, piece_rows
 from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.sources.connect import OverBlocks, RemoteDataset, current_partition
+from sparkkeras.sources.rows import in_turn
 from sparkkeras.sources.spark_dataset import Blocks, RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.weights import Array
@@ -95,7 +96,7 @@ def _larger(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 @dataclass(frozen=True)
-class Deal:
+class DealByDigest:
     """Sorts the rows of a range by their digests, and deals one to each partition in turn.
 
     Yields ``((partition, range, number), rows)``, so that a partition can sort its rows, in whatever order they arrive.
@@ -119,8 +120,8 @@ class Deal:
             found = np.concatenate(digests)
             order = np.lexsort((found[:, 1], found[:, 0]))
             size = piece_rows(block.row_bytes, BLOCK_BYTES)
-            for part in range(self.parts):
-                rows = order[(part - number) % self.parts :: self.parts]
+            for part, turns in enumerate(in_turn(number, self.parts)):
+                rows = order[turns]
                 for index, start in enumerate(range(0, len(rows), size)):
                     yield (part, number, index), block[rows[start : start + size]]
 
@@ -128,7 +129,7 @@ class Deal:
 def shuffled(cluster: Cluster, blocks: Blocks, parts: int, seed: int) -> SparkDataset:
     """Redistribute rows at random to ``parts`` partitions, in an order that only depends on the rows and the seed."""
     ranges = blocks.map(cluster, ByDigest(parts, seed), training=False).partitionBy(parts, _partition)
-    dealt = ranges.values().mapPartitionsWithIndex(Deal(parts)).repartitionAndSortWithinPartitions(parts, _partition)
+    dealt = ranges.values().mapPartitionsWithIndex(DealByDigest(parts)).repartitionAndSortWithinPartitions(parts, _partition)
     return SparkDataset(cluster, RddBlocks(dealt.values()), repeats_rows=True)
 
 
@@ -140,7 +141,7 @@ def shuffled_remotely(dataset: RemoteDataset, parts: int, seed: int) -> RemoteDa
     """The same on Spark Connect; see `shuffled`."""
     by_range = ToCells(OverBlocks(dataset.read, ByDigest(parts, seed)))
     ranges = dataset.frame.mapInArrow(by_range, "part int, cell binary").repartitionById(parts, "part")
-    dealt = ranges.mapInArrow(ToCells(OverCells(Deal(parts))), "part int, range int, number int, cell binary")
+    dealt = ranges.mapInArrow(ToCells(OverCells(DealByDigest(parts))), "part int, range int, number int, cell binary")
     frame = dealt.repartitionById(parts, "part").sortWithinPartitions("range", "number")
     return RemoteDataset(dataset.cluster, frame, CellsToBlocks(), repeats_rows=True)
 

@@ -85,11 +85,16 @@ class RoundRobin:
         """Distribute a partition."""
         offset = partition  # so that the remaining rows of all partitions do not go to the same parts
         for number, block in enumerate(blocks):
-            for part in range(self.parts):
-                selected = block[slice((part - offset) % self.parts, None, self.parts)]
+            for part, turns in enumerate(in_turn(offset, self.parts)):
+                selected = block[turns]
                 if selected.rows:
                     yield (part, partition, number), selected
             offset += block.rows
+
+
+def in_turn(offset: int, parts: int) -> Iterator[slice]:
+    """The rows of each part if each row goes to another part in turn, the first one to part ``offset % parts``."""
+    return (slice((part - offset) % parts, None, parts) for part in range(parts))
 
 
 def from_rows(

@@ -8,7 +8,7 @@ import pytest
 
 from sparkkeras.data.block import concatenate, from_arrays
 from sparkkeras.data.text import to_text
-from sparkkeras.sources.global_shuffle import ByDigest, Deal, digests_of
+from sparkkeras.sources.global_shuffle import ByDigest, DealByDigest, digests_of
 
 RNG = np.random.default_rng(0)
 
@@ -24,7 +24,7 @@ def shuffled(blocks, parts, seed=1):
     for number, block in enumerate(blocks):
         for (index,), piece in ByDigest(parts, seed)(number, [block]):
             ranges[index].append(piece)
-    dealt = [pair for number, pieces in enumerate(ranges) for pair in Deal(parts)(number, pieces)]
+    dealt = [pair for number, pieces in enumerate(ranges) for pair in DealByDigest(parts)(number, pieces)]
     found = [[] for _ in range(parts)]
     for key, block in sorted(dealt, key=lambda pair: pair[0]):
         found[key[0]].append(block)
