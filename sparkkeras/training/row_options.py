@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import keras
 
 from sparkkeras.arguments import AsInFit
+from sparkkeras.data.block import by_name
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import CustomObjectError, DataError, warn
 from sparkkeras.modeling.schema import schema_of
@@ -185,5 +186,5 @@ def _renamed(given: T, names: Mapping[str, str]) -> T:
 
 def _listed(columns: Columns) -> dict[str, list[str]]:
     """The columns of each input or output by its name; under an empty name for the only one."""
-    by_name = columns if isinstance(columns, Mapping) else {"": columns}
-    return {name: [each] if isinstance(each, str) else list(each) for name, each in by_name.items()}
+    named = by_name(columns) if isinstance(columns, Mapping) else {"": columns}
+    return {name: [each] if isinstance(each, str) else list(each) for name, each in named.items()}

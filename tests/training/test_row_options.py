@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.mllib.linalg import DenseMatrix
+from pyspark.sql.types import DoubleType, StructField, StructType
 
 from sparkkeras import (
     DataError,
@@ -52,6 +53,32 @@ def test_options_apply_to_data_of_the_same_kind_unless_an_argument_is_passed():
     )
     others = RowOptions("DataFrame", ["a", "b"], "y", PADDED, "allow")
     assert (read(others).features, read(others).loader, others.policy(X, AS_IN_FIT)) == (None, None, "error")
+
+
+class Frame:
+    """A DataFrame of floats."""
+
+    def __init__(self, *names):
+        self.schema = StructType([StructField(name, DoubleType()) for name in names])
+
+
+class OfAnyInputs(keras.Model):
+    def call(self, x):
+        return x["a"]
+
+
+def test_columns_of_nested_inputs_are_found_and_compared_in_a_data_frame(monkeypatch):
+    for module in ("training.row_options", "sources.frame"):
+        monkeypatch.setattr(f"sparkkeras.{module}.is_frame", lambda data: isinstance(data, Frame))
+    options = again(RowOptions("DataFrame", {"a": "c1", "b": {"c": "c2"}}), model=OfAnyInputs())
+    frame = Frame("c1", "c2", "c3")
+    assert read(options, frame).features == {"a": "c1", "b": {"c": "c2"}}
+    with pytest.raises(DataError, match=r"no column 'c2'\..*pass features= if they have other names"):
+        read(options, Frame("c1", "c"))
+    options.warn_of_columns(OfAnyInputs(), frame, read(options, frame), labelled=False)
+    other = read(options, frame, features={"b": {"c": "c3"}, "a": "c1"})
+    with pytest.warns(UserWarning, match=r"features=.*'c3'.* differs from the columns .* fit had features=.*'c2'"):
+        options.warn_of_columns(OfAnyInputs(), frame, other, labelled=False)
 
 
 def test_rows_that_fit_dropped_are_an_error_to_predict():
