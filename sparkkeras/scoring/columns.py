@@ -7,7 +7,7 @@ other columns stay in the JVM. A worker process loads the model once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -108,7 +108,12 @@ class Scorer:
         Args:
             cluster: The cluster that will run it.
             read: Converts the columns to blocks.
+
+        Raises:
+            ConfigurationError: Two outputs would be fields of one name.
         """
+        if len(self.outputs) > 1:
+            _check_fields(self.outputs)
         task = ScoreTask(
             cluster.keep(self.archive), cluster.keep(self.state), cluster.keep(self.options), read, self.outputs
         )
@@ -120,6 +125,19 @@ class Scorer:
         if len(self.outputs) == 1:
             return self.outputs[0].type_name
         return f"struct<{', '.join(f'`{in_column_name(output.name)}`: {output.type_name}' for output in self.outputs)}>"
+
+
+def _check_fields(outputs: Sequence[Output]) -> None:
+    """Check that the outputs are fields that Spark distinguishes, which ignores case in their names."""
+    found: dict[str, str] = {}
+    for output in outputs:
+        other = found.setdefault(in_column_name(output.name).lower(), output.name)
+        if other != output.name:
+            raise ConfigurationError(
+                f"the outputs {other!r} and {output.name!r} would be the fields {in_column_name(other)!r} and "
+                f"{in_column_name(output.name)!r} of a struct, which Spark does not distinguish. Rename one of the outputs, "
+                "or use SparkModel(model).predict(df, output_col={output: column})."
+            )
 
 
 @dataclass(frozen=True)
@@ -215,7 +233,8 @@ def with_predictions(
     named = ColumnMapping(features, loader=loader, fits=transform is None, on_invalid=on_invalid)
     selection = named.select(frame, scorer.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession)
-    function = scorer.function(cluster, BatchesToBlocks(selection, scorer.reader))
+    numbered = tuple(replace(output, name=str(number)) for number, output in enumerate(scorer.outputs))
+    function = replace(scorer, outputs=numbered).function(cluster, BatchesToBlocks(selection, scorer.reader))
     # Spark may compute a deterministic column each time a query uses it: in a filter, and again in the result.
     with cluster.training_workers():
         predicted = function.asNondeterministic()(*selection.columns(frame))
@@ -225,8 +244,7 @@ def with_predictions(
         struct_name = f"__{'_'.join(names)}"
         scored = frame.withColumn(struct_name, predicted)
         fields = {
-            name: column_named(struct_name).getField(in_column_name(output.name))
-            for name, output in zip(names, scorer.outputs, strict=True)
+            name: column_named(struct_name).getField(output.name) for name, output in zip(names, numbered, strict=True)
         }
         scored = scored.withColumns(fields).drop(struct_name)
     if on_invalid == "drop" or _drops(selection.leaves):
@@ -261,8 +279,10 @@ def _column_names(
         names = list(output_col) if isinstance(output_col, (list, tuple)) else [output_col]
     distinct = {name if case_sensitive else name.lower() for name in names if isinstance(name, str) and name}
     if len(names) != len(output_names) or len(distinct) != len(names):
+        one_each = ", ".join(f"{name!r}: column" for name in output_names)
         raise ConfigurationError(
-            f"output_col={output_col!r}: expected a different name for each of the outputs {output_names}."
+            f"output_col={output_col!r}: expected a different name for each of the outputs {output_names}. Pass "
+            f"output_col={{{one_each}}}."
         )
     for name in existing:
         if (name if case_sensitive else name.lower()) in distinct:

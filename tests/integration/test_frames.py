@@ -550,6 +550,16 @@ def test_several_inputs_and_outputs(sc, spark, structure):
         np.testing.assert_allclose([r[names["kind"]] for r in ordered], expected["kind"], rtol=1e-6, atol=1e-6)
 
 
+def test_outputs_whose_names_are_one_field_have_their_own_columns(spark):
+    x = keras.Input((4,))
+    heads = {"b_c": keras.layers.Dense(1)(x), "b": {"c": keras.layers.Dense(2)(x)}}
+    model = keras.Model(x, heads)
+    scored = SparkModel(model).predict(table(spark), output_col={"b_c": "p1", "b": {"c": "p2"}}).orderBy("id").toPandas()
+    expected = model.predict(np.array(scored["features"].tolist()), verbose=0)
+    np.testing.assert_allclose(scored["p1"], expected["b_c"].ravel(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scored["p2"].tolist(), expected["b"]["c"], rtol=1e-5, atol=1e-6)
+
+
 def test_an_existing_column_is_not_replaced(spark):
     spark_model = SparkModel(regression(width=4))
     scored = spark_model.predict(table(spark))

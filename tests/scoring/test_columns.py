@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import warnings
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -454,6 +455,23 @@ def test_every_output_has_a_column(given, outputs, expected):
 def test_invalid_names_of_output_columns_raise_an_error(given, message):
     with pytest.raises(ConfigurationError, match=message):
         _column_names(given, TWO, ["id", "Total", "id_price_price"])
+
+
+ALIKE = (Output("b_c", "float32", 0), Output("b/c", "float32", 0))
+
+
+def test_outputs_whose_columns_would_have_one_name_have_columns_by_output():
+    with pytest.raises(ConfigurationError, match=r"\['b_c', 'b/c'\]. Pass output_col={'b_c': column, 'b/c': column}"):
+        _column_names("p", ALIKE, ())
+    assert _column_names({"b_c": "p1", "b": {"c": "p2"}}, ALIKE, ()) == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("outputs", [ALIKE, (Output("price", "float32", 0), Output("Price", "float32", 0))])
+def test_a_struct_cannot_have_fields_that_spark_does_not_distinguish(outputs):
+    scorer = replace(Scorer.of(two_by_two()), outputs=outputs)
+    first, second = (re.escape(repr(output.name)) for output in outputs)
+    with pytest.raises(ConfigurationError, match=rf"the outputs {first} and {second} would be .* Rename one of the outputs"):
+        scorer.function(None, ArgumentsToBlocks(scorer.reader))
 
 
 # Models in another state than at compile time
