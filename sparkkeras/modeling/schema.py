@@ -20,10 +20,13 @@ def schema_of(model: keras.Model) -> Schema:
     """The inputs and outputs of a model, as far as they are known.
 
     Raises:
-        ModelError: An input takes strings, which Keras's current backend does not support.
+        ModelError: An input takes strings, which Keras's current backend does not support, or two inputs or outputs have the
+            same name.
     """
     tensors = input_tensors(model)
     structure = input_structure(model)
+    _check_names("inputs", "x", structure)
+    _check_names("outputs", "y", output_structure(model))
     names: Sequence[str] = (structure and structure.names) or [tensor.name for tensor in tensors]
     entries = _entries(model)
     layers = [layer for layer in getattr(graph_of(model), "layers", ()) if isinstance(layer, keras.layers.InputLayer)]
@@ -44,6 +47,15 @@ def schema_of(model: keras.Model) -> Schema:
     if len(names) == len(outputs):
         outputs = tuple(replace(spec, name=name) for name, spec in zip(names, outputs, strict=True))
     return Schema(inputs, outputs, floatx(), structure, output_structure(model))
+
+
+def _check_names(kind: str, side: str, structure: Structure | None) -> None:
+    """Check that inputs or outputs have different names, which keys such as ``"a/b"`` need not have."""
+    found: dict[str, str] = {}
+    for name, label in zip(structure.names or (), structure.labels(side), strict=True) if structure is not None else ():
+        other = found.setdefault(name, label)
+        if other != label:
+            raise ModelError(f"the model's {kind} {other} and {label} have the same name {name!r}: rename one of them.")
 
 
 @functools.cache
