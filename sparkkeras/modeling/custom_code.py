@@ -270,13 +270,16 @@ def code_of(model: Any) -> dict[str, Any]:
     return found.code
 
 
-def untracked_variables(model: Any) -> dict[str, Any]:
+def untracked_variables(value: Any, path: str = "model") -> dict[str, Any]:
     """The variables in attributes of a model's parts that no layer, metric or optimizer tracks, by their attribute paths.
 
     Such a path is ``model.loss.weight``. Of the variables that custom metrics track, those that they do not reset count.
+
+    Args:
+        value: The model, or another object.
+        path: Its own path.
     """
-    found = _ModelParts()
-    _walk(model, "model", found)
+    found = _parts_of(value, path)
     kept = {id(variable) for metric in found.metrics for variable in _not_reset(metric)}
     return {
         path: variable
@@ -287,10 +290,19 @@ def untracked_variables(model: Any) -> dict[str, Any]:
 
 def other_weights(model: Any) -> list[Any]:
     """The weights of layers that parts of a model refer to and that are not its own, such as a teacher in its loss."""
-    found = _ModelParts()
-    _walk(model, "model", found)
+    found = _parts_of(model, "model")
     own = set(map(id, model.variables))
     return [each for key, each in found.weights.items() if key not in own]
+
+
+def _parts_of(value: Any, path: str) -> _ModelParts:
+    """The parts of a model, and what other objects in their attributes hold, such as a helper of a loss."""
+    found = _ModelParts()
+    _walk(value, path, found)
+    for place, other in found.others:  # which grows
+        for name, member in list(vars(other).items()):
+            _walk(member, f"{place}.{name}", found)
+    return found
 
 
 def _not_reset(metric: Any) -> list[Any]:
@@ -410,6 +422,7 @@ class _ModelParts:
         tracked: The ``id()`` of those that layers, metrics and optimizers track.
         metrics: The metrics of custom classes.
         weights: The variables of layers, by their ``id()``.
+        others: Objects that do not belong to Keras, a backend or Python, and their attribute paths.
         seen: The ``id()`` of all objects.
     """
 
@@ -418,6 +431,7 @@ class _ModelParts:
     tracked: set[int] = field(default_factory=set)
     metrics: list[Any] = field(default_factory=list)
     weights: dict[int, Any] = field(default_factory=dict)
+    others: list[tuple[str, Any]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
 
 
@@ -454,6 +468,8 @@ def _walk(value: Any, path: str, found: _ModelParts) -> None:
             # A lambda in an attribute of a custom class is created by its constructor, also on the workers.
             if name not in _SKIPPED and not (is_custom and _is_lambda(member)):
                 _walk(member, f"{path}.{name}", found)
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)) and _is_helper(type(value)):
+        found.others.append((path, value))
 
 
 _SKIPPED = {
@@ -469,6 +485,15 @@ def _keras_kinds(keras: Any) -> tuple[type, ...]:
         keras.Operation, keras.Loss, keras.Metric, keras.Optimizer, keras.Regularizer, keras.Initializer,
         keras.optimizers.schedules.LearningRateSchedule, keras.constraints.Constraint, keras.dtype_policies.DTypePolicy,
     )  # fmt: skip
+
+
+def _is_helper(kind: type) -> bool:
+    """Whether the attributes of objects of a class may hold variables."""
+    return kind is types.SimpleNamespace or not (is_builtin(kind) or _is_of_python(kind.__module__))
+
+
+def _is_of_python(module: str) -> bool:
+    return module.split(".")[0] in sys.stdlib_module_names
 
 
 def _is_lambda(value: Any) -> bool:

@@ -142,6 +142,29 @@ def test_an_attribute_of_a_loss_is_found():
         dump_callbacks([Setting(given.loss.weight)], [given])
 
 
+class Annealer:
+    def __init__(self):
+        self.weight, self.itself = keras.Variable(1.0), self
+
+
+class Helped(Weighted):
+    def __init__(self, name="helped", **others):
+        super().__init__(name=name, **others)
+        self.annealers = [Annealer()]
+
+    def call(self, y, predicted):
+        return self.annealers[0].weight * super().call(y, predicted)
+
+
+def test_an_attribute_of_an_object_in_a_loss_is_found():
+    given = model(Helped())
+    assert ModelArchive.pack(given).outside == ("model.loss.weight", "model.loss.annealers[0].weight")
+    given.loss.annealers[0].weight.assign(0.25)
+    loaded = ModelArchive.pack(given).cached()
+    ModelState.take(given).put(loaded)
+    assert value(loaded.loss.annealers[0].weight) == 0.25
+
+
 class WeightedMean(keras.metrics.Mean):
     def __init__(self, weight=1.0, name="weighted", **others):
         super().__init__(name=name, **others)
