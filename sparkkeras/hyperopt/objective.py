@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from sparkkeras.data.block import from_arrays
+from sparkkeras.data.block import Structure, from_arrays
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.errors import DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
@@ -26,7 +26,7 @@ from sparkkeras.modeling.archive import save_bytes
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
-from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.training.callbacks import as_callbacks
 from sparkkeras.worker import device
@@ -88,6 +88,11 @@ class Fit:
             )
         if model.built:
             _check_data(model, data)
+            structure = input_structure(model)
+            arguments = _in_structure(arguments, structure)
+            if on_disk is not None:
+                blocks = {name: block.in_structure(structure) for name, block in on_disk.blocks.items()}
+                on_disk = replace(on_disk, blocks=blocks)
         if on_disk is not None:
             arguments = on_disk.fit_arguments(arguments)
         steps = int(model.steps_per_execution)
@@ -226,6 +231,23 @@ def _check_data(model: keras.Model, data: Mapping[str, Any] | RowsOnDisk) -> Non
         check_labels(model, spec, labels)
     except DataError as error:
         raise SearchDefinitionError(str(error)) from error
+
+
+def _in_structure(arguments: dict[str, Any], structure: Structure | None) -> dict[str, Any]:
+    """The arguments of ``fit`` with features in a dict if the inputs are in one. Keras would sort the keys before it matches
+    them with a tuple, which has the order in which the model was built.
+    """
+    if structure is None:
+        return arguments
+
+    def built(x: Any) -> Any:
+        named = from_arrays(x, None, None, structure).in_structure(structure).x
+        return named if isinstance(named, dict) else x
+
+    made = {**arguments, **({"x": built(arguments["x"])} if "x" in arguments else {})}
+    if isinstance(made.get(VALIDATION), tuple):
+        made[VALIDATION] = (built(made[VALIDATION][0]), *made[VALIDATION][1:])
+    return made
 
 
 def fit_arguments_of(params: Any) -> dict[str, Any]:

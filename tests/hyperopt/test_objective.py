@@ -115,6 +115,23 @@ def test_callbacks_set_variables_outside_the_model():
     assert history[1:] == [0, 0]
 
 
+def test_a_tuple_of_inputs_has_the_order_in_which_the_model_was_built():
+    def in_a_dict(params):
+        b, c, a = (keras.Input((2,), name=name) for name in "bca")
+        total = keras.layers.Dense(1, kernel_initializer="ones")(a)
+        zeros = keras.layers.Dense(1, kernel_initializer="zeros")(keras.layers.Concatenate()([b, c]))
+        model = keras.Model({"b": b, "others": {"c": c, "a": a}}, keras.layers.Add()([total, zeros]))
+        model.compile("sgd", "mse")
+        return model
+
+    given = {"b": X, "others": {"c": 2 * X, "a": 3 * X}}
+    values = [
+        run_fit(in_a_dict, data={"x": x, "y": DATA["y"], "validation_data": (x, DATA["y"])}, epochs=1).history["loss"]
+        for x in (given, [X, 2 * X, 3 * X], {"b": X, "others/a": 3 * X, "others/c": 2 * X})
+    ]
+    assert values[0] == values[1] == values[2]
+
+
 def test_fit_keeps_the_weights_of_its_best_epoch():
     driver = Driver()
     outcome = run_fit(
