@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class EpochInStep:
     ) -> None:
         self.spec, self.batch_size, self.steps = spec, batch_size, steps
         self._lockstep, self._group, self._own = lockstep, lockstep.group, own
-        self._flags: deque[bool] = deque()
+        self._flags: list[bool] = []  # of the steps of streams so far: whether each has a batch of this worker
 
     def pieces(self) -> Iterator[Block]:
         """The rows of this worker; of streams also the padding that other workers need."""
@@ -69,13 +68,13 @@ class EpochInStep:
         """See `EpochBatches.trained`; without padding."""
         if self._own is None:
             return 0, 0
-        if self.steps is None or self._own.steps is None:
-            return self._own.trained(steps)
-        return self._own.trained(batches_before(min(steps, self.steps), self._own.steps, self.steps))
+        if self.steps is None:
+            return self._own.trained(sum(self._flags[:steps]))
+        return self._own.trained(batches_before(min(steps, self.steps), self._own.steps or 0, self.steps))
 
     def is_last(self, steps: int) -> bool:
         """See `EpochBatches.is_last`."""
-        return self.trained(steps) == self.trained()
+        return self._own is None or self._own.is_last(self.trained(steps)[0])
 
     @contextmanager
     def training(self, model: Any, batches: Any) -> Iterator[Any]:
@@ -90,7 +89,7 @@ class EpochInStep:
                 own = 0 if self._own is None else self._own.steps or 0
                 yield device.in_step(batches, self.spec.zeros(self.batch_size), spread(own, self.steps))
             else:
-                yield device.flagged(batches, self._take_flags())
+                yield device.flagged(batches, iter(self._flags))
 
     def end(self, model: Any, before: ModelState, stop: bool) -> tuple[ModelState, bool]:
         """Average the statistics of batches, and compare the states of all workers at the end of an epoch.
@@ -156,10 +155,6 @@ class EpochInStep:
             for flag in spread(len(window), longest):
                 self._flags.append(flag)
                 yield next(own) if flag else padding
-
-    def _take_flags(self) -> Iterator[bool]:
-        while self._flags:  # TensorFlow asks for one more flag after the last batch
-            yield self._flags.popleft()
 
 
 def batches_before(step: int, batches: int, steps: int) -> int:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.block import from_arrays
+from sparkkeras.data.local_dataset import LocalStream
 from sparkkeras.worker import device
+from sparkkeras.worker.batches import BatchRange, FitOptions, batches_of_epoch
 from sparkkeras.worker.lockstep import STREAM_WINDOW, EpochInStep, Lockstep, spread
 
 
@@ -48,7 +50,7 @@ def test_padding_of_streams_has_the_size_of_a_batch(own, theirs, flags, padding)
     pieces = list(epoch.pieces())
     assert [piece.rows for piece in pieces] == [4 if flag else padding for flag in flags]
     assert [bool(piece.x.any()) for piece in pieces] == list(map(bool, flags))
-    assert list(epoch._take_flags()) == flags
+    assert epoch._flags == flags
     assert all(piece.spec == spec for piece in pieces)
 
 
@@ -74,3 +76,15 @@ def test_steps_with_padding_are_not_batches():
     epoch = EpochInStep(Lockstep(None), own, batches(1)[0].spec, 2, 6)
     assert [epoch.trained(steps)[0] for steps in (0, 1, 2, 3, 5, 6, 8)] == [0, 0, 1, 1, 2, 3, 3]
     assert epoch.trained() == (3, 6)
+
+
+def test_steps_of_a_stream_with_padding_are_not_batches():
+    stream, options = LocalStream(batches(4, 3)), FitOptions(4)
+    with batches_of_epoch(stream, BatchRange(0, None, 0, 10), options, 0, lambda batch: None) as own:
+        epoch = EpochInStep(Lockstep(Alone((7, 4))), own, own.spec, None, None)
+        pieces = list(epoch.pieces())
+    flags = spread(2, 7)
+    assert [bool(piece.x.any()) for piece in pieces] == flags
+    assert [epoch.trained(steps)[0] for steps in range(8)] == [sum(flags[:steps]) for steps in range(8)]
+    assert [epoch.is_last(steps) for steps in range(8)] == [sum(flags[:steps]) == 2 for steps in range(8)]
+    assert epoch.trained() == (2, 7)
