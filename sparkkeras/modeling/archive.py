@@ -193,7 +193,7 @@ class _Description:
         config = model_config(model)
         objects = _custom_objects(model, code, config, custom_objects)
         custom, found = outside.dump_code(model, objects, trains)
-        return cls(code, objects, custom, _fingerprint(model, config, custom, outside.compiled(model, found)), found)
+        return cls(code, objects, custom, _fingerprint(model, config, custom, found), found)
 
 
 @dataclass(frozen=True)
@@ -520,20 +520,22 @@ def _bare_names(model: keras.Model) -> set[str]:
     return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
 
 
-def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], compiled: Mapping[str, Any]) -> str:
+def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], variables: Mapping[str, Any]) -> str:
     """A fingerprint of a model without its trained weights.
 
     It covers architecture, compile arguments, custom code with everything that it refers to, the files that custom layers
     save, and the state of layers that may turn it into constants when they load it, so that setting weights does not update
     them: adapted preprocessing layers, and custom layers without trainable variables that override the loading. It also
-    covers the values of the variables outside the model that the backend has ``compiled`` into steps, and the weights of
-    other models, such as a teacher in its loss, which travel with the archive.
+    covers the names of the ``variables`` outside the model in modules, the values of those that the backend compiles into
+    steps, and the weights of other models, such as a teacher in its loss, which travel with the archive.
     """
     config = json.loads(json.dumps(config, default=repr))
     for part in ("compile_config", "unsaved"):
         _clear_learning_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
     digest.update(custom.payload)
+    digest.update(repr([name for name in variables if ":" in name]).encode())
+    compiled = outside.compiled(model, variables)
     for variable in [*(compiled[name] for name in sorted(compiled)), *custom_code.other_weights(model)]:
         digest.update(_numpy(variable).tobytes())
     for layer in model._flatten_layers():

@@ -163,9 +163,10 @@ def is_own(module: object) -> bool:
 
 
 def is_by_reference(value: Any) -> bool:
-    """Whether a module, class or function is pickled as the name of a module, other than Keras, a backend or ours."""
+    """Whether a module, class or function is pickled as a name, other than of Python, Keras, a backend or ours."""
     name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or ""
-    return name in sys.modules and name.split(".")[0] not in {"__main__", *_BY_NAME} and not is_own(sys.modules[name])
+    is_followed = name in sys.modules and name.split(".")[0] not in {"__main__", *_BY_NAME} and not _is_of_python(name)
+    return is_followed and not is_own(sys.modules[name])
 
 
 @functools.cache

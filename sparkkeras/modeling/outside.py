@@ -7,10 +7,14 @@ values travel with the state of the model, and not with its code, which is the s
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from operator import itemgetter
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,11 +23,12 @@ import numpy as np
 
 from sparkkeras.errors import ConfigurationError, CustomObjectError
 from sparkkeras.modeling.backends import compiles_operations, read
-from sparkkeras.modeling.custom_code import ByValue, global_names, is_by_reference, untracked_variables
+from sparkkeras.modeling.custom_code import ByValue, is_by_reference, untracked_variables
 from sparkkeras.modeling.optimizers import optimizer_of, optimizers_of
 from sparkkeras.modeling.state import outside
 
 _KEY = "_sparkkeras_key"
+_PATH = "_sparkkeras_path"
 
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The variables of this process that have a key, by key."""
@@ -40,19 +45,25 @@ def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[B
 
     Returns:
         The pickle, and the variables outside the model that this code refers to, or that are attributes of the model's
-        parts. Their names are keys, ``module:name`` in modules that workers import, or paths of attributes.
+        parts. Their names are keys, ``module:path`` in modules that workers import, or paths of attributes. They are sorted
+        by their `stable_names`.
 
     Raises:
         CustomObjectError: It cannot be pickled, or refers to a weight of the model.
     """
     found: dict[str, Any] = {}
+    paths: dict[int, str] = {}
     known = outside(model)
     parts = [model, *optimizers_of(model).values(), optimizer_of(model)]
     own = {id(variable) for part in parts if part is not None for variable in part.variables}
     seen: set[int] = set()
 
     def reduced(value: Any) -> Any:
-        found.update(_in_modules(value, seen))
+        for name, each in _reached(value, seen):
+            if name.startswith(":"):
+                paths.setdefault(id(each), name[1:])
+            elif id(each) not in own:
+                found[name] = each
         if not isinstance(value, keras.Variable) or not (trains or vars(value).get(_KEY) in known):
             return NotImplemented
         if id(value) in own:
@@ -71,7 +82,24 @@ def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[B
         for path, each in untracked_variables(model).items()
         if id(each) not in named and vars(each).get(_KEY) not in found
     }
-    return custom, {name: each for name, each in {**found, **attributes}.items() if trains or name in known}
+    chosen = {name: each for name, each in {**found, **attributes}.items() if trains or name in known}
+    numbers: Counter[str] = Counter()
+    for name, each in chosen.items() if trains else ():
+        if vars(each).get(_KEY) == name:
+            path = paths.get(id(each), each.name)
+            numbers[path] += 1
+            vars(each)[_PATH] = path if numbers[path] == 1 else f"{path} ({numbers[path]})"
+    ordered = zip(_stable(chosen), chosen.items(), strict=True)
+    return custom, dict(item for _, item in sorted(ordered, key=itemgetter(0)))
+
+
+def stable_names(model: keras.Model) -> list[str]:
+    """The names of the variables outside a model, which are the same in each process: with their names in code, not keys."""
+    return _stable(outside(model))
+
+
+def _stable(variables: Mapping[str, Any]) -> list[str]:
+    return [vars(each).get(_PATH, name) if vars(each).get(_KEY) == name else name for name, each in variables.items()]
 
 
 def dump_callbacks(callbacks: Sequence[Any], models: Iterable[keras.Model]) -> ByValue[Sequence[Any]]:
@@ -90,8 +118,7 @@ def dump_callbacks(callbacks: Sequence[Any], models: Iterable[keras.Model]) -> B
         if name in compiled(model, outside(model)):
             raise ConfigurationError(_compiled_in(f"worker_callbacks refer to the variable {value.path!r}"))
         if ":" in name:
-            module, _, attribute = name.partition(":")
-            return getattr, (sys.modules[module], attribute)
+            return _of_module, (name,)
         if vars(value).get(_KEY) != name:
             raise CustomObjectError(
                 f"worker_callbacks refer to the variable {value.path!r}, but the model of each worker has its own: use "
@@ -168,28 +195,83 @@ def _loaded(key: str, shape: tuple[int, ...], dtype: str, trainable: bool, name:
 
 
 def _of_module(name: str) -> Any:
-    """A variable of a module, which the custom code of the model has imported."""
-    module, _, attribute = name.partition(":")
-    return getattr(sys.modules[module], attribute)
+    """A variable of a module, by the name that `_reached` gave it.
+
+    Raises:
+        CustomObjectError: The module has none.
+    """
+    module, _, path = name.partition(":")
+    attribute, *_ = re.split(r"[.\[]", path, maxsplit=1)
+    value = getattr(import_module(module), attribute, None)
+    variables = _within(value, f"{module}:{attribute}")
+    if name not in variables:
+        raise CustomObjectError(
+            f"the custom code of the model uses the variable {path} of the module {module}, which a worker that imports the "
+            "module does not find there. Create it when the module is imported."
+        )
+    return variables[name]
 
 
-def _in_modules(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """The variables in modules that are not pickled by value, to which such a module, class or function refers."""
-    is_code = isinstance(value, (types.ModuleType, types.FunctionType, type))
-    if not is_code or id(value) in seen or not is_by_reference(value):
+def _reached(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """The variables that a module, class or function refers to by names, with ``module:path``.
+
+    It follows modules, classes and functions of the same package, unless they are pickled by value, as they are then reached
+    by the pickle. For variables of those, ``module`` is empty.
+    """
+    if not isinstance(value, (types.ModuleType, types.FunctionType, type)) or id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, types.ModuleType):
+    if isinstance(value, types.FunctionType):
+        yield from _reached_by(value, seen)
+    elif isinstance(value, type):
+        for kind in value.__mro__:
+            if kind is value or is_by_reference(kind):
+                yield from _within(kind, f"{kind.__module__ if is_by_reference(kind) else ''}:{kind.__qualname__}").items()
+            for member in vars(kind).values() if is_by_reference(kind) else ():
+                for function in (getattr(member, "__func__", member), getattr(member, "fget", None)):
+                    yield from _reached(function, seen)
+    elif is_by_reference(value):
         for name, each in vars(value).items():
             if isinstance(each, keras.Variable):
                 yield f"{value.__name__}:{name}", each
-    elif isinstance(value, type):
-        for member in vars(value).values():
-            yield from _in_modules(getattr(member, "__func__", member), seen)
-    else:
-        for name in sorted(global_names(value.__code__)):
-            each = value.__globals__.get(name)
-            if isinstance(each, keras.Variable):
-                yield f"{value.__module__}:{name}", each
-            elif getattr(each, "__module__", None) == value.__module__:
-                yield from _in_modules(each, seen)
+
+
+def _reached_by(function: types.FunctionType, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    by_reference, package = is_by_reference(function), function.__module__.split(".")[0]
+    values, used = function.__globals__, _names(function.__code__)
+    home = values.get("__name__", "") if by_reference else ""
+    places = [(home, name, values[name]) for name in used if name in values]
+    places += [("", name, sys.modules[name]) for name in used if name in sys.modules]  # perhaps imported in the function
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    places += [("", name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
+    modules: set[str] = set()
+    for module, name, each in places:  # which grows
+        if isinstance(each, (types.ModuleType, types.FunctionType, type)):
+            owner = each.__name__ if isinstance(each, types.ModuleType) else each.__module__
+            if not is_by_reference(each) or (by_reference and owner.split(".")[0] != package):
+                continue
+            if not isinstance(each, types.ModuleType):
+                yield from _reached(each, seen)
+            elif owner not in modules:
+                modules.add(owner)
+                places += [(owner, member, vars(each)[member]) for member in used if member in vars(each)]
+        elif module.split(".")[0] == package or not by_reference:
+            yield from _within(each, f"{module}:{name}").items()
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names of globals and attributes that code uses, including those of nested functions."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return sorted({*code.co_names}.union(*inner))
+
+
+def _within(value: Any, path: str) -> dict[str, Any]:
+    """The variables of an object, of the members of a list or dict, or of a class itself, by their paths."""
+    if not isinstance(value, type):
+        return untracked_variables(value, path)
+    members = {
+        f"{path}.{name}": each
+        for name, each in vars(value).items()
+        if not isinstance(each, type) or each.__qualname__ == f"{value.__qualname__}.{name}"
+    }
+    return {name: found for inner, each in members.items() for name, found in _within(each, inner).items()}
