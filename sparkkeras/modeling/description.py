@@ -11,6 +11,7 @@ import keras
 
 from sparkkeras.modeling.archive import model_config
 from sparkkeras.modeling.optimizers import optimizers_of
+from sparkkeras.modeling.outside import stable_names
 from sparkkeras.modeling.state import layout, outside, weight_variables
 
 _IGNORED = ("build_config", "jit_compile", "seed", "shared_object_id")
@@ -18,7 +19,7 @@ _IGNORED = ("build_config", "jit_compile", "seed", "shared_object_id")
 
 
 OUTSIDE = "variables outside the model"
-"""The name of their shapes and dtypes in a `description`, which has it if there are any."""
+"""The key of their names, shapes and dtypes in a `description`, which has it if there are any."""
 
 
 def description(model: keras.Model) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def description(model: keras.Model) -> dict[str, Any]:
         config["unsaved"].pop(built, None)
     names = _names(model)
     compiled = config.pop("compile_config", None)
-    variables = _shapes(outside(model).values())
+    variables = [[name, *each] for name, each in zip(stable_names(model), _shapes(outside(model).values()), strict=True)]
     return {
         "model": _normalized(config, names),
         "weights": _shapes(weight_variables(model)),

@@ -1,8 +1,8 @@
 """Variables outside a model, in a process that stands for driver and worker: each has its own variables."""
 
-import importlib.util
 import sys
 import sysconfig
+import types
 from weakref import WeakValueDictionary
 
 import keras
@@ -13,6 +13,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.errors import ConfigurationError, CustomObjectError
 from sparkkeras.modeling import metrics, outside
 from sparkkeras.modeling.archive import ModelArchive, find_outside
+from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState, ModelWeights, put_settings, take_settings
 from tests.models import VariablesOfWorker
@@ -158,7 +159,7 @@ class Helped(Weighted):
 
 def test_an_attribute_of_an_object_in_a_loss_is_found():
     given = model(Helped())
-    assert ModelArchive.pack(given).outside == ("model.loss.weight", "model.loss.annealers[0].weight")
+    assert ModelArchive.pack(given).outside == ("model.loss.annealers[0].weight", "model.loss.weight")
     given.loss.annealers[0].weight.assign(0.25)
     loaded = ModelArchive.pack(given).cached()
     ModelState.take(given).put(loaded)
@@ -244,24 +245,138 @@ def test_a_copy_in_the_process_of_the_driver_uses_its_variables(monkeypatch):
     assert value(gamma) == 1.0
 
 
-def test_a_variable_of_an_installed_module_is_found(tmp_path, monkeypatch):
-    path = tmp_path / "installed_losses.py"
-    path.write_text(
-        "import keras\n"
-        "BETA = keras.Variable(1.0)\n"
-        "def helper(x):\n    return BETA * x\n"
-        "def installed(y, predicted):\n    return helper(keras.ops.mean(keras.ops.square(y - predicted)))\n"
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Imports the modules of an installed package, ``ourlib``, from their sources."""
+
+    def imported(**sources):
+        for name, source in {"": "", **sources}.items():
+            folder = sysconfig.get_paths()["purelib"]
+            module = types.ModuleType(f"ourlib.{name}" if name else "ourlib")
+            module.__file__, module.__path__ = f"{folder}/ourlib/{name or '__init__'}.py", []
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            exec(source, vars(module))
+            if name:
+                setattr(sys.modules["ourlib"], name, module)
+        return module
+
+    return imported
+
+
+SQUARES = "keras.ops.mean(keras.ops.square(y - p))"
+
+
+def check_found(given, name, variable):
+    assert ModelArchive.pack(given).outside == (name,)
+    assert unpacked(given)[1][0] is variable  # workers import the module, too
+    assert dump_callbacks([Setting(variable)], [given]).fresh()[0].variable is variable
+
+
+@pytest.mark.parametrize(
+    ("state", "used", "name"),
+    [
+        ("KL = keras.Variable(1.0)", "from ourlib import state\ndef weight(): return state.KL", "KL"),
+        ("KL = keras.Variable(1.0)", "def weight():\n  from ourlib import state\n  return state.KL", "KL"),
+        (
+            "W = {'kl': [keras.Variable(1.0)]}",
+            "from ourlib import state\ndef weight(): return state.W['kl'][0]",
+            "W['kl'][0]",
+        ),
+        ("class A:\n  kl = keras.Variable(1.0)", "from ourlib.state import A\ndef weight(): return A.kl", "A.kl"),
+        (
+            "class A:\n  class B:\n    kl = keras.Variable(1.0)",
+            "import ourlib\ndef weight(): return ourlib.state.A.B.kl",
+            "A.B.kl",
+        ),
+    ],
+)
+def test_a_variable_of_an_installed_package_is_found(installed, state, used, name):
+    losses = installed(
+        state=f"import keras\n{state}", losses=f"import keras\n{used}\ndef loss(y, p): return weight() * {SQUARES}"
     )
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    spec = importlib.util.spec_from_file_location("installed_losses", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "installed_losses", module)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "__file__", f"{sysconfig.get_paths()['purelib']}/installed_losses.py")
-    given = model(module.installed)
-    assert ModelArchive.pack(given).outside == ("installed_losses:BETA",)
-    assert unpacked(given)[1][0] is module.BETA  # workers import the module, too
-    assert dump_callbacks([Setting(module.BETA)], [given]).fresh()[0].variable is module.BETA
+    check_found(model(losses.loss), f"ourlib.state:{name}", eval(name, vars(sys.modules["ourlib.state"])))
+
+
+def test_a_variable_of_a_class_in_an_installed_package_is_found(installed):
+    losses = installed(
+        losses="import keras\nclass Base(keras.Loss):\n  weight = keras.Variable(1.0)\n"
+        f"class Weighted(Base):\n  def call(self, y, p): return self.weight * {SQUARES}\n"
+    )
+    check_found(model(losses.Weighted()), "ourlib.losses:Base.weight", losses.Base.weight)
+
+
+def test_variables_of_an_object_in_an_installed_package_are_found(installed):
+    losses = installed(
+        losses="import keras\nclass State:\n  def __init__(self): self.kl = keras.Variable(1.0)\n"
+        f"STATE = State()\ndef helper(x): return STATE.kl * x\ndef loss(y, p): return helper({SQUARES})\n"
+    )
+    check_found(model(losses.loss), "ourlib.losses:STATE.kl", losses.STATE.kl)
+
+
+def test_a_variable_of_a_function_that_own_code_calls_in_an_installed_package_is_found(installed):
+    losses = installed(losses="import keras\nBETA = keras.Variable(1.0)\ndef weight(): return BETA\nUNUSED = [BETA]\n")
+
+    def loss(y, p):
+        return losses.weight() * keras.ops.mean(keras.ops.square(y - p))
+
+    check_found(model(loss), "ourlib.losses:BETA", losses.BETA)
+
+
+def test_a_variable_that_a_worker_does_not_find_in_an_installed_package(installed):
+    losses = installed(losses=f"import keras\nW = {{}}\ndef loss(y, p): return W['kl'] * {SQUARES}")
+    losses.W["kl"] = keras.Variable(1.0)
+    given = model(losses.loss)
+    names = ModelArchive.pack(given).outside
+    losses.W.clear()
+    with pytest.raises(CustomObjectError, match=r"uses the variable W\['kl'\] of the module ourlib\.losses, which a worker"):
+        outside.find(given, names)
+
+
+def with_own_code(monkeypatch, source):
+    """A model with the loss of a module of the user, and the module."""
+    module = types.ModuleType("own_losses")
+    module.__file__ = "/home/user/own_losses.py"
+    monkeypatch.setitem(sys.modules, "own_losses", module)
+    exec(f"import keras\n{source}", vars(module))
+    given = model(module.loss)
+    find_outside(given)
+    return given, module
+
+
+def test_a_state_is_restored_by_names_in_code(monkeypatch):
+    given, _ = with_own_code(
+        monkeypatch,
+        "B = keras.Variable(2.0)\nclass A:\n  weight = keras.Variable(1.0)\nC = {'kl': keras.Variable(3.0)}\n"
+        f"def loss(y, p): return A.weight * {SQUARES} + B * C['kl']",
+    )
+    restored, other = with_own_code(
+        monkeypatch,
+        "C = {'kl': keras.Variable(0.0)}\nB = keras.Variable(0.0)\nclass A:\n  weight = keras.Variable(0.0)\n"
+        f"def loss(y, p): return C['kl'] * B + {SQUARES} * A.weight",
+    )
+    assert description(restored)[OUTSIDE] == description(given)[OUTSIDE]
+    assert [name for name, *_ in description(given)[OUTSIDE]] == ["A.weight", "B", "C['kl']"]
+    ModelState.take(given).put(restored)
+    assert [value(each) for each in (other.A.weight, other.B, other.C["kl"])] == [1.0, 2.0, 3.0]
+    renamed, _ = with_own_code(
+        monkeypatch,
+        "C = {'kl': keras.Variable(0.0)}\nD = keras.Variable(0.0)\nclass A:\n  weight = keras.Variable(0.0)\n"
+        f"def loss(y, p): return C['kl'] * D + {SQUARES} * A.weight",
+    )
+    assert description(renamed) != description(given)
+
+
+def test_variables_with_the_same_name_in_code_are_numbered():
+    def scaling(weight):
+        return lambda x: weight * x
+
+    first, second = scaling(keras.Variable(1.0)), scaling(keras.Variable(2.0))
+
+    def loss(y, predicted):
+        return first(second(keras.ops.mean(keras.ops.square(y - predicted))))
+
+    find_outside(given := model(loss))
+    assert [name for name, *_ in description(given)[OUTSIDE]] == ["weight", "weight (2)"]
 
 
 def test_settings_are_the_learning_rate_and_variables_outside_the_model():
