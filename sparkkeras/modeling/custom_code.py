@@ -422,7 +422,7 @@ class _ModelParts:
         variables: Variables, by the first of their attribute paths.
         tracked: The ``id()`` of those that layers, metrics and optimizers track.
         metrics: The metrics of custom classes.
-        weights: The variables of layers, by their ``id()``.
+        weights: The weights of layers, by their ``id()``.
         others: Objects that do not belong to Keras, a backend or Python, and their attribute paths.
         seen: The ``id()`` of all objects.
     """
@@ -461,7 +461,7 @@ def _walk(value: Any, path: str, found: _ModelParts) -> None:
         found.tracked.update(map(id, getattr(value, "variables", ())))
         if isinstance(value, keras.layers.Layer):  # which does not track its states, if it is recurrent
             found.tracked.update(map(id, keras.tree.flatten(getattr(value, "states", None))))
-            found.weights.update((id(each), each) for each in value.variables)
+            found.weights.update((id(each), each) for each in value.weights)
         if isinstance(value, keras.Metric) and not is_builtin(type(value)):
             found.metrics.append(value)
         is_custom = not is_builtin(type(value))
@@ -477,7 +477,7 @@ _SKIPPED = {
     "_tracker", "_lock", "_inbound_nodes", "_outbound_nodes", "_nodes", "_nodes_by_depth", "_operations_by_depth",
     "_inputs_struct", "_outputs_struct", "_inputs", "_outputs", "train_function", "test_function", "predict_function",
     "_call_signature", "_distribute_strategy", "_compile_config", "history", "build", "call", "quantize", "_history",
-    "_functional", "_sparkkeras_outside",
+    "_functional", "_sparkkeras_outside", "_sparkkeras_other_weights",
 }  # fmt: skip
 
 

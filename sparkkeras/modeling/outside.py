@@ -1,4 +1,4 @@
-"""Variables outside a model: a `keras.Variable` of a module, a closure or a loss, which custom code of the model uses.
+"""Variables outside a model: a `keras.Variable` of a module, a closure, an object or a loss, which custom code of it uses.
 
 Custom code is pickled by value, and such variables with it. Each has a key, by which all pickles of one process refer to the
 same variable in a process that loads them: so a callback on a worker changes the variable that the worker's loss uses. Their
@@ -11,6 +11,7 @@ import re
 import sys
 import types
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -23,19 +24,20 @@ import numpy as np
 
 from sparkkeras.errors import ConfigurationError, CustomObjectError
 from sparkkeras.modeling.backends import compiles_operations, read
-from sparkkeras.modeling.custom_code import ByValue, is_by_reference, untracked_variables
+from sparkkeras.modeling.custom_code import ByValue, is_by_reference, other_weights, untracked_variables
 from sparkkeras.modeling.optimizers import optimizer_of, optimizers_of
 from sparkkeras.modeling.state import outside
 
 _KEY = "_sparkkeras_key"
 _PATH = "_sparkkeras_path"
+_OTHERS = "_sparkkeras_other_weights"
 
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The variables of this process that have a key, by key."""
 
 
 def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[ByValue[dict[str, Any]], dict[str, Any]]:
-    """Pickle the custom code of a model.
+    """Pickle the custom code of a model, and note the weights of other models, which `Unchanging` checks, if it ``trains``.
 
     Args:
         model: The model, compiled if it ``trains``.
@@ -53,6 +55,7 @@ def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[B
     """
     found: dict[str, Any] = {}
     paths: dict[int, str] = {}
+    others = {id(each): each for each in (other_weights(model) if trains else ())}
     known = outside(model)
     parts = [model, *optimizers_of(model).values(), optimizer_of(model)]
     own = {id(variable) for part in parts if part is not None for variable in part.variables}
@@ -64,6 +67,8 @@ def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[B
                 paths.setdefault(id(each), name[1:])
             elif id(each) not in own:
                 found[name] = each
+        if isinstance(value, keras.Layer):
+            others.update((id(each), each) for each in value.weights if id(each) not in own)
         if not isinstance(value, keras.Variable) or not (trains or vars(value).get(_KEY) in known):
             return NotImplemented
         if id(value) in own:
@@ -82,6 +87,8 @@ def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[B
         for path, each in untracked_variables(model).items()
         if id(each) not in named and vars(each).get(_KEY) not in found
     }
+    if trains:
+        vars(model)[_OTHERS] = [(each, _checksum(each)) for each in others.values()]
     chosen = {name: each for name, each in {**found, **attributes}.items() if trains or name in known}
     numbers: Counter[str] = Counter()
     for name, each in chosen.items() if trains else ():
@@ -136,7 +143,10 @@ def find(model: keras.Model, names: Sequence[str]) -> dict[str, Any]:
 
 
 class Unchanging:
-    """Checks that callbacks do not change a variable whose value is compiled into the training step, as with JAX.
+    """Checks that callbacks do not change values that training would not see.
+
+    These are variables whose values are compiled into the training step, as with JAX, and the weights of other models to
+    which a packed model refers, such as a teacher in its loss.
 
     Args:
         model: The model, before its training.
@@ -145,6 +155,7 @@ class Unchanging:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._values = {name: np.array(read(each)) for name, each in compiled(model, outside(model)).items()}
+        self._others = vars(model).get(_OTHERS, ())
 
     def check(self) -> None:
         """Check the values.
@@ -155,6 +166,18 @@ class Unchanging:
         for name, variable in outside(self._model).items():
             if name in self._values and not np.array_equal(read(variable), self._values[name]):
                 raise ConfigurationError(_compiled_in(f"a callback has changed the variable {variable.path!r}"))
+        for weight, checksum in self._others:
+            if _checksum(weight) != checksum:
+                raise ConfigurationError(
+                    f"a callback has changed the weight {weight.path!r} of another model, to which the loss or other "
+                    f"custom code of the model {self._model.name!r} refers, but workers have a copy from the beginning of "
+                    "fit, which does not change. Train in several calls of fit, and change it between them, or keep the "
+                    "values in keras.Variables that the loss uses."
+                )
+
+
+def _checksum(variable: Any) -> int:
+    return zlib.crc32(np.asarray(read(variable)).tobytes())
 
 
 def compiled(model: keras.Model, variables: Mapping[str, Any]) -> dict[str, Any]:

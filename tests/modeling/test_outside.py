@@ -427,3 +427,41 @@ def test_a_change_that_jax_would_ignore_is_refused():
     ALPHA.assign(0.25)
     unchanging.check()
     dump_callbacks([Setting(ALPHA)], [given])
+
+
+class Distilled(keras.losses.Loss):
+    def __init__(self, teacher, name="distilled", **others):
+        super().__init__(name=name, **others)
+        self.teacher = teacher
+
+    def call(self, y, predicted):
+        return keras.ops.square(predicted - self.teacher(y))
+
+    def get_config(self):
+        return super().get_config() | {"teacher": keras.saving.serialize_keras_object(self.teacher)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config | {"teacher": keras.saving.deserialize_keras_object(config["teacher"])})
+
+
+@pytest.mark.parametrize("is_attribute", [True, False])
+def test_a_change_of_a_teacher_which_workers_would_not_see_is_refused(is_attribute):
+    layers = [keras.layers.Dense(1, name="scores"), keras.layers.Dropout(0.5)]
+    teacher = keras.Sequential([keras.Input((1,)), *layers])
+
+    def distilled(y, predicted):
+        return keras.ops.mean(keras.ops.square(predicted - teacher(y)))
+
+    given = model(Distilled(teacher) if is_attribute else distilled)
+    ModelArchive.pack(given)
+    teacher(np.ones((1, 1)), training=True)  # changes the state of random numbers
+    given.set_weights([each + 1 for each in given.get_weights()])
+    outside.Unchanging(given).check()
+    teacher.set_weights([each + 1 for each in teacher.get_weights()])  # perhaps in on_train_begin
+    with pytest.raises(
+        ConfigurationError, match=r"has changed the weight '.*scores/kernel' of another .*several calls of fit"
+    ):
+        outside.Unchanging(given).check()
+    ModelArchive.pack(given)
+    outside.Unchanging(given).check()
