@@ -319,12 +319,12 @@ def check_all_reduce(model: keras.Model) -> None:
 def _without_padding(model: keras.Model, rank: RankEpoch, steps: int) -> Report:
     """The report of a rank, without logs that are about padding.
 
-    If the rank had rows for fewer steps than others, its last step may have been padding. What a custom ``train_step``
-    returned there becomes ``None``, unless it is a metric of the model, which is computed anew.
+    If the rank had fewer batches than ``steps``, its last step may have been padding. What a custom ``train_step`` returned
+    there becomes ``None``, unless it is a metric of the model, which is computed anew.
     """
     report = rank.report
     assert report is not None
-    if report.steps == steps:
+    if report.steps >= steps:
         return report
     found = metrics.results(model, rank.metrics)
     if found.keys() == report.logs.keys():
@@ -556,9 +556,9 @@ class _Training:
         """End a round, and the epoch if it ends with it; ``None``: the ranks continue with the next round."""
         job, model, plan, part = self._job, self._job.model, self._plan, self._part
         trained = [each.report for each in ranks if each.report is not None]
-        most = max(report.steps for report in trained)
-        # Others have logs of padding.
-        check_finite([report for report in trained if report.steps == most], part.epoch, "epoch", in_step=True)
+        # Streams that end earlier than others may end with padding; the last batch of stored rows is in the last step.
+        most = max(report.steps for report in trained) if None in plan.rows else 0
+        check_finite([report for report in trained if report.steps >= most], part.epoch, "epoch", in_step=True)
         state = ranks[0].state
         assert state is not None, "rank 0 sends it"
         startup = time.perf_counter() - self._started - max(report.seconds for report in trained) if self._started else 0.0

@@ -1,5 +1,6 @@
 """The ranks of all-reduce training without Spark: forks of a process that has imported the backend, as on workers."""
 
+import functools
 import os
 import sys
 from contextlib import contextmanager
@@ -16,6 +17,14 @@ from sparkkeras.worker.processes import describe_exit
 from tests.worker.groups import CONTEXT
 
 
+@functools.cache
+def start_fork_server():
+    """Its first process starts when it has imported the backend, which may take longer than a rank may be silent."""
+    process = CONTEXT.Process(target=int)
+    process.start()
+    process.join()
+
+
 @dataclass(frozen=True)
 class LocalHosts:
     """Where the ranks that train on a dataset in memory run: a `RankHosts`. There is one for each partition."""
@@ -28,6 +37,8 @@ class LocalHosts:
     @contextmanager
     def ranks(self, work, size, moves_rows):
         assert not moves_rows, "rows in memory are not lost"
+        if size > 1:
+            start_fork_server()
         with self.dataset.everywhere() as stored:
             rows = (Stream(part) if isinstance(part, LocalStream) else part for part in stored)
             yield Ranks(Threads(), LocalShared(work), Parts(tuple((part,) for part in rows)))

@@ -40,7 +40,6 @@ from sparkkeras.training.allreduce import (
     Streams,
     _RankRows,
     _Training,
-    _without_padding,
     check_all_reduce,
 )
 from sparkkeras.training.allreduce_hosts import all_slots
@@ -52,7 +51,7 @@ from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions
 from tests.models import classifier
-from tests.training.jobs import Model, X, Y, partitions
+from tests.training.jobs import Model, partitions
 
 
 def flat(*values, steps=1):
@@ -125,22 +124,6 @@ def test_the_batches_of_a_rank_are_spread_over_the_rounds():
 def test_streams_are_read_in_turn():
     streams = Streams((LocalStream((block(0, 2), block(2, 3))), LocalStream((block(3, 5),))))
     assert [each.arrays[1].tolist() for each in streams.blocks(0, 0)] == [[0, 1], [3, 4], [2]]
-
-
-def test_values_that_a_train_step_returns_for_padding_are_left_out():
-    model = Model(optimizer="sgd").model
-    model.reset_metrics()
-    model.train_on_batch(X[:8], Y[:8])
-    state, values = metrics.take(model), dict(model.get_metrics_result())
-
-    def of(logs):
-        return RankEpoch(Report(0, 8, 2, 1.0, 0.1, logs, True), state, None, None, False)
-
-    custom = of({"loss": 9.0, "own": 9.0})
-    assert _without_padding(model, custom, 2) is custom.report
-    assert _without_padding(model, custom, 3).logs == {"loss": pytest.approx(float(values["loss"])), "own": None}
-    plain = of({"loss": 9.0, "mae": 9.0})
-    assert _without_padding(model, plain, 3) is plain.report
 
 
 class Unpickled:

@@ -202,14 +202,19 @@ class CustomStep(keras.Model):
         return {"largest": keras.ops.max(keras.ops.abs(data[1]))}
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
-def test_logs_of_a_custom_train_step_reach_the_history(mode):
+def custom_step():
     keras.utils.set_random_seed(1)
     model = CustomStep()
     model(X)
     model.compile(optimizer="sgd", loss="mse")
-    given = type("Given", (), {"model": model})
     metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
+    return type("Given", (), {"model": model})
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
+def test_logs_of_a_custom_train_step_reach_the_history(mode):
+    given = custom_step()
+    model = given.model
     state = ModelState.take(model)
     history, _ = fit(given, partitions(4), mode, epochs=2)
     found = ModelState.take(model).weights.vector
@@ -219,6 +224,23 @@ def test_logs_of_a_custom_train_step_reach_the_history(mode):
     assert close(model, found)
     assert set(history.history) == {"largest"}
     assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
+def test_logs_of_a_custom_train_step_in_step_with_others_are_about_rows_of_the_worker():
+    def of_workers(dataset):
+        histories = []
+        history, _ = fit(custom_step(), dataset, "allreduce", histories=histories)
+        return [record["largest"] for record in histories], history.history["largest"]
+
+    first, second = (float(np.abs(Y[part]).max()) for part in (slice(4, 8), slice(44, 48)))
+    each, mean = of_workers(partitions(8, 40))
+    assert each == pytest.approx([first, second])
+    assert mean == pytest.approx([(8 * first + 40 * second) / 48])
+    # The steps of a stream are known in parts only: the last one of the first worker is padding.
+    each, mean = of_workers(streamed(in_batches(0, 8), in_batches(8, 48)))
+    assert each == [None, pytest.approx(second)]
+    assert mean == pytest.approx([second])
 
 
 # Rows that are read anew in each epoch
