@@ -89,6 +89,8 @@ def dump_code(model: keras.Model, code: dict[str, Any], trains: bool) -> tuple[B
     }
     if trains:
         vars(model)[_OTHERS] = [(each, _checksum(each)) for each in others.values()]
+    aliases = {id(found[name]): name for name in sorted(found, reverse=True) if ":" in name}  # of a variable: the first
+    found = {name: each for name, each in found.items() if ":" not in name or aliases[id(each)] == name}
     chosen = {name: each for name, each in {**found, **attributes}.items() if trains or name in known}
     numbers: Counter[str] = Counter()
     for name, each in chosen.items() if trains else ():
@@ -260,7 +262,7 @@ def _reached(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _reached_by(function: types.FunctionType, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    by_reference, package = is_by_reference(function), function.__module__.split(".")[0]
+    by_reference, package = is_by_reference(function), (function.__module__ or "").split(".")[0]
     values, used = function.__globals__, _names(function.__code__)
     home = values.get("__name__", "") if by_reference else ""
     places = [(home, name, values[name]) for name in used if name in values]
@@ -270,8 +272,10 @@ def _reached_by(function: types.FunctionType, seen: set[int]) -> Iterator[tuple[
     modules: set[str] = set()
     for module, name, each in places:  # which grows
         if isinstance(each, (types.ModuleType, types.FunctionType, type)):
+            if not is_by_reference(each):
+                continue
             owner = each.__name__ if isinstance(each, types.ModuleType) else each.__module__
-            if not is_by_reference(each) or (by_reference and owner.split(".")[0] != package):
+            if by_reference and owner.split(".")[0] != package:
                 continue
             if not isinstance(each, types.ModuleType):
                 yield from _reached(each, seen)

@@ -314,7 +314,7 @@ def test_variables_of_an_object_in_an_installed_package_are_found(installed):
 
 
 def test_a_variable_of_a_function_that_own_code_calls_in_an_installed_package_is_found(installed):
-    losses = installed(losses="import keras\nBETA = keras.Variable(1.0)\ndef weight(): return BETA\nUNUSED = [BETA]\n")
+    losses = installed(losses="import keras\nBETA = keras.Variable(1.0)\nB = [BETA]\ndef weight(): return B[0] * BETA\n")
 
     def loss(y, p):
         return losses.weight() * keras.ops.mean(keras.ops.square(y - p))
