@@ -14,8 +14,9 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
+from contextlib import suppress
 from operator import itemgetter
+from pkgutil import resolve_name
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -227,8 +228,9 @@ def _of_module(name: str) -> Any:
     """
     module, _, path = name.partition(":")
     attribute, *_ = re.split(r"[.\[]", path, maxsplit=1)
-    value = getattr(import_module(module), attribute, None)
-    variables = _within(value, f"{module}:{attribute}")
+    variables: dict[str, Any] = {}
+    with suppress(AttributeError):
+        variables = _within(resolve_name(f"{module}:{attribute}"), f"{module}:{attribute}")
     if name not in variables:
         raise CustomObjectError(
             f"the custom code of the model uses the variable {path} of the module {module}, which a worker that imports the "
