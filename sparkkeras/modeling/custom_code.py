@@ -163,10 +163,20 @@ def is_own(module: object) -> bool:
 
 
 def is_by_reference(value: Any) -> bool:
-    """Whether a module, class or function is pickled as a name, other than of Python, Keras, a backend or ours."""
+    """Whether a module, class or function is pickled as a name, and its package, other than ours, uses Keras."""
     name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or ""
-    is_followed = name in sys.modules and name.split(".")[0] not in {"__main__", *_BY_NAME} and not _is_of_python(name)
-    return is_followed and not is_own(sys.modules[name])
+    package = name.split(".")[0]
+    if name not in sys.modules or package in {"__main__", *_BY_NAME} or _is_of_python(name) or is_own(sys.modules[name]):
+        return False
+    return _uses_keras(package, tuple(each for each in list(sys.modules) if each.split(".")[0] == package))
+
+
+@functools.cache
+def _uses_keras(package: str, modules: tuple[str, ...]) -> bool:
+    """Whether a module of a package refers to Keras; others, such as pandas, have no variables of Keras."""
+    values = [value for module in modules for value in list(vars(sys.modules[module]).values())]
+    names = (getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None) for value in values)
+    return any(isinstance(name, str) and name.split(".")[0] == "keras" for name in names)
 
 
 @functools.cache
