@@ -100,8 +100,8 @@ class PadSequences(RowLoader):
         if re.fullmatch(f"{'array<' * depth}{_NUMBER}{'>' * depth}", kind):
             return
         advice = (
-            "Encode text first, with a vocabulary, or by pyspark.ml.feature.StringIndexer before collect_list: it counts from "
-            "0, so add 1, since 0 is the padding."
+            "Encode text first, with a vocabulary, or by pyspark.ml.feature.StringIndexer before collect_list: it counts "
+            "from 0, so add 1, since 0 is the padding."
         )
         if re.fullmatch(f"(array<)*{_NUMBER}>*", kind):
             advice = "Set step_shape to the shape of one element of a sequence; () if elements are numbers."
