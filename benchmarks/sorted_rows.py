@@ -145,7 +145,7 @@ def _difference(rows: data.Arrays, parts: int) -> float:
     from sparkkeras.data.placement import even_slices
 
     stats = [PartitionStats.of(from_arrays(rows[0][each], rows[1][each], None)) for each in even_slices(len(rows[0]), parts)]
-    classes = [each.classes[0] or {} for each in stats]
+    classes = [each.classes[-1] or {} for each in stats]
     values = [each.moments[0] for each in stats if each.moments[0] is not None]
     return max(difference_of_classes(classes), *differences_of_values(values))
 
