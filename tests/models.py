@@ -124,3 +124,21 @@ def gan(kind=Gan):
         keras.optimizers.Adam(0.01, beta_1=0.5), keras.optimizers.RMSprop(0.02), keras.losses.BinaryCrossentropy(True)
     )
     return made
+
+
+class Distilled(keras.losses.Loss):
+    """The distance to the predictions of a teacher, which is a part of the loss."""
+
+    def __init__(self, teacher, name="distilled", **others):
+        super().__init__(name=name, **others)
+        self.teacher = teacher
+
+    def call(self, y, predicted):
+        return keras.ops.square(predicted - self.teacher(y))
+
+    def get_config(self):
+        return super().get_config() | {"teacher": keras.saving.serialize_keras_object(self.teacher)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config | {"teacher": keras.saving.deserialize_keras_object(config["teacher"])})

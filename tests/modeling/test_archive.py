@@ -28,6 +28,7 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.serialization import serialize
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
 from tests.conftest import long
+from tests.models import Distilled
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -1501,22 +1502,6 @@ def test_low_rank_factors_are_sent_to_workers(build):
 class Doubled(keras.layers.Layer):
     def call(self, x):
         return 2 * x
-
-
-class Distilled(keras.losses.Loss):
-    def __init__(self, teacher, name="distilled", **others):
-        super().__init__(name=name, **others)
-        self.teacher = teacher
-
-    def call(self, y, predicted):
-        return keras.ops.square(predicted - self.teacher(y))
-
-    def get_config(self):
-        return super().get_config() | {"teacher": keras.saving.serialize_keras_object(self.teacher)}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config | {"teacher": keras.saving.deserialize_keras_object(config["teacher"])})
 
 
 @pytest.mark.parametrize("is_attribute", [True, False])

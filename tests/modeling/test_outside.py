@@ -16,7 +16,7 @@ from sparkkeras.modeling.archive import ModelArchive, find_outside
 from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState, ModelWeights, put_settings, take_settings
-from tests.models import VariablesOfWorker
+from tests.models import Distilled, VariablesOfWorker
 
 ALPHA = keras.Variable(1.0, name="alpha")
 SCALE = keras.Variable([1.0, 2.0], name="scale")
@@ -427,22 +427,6 @@ def test_a_change_that_jax_would_ignore_is_refused():
     ALPHA.assign(0.25)
     unchanging.check()
     dump_callbacks([Setting(ALPHA)], [given])
-
-
-class Distilled(keras.losses.Loss):
-    def __init__(self, teacher, name="distilled", **others):
-        super().__init__(name=name, **others)
-        self.teacher = teacher
-
-    def call(self, y, predicted):
-        return keras.ops.square(predicted - self.teacher(y))
-
-    def get_config(self):
-        return super().get_config() | {"teacher": keras.saving.serialize_keras_object(self.teacher)}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config | {"teacher": keras.saving.deserialize_keras_object(config["teacher"])})
 
 
 @pytest.mark.parametrize("is_attribute", [True, False])
