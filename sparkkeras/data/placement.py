@@ -17,9 +17,9 @@ Shuffle = bool | Literal["global"]
 
 
 SAME_ROWS = (
-    'shuffle="global" requires a source that gives the same rows each time that it is read. Sampling, limit, random and '
-    "current values, and files that change do not: store the rows first, with DataFrame.checkpoint(), RDD.checkpoint(), or "
-    "in a table."
+    'shuffle="global" requires a source that gives the same rows each time that it is read. limit, random functions '
+    "without a seed, and files that change do not: write the rows to a table once, and train on the table. "
+    "(DataFrame.checkpoint() keeps rows until the program ends, so it does not help to resume.)"
 )
 """What a source has to fulfil, for messages."""
 

@@ -90,7 +90,7 @@ def _of_the_same_rows(
     if again is None or again.spec != labelled.spec or not all(map(np.array_equal, again.arrays, labelled.arrays)):
         raise DataError(
             "the labels of x_val changed while the models predicted: an executor was lost and its rows were read again in "
-            "another order, or transform= returns other labels each time. Pass x_val.persist(), or rows in a fixed order."
+            "another order, or transform= returns other labels each time. Write x_val to a table once, and pass the table."
         )
 
 
