@@ -1,6 +1,8 @@
 """The snippets in README and docs run, as the build of the site runs them; tests/test_notebooks.py runs the tutorials."""
 
+import contextlib
 import importlib
+import inspect
 import re
 import runpy
 import sys
@@ -109,6 +111,26 @@ def _policy(section):
     text = (ROOT / "docs" / "policy.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")]
     return {name: columns for name, *columns in rows}
+
+
+def test_the_matrix_of_support_lists_every_path():
+    table = (ROOT / "docs" / "support.md").read_text().partition("## Paths\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`([\w.]+\(\w+\))`", table)) - {"fit(data)"}
+    stages = {"ImageFeaturizer", "KerasTransformer", "GridValue"}  # "other stages"
+    assert {name for name in _paths() if name.partition(".")[0] not in stages} == listed
+
+
+def _paths():
+    """The path arguments of the public API: ``SparkModel.save(path)``."""
+    for module in ("sparkkeras", "sparkkeras.hyperopt", "sparkkeras.ml", "sparkkeras.runner"):
+        for name in importlib.import_module(module).__all__:
+            public = getattr(importlib.import_module(module), name)
+            methods = {f"{name}.{each}": getattr(public, each) for each in dir(public) if not each.startswith("_")}
+            for called, function in {name: public, **methods}.items():
+                with contextlib.suppress(TypeError, ValueError):  # no function, or one without a signature
+                    for each in inspect.signature(function).parameters.values():
+                        if each.name in ("path", "save_to") or re.search("PathLike|Path", str(each.annotation)):
+                            yield f"{called}({each.name})"
 
 
 def test_signatures_in_the_api_reference_name_no_internal_types():
