@@ -1,0 +1,61 @@
+"""Everything that takes a path, with ``s3a://``, on an S3 server that also fails, delays and refuses requests."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.s3 import LOST, S3, MissingError, answer, jars
+from tests.processes import SHORT_LIVED_JAVA, clean_environment
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).parent.parent.parent
+NOT_ON_S3 = {"asynchronous_http", "asynchronous_socket", "hogwild", "allreduce", "runner"}
+"""The parts of the tour without paths."""
+
+
+@pytest.fixture(scope="module")
+def s3():
+    try:
+        jars()
+        server = S3()
+    except MissingError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+def spark(s3, *command, seconds=1200, **settings):
+    """Run a program whose Spark has two slots and reads ``s3a://``."""
+    chosen = {"spark.driver.extraJavaOptions": SHORT_LIVED_JAVA, "spark.ui.enabled": "false"} | s3.settings() | settings
+    given = " ".join(f"--conf '{name}={value}'" for name, value in chosen.items())
+    environment = clean_environment() | {"PYSPARK_SUBMIT_ARGS": f"--master local[2] {given} pyspark-shell"}
+    environment |= {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"}
+    command = [sys.executable, *map(str, command)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
+
+
+def test_everything_that_takes_a_path(s3):
+    done = spark(s3, ROOT / "tests/clusters/tour.py", "s3a://data/tour")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("fault", ["busy", "lost", "slow"])
+def test_a_server_with_faults_changes_nothing(s3, fault):
+    def change(number):
+        if fault == "slow":
+            time.sleep(0.2)
+        elif number % 5 == 0:
+            return answer("503 Slow Down", "SlowDown") if fault == "busy" else LOST
+        return None
+
+    s3.fault = change
+    try:
+        done = spark(s3, ROOT / "tests/clusters/tour.py", f"s3a://data/{fault}", "synchronous", "checkpoints", "search")
+    finally:
+        s3.fault = lambda number: None
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
