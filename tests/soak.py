@@ -34,6 +34,7 @@ SHARDS = {
         "--ignore=tests/hyperopt",
         "--ignore=tests/faults",
         "--ignore=tests/recipes",
+        "--ignore=tests/clusters",
     ],
     "search": ["tests/hyperopt", "tests/integration/test_search.py", "tests/integration/test_ensembles.py"],
     "training": ["tests/integration", *(f"--ignore=tests/integration/test_{name}.py" for name in NOT_IN_TRAINING)],
@@ -41,6 +42,7 @@ SHARDS = {
     "matrix": ["tests/faults"],
     "connect": ["tests/integration/test_connect.py"],
     "recipes": ["tests/recipes"],
+    "hosts": ["tests/clusters/test_hosts.py"],
 }
 """The pytest arguments of each shard; only tests marked ``soak`` run."""
 

@@ -27,16 +27,17 @@ class Standalone:
 
     Args:
         folder: For logs and the workers' files.
-        master: The address of the master, and of drivers.
+        master: The address of the master.
         hosts: The addresses of the workers.
-        prefixes: For the address of a worker, the words before its command.
+        prefixes: For an address, the words before commands that run there.
+        driver: The address of drivers.
         cores: Of each worker.
         rest_port: Of the master's REST API, which is off by default.
     """
 
-    def __init__(self, folder, master="127.0.0.1", hosts=HOSTS, prefixes=None, cores=1, rest_port=None):
+    def __init__(self, folder, master="127.0.0.1", hosts=HOSTS, prefixes=None, cores=1, rest_port=None, driver="127.0.0.1"):
         self.folder = Path(folder)
-        self.master, self.hosts, self.prefixes = master, hosts, prefixes or {}
+        self.master, self.hosts, self.prefixes, self.driver = master, hosts, prefixes or {}, driver
         self.cores, self.rest_port = cores, rest_port
         self.url = ""
         self._processes = []
@@ -81,13 +82,14 @@ class Standalone:
             "module": module,
             "function": function.__name__,
             "master": self.url,
-            "settings": settings,
+            "settings": {"spark.driver.host": self.driver} | settings,
             "arguments": arguments,
             "result": str(result),
         }
-        environment = _environment("127.0.0.1") | {"PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = _environment(self.driver) | {"PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        command = [sys.executable, "-m", "tests.integration.standalone", json.dumps(task)]
+        program = [sys.executable, "-m", "tests.integration.standalone", json.dumps(task)]
+        command = [*self.prefixes.get(self.driver, []), *program]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
         return json.loads(result.read_text())
@@ -135,7 +137,6 @@ def main(task):
     from pyspark import SparkConf, SparkContext
 
     settings = {
-        "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.executor.memory": "512m",

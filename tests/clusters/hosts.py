@@ -1,0 +1,152 @@
+"""Hosts of their own on this machine: network namespaces with a bridge, each with an address, a name and a firewall.
+
+`Hosts` runs commands on them. `cluster` starts a standalone Spark: the driver, the master and two workers on four hosts.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.integration.standalone import Standalone
+
+NETWORK = "10.77.0."
+ADDRESSES = {"driver": f"{NETWORK}1", "master": f"{NETWORK}2", "worker1": f"{NETWORK}3", "worker2": f"{NETWORK}4"}
+WORKERS = ("worker1", "worker2")
+
+SPARK_PORTS = {
+    "spark.driver.port": "35000",
+    "spark.driver.blockManager.port": "35001",
+    "spark.blockManager.port": "35010",
+}
+"""Settings of Spark for a firewall."""
+
+IN_HOST = 'mount --bind "$1" /etc/hosts && mount --bind /dev/null /etc/resolv.conf && hostname "$2" && shift 2 && exec "$@"'
+
+
+def missing():
+    """Why hosts cannot be made here; empty if they can."""
+    if os.geteuid():
+        return "network namespaces need root"
+    lacking = [program for program in ("ip", "nft", "unshare") if shutil.which(program) is None]
+    if lacking:
+        return f"{' and '.join(lacking)} not found: apt-get install iproute2 nftables util-linux"
+    name = f"sparkkeras-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"network namespaces do not work here: {made.stderr.strip()}"
+    try:
+        tried = subprocess.run(
+            [*_inside(name), "unshare", "--uts", "sh", "-c", "ip link add br0 type bridge && nft add table inet t"],
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+    return f"bridges or firewalls do not work here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+class Hosts:
+    """Hosts on one network; a context manager that removes them. The bridge is in a namespace of its own.
+
+    Args:
+        folder: For the files of the hosts.
+        addresses: The address of each host by its name.
+        interfaces: Further addresses of hosts, by name, on a second network, which no other host reaches.
+        unknown: The hosts whose names the others cannot resolve.
+    """
+
+    def __init__(self, folder, addresses=ADDRESSES, interfaces=None, unknown=()):
+        self.folder, self.addresses, self.interfaces = Path(folder), dict(addresses), interfaces or {}
+        self.unknown = unknown
+        self._prefix = f"sk{os.getpid()}"
+
+    def __enter__(self):
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in ("switch", *self.addresses):
+            subprocess.run(["ip", "netns", "del", self._namespace(name)], capture_output=True)
+
+    def command(self, host):
+        """The words before a command that runs on a host."""
+        names = self.folder / f"{host}-hosts"
+        inside = ["unshare", "--uts", "sh", "-c", IN_HOST, "sh", str(names), host]
+        return [*_inside(self._namespace(host)), *inside, "env", f"SPARK_LOCAL_DIRS={self.folder / host}"]
+
+    def allow(self, host, *rules):
+        """Let others connect to these ports of a host only; what comes to any other one is dropped without an answer.
+
+        Args:
+            host: The host.
+            *rules: Pairs of a port, or a range such as "35010-35015", and the hosts that may connect to it.
+        """
+        lines = ['iif "lo" accept', "ct state established,related accept"]
+        for port, sources in rules:
+            lines.append(f"ip saddr {{ {', '.join(map(self.addresses.get, sources))} }} tcp dport {port} accept")
+        self._rules(host, "firewall", "filter", "drop", lines)
+
+    def cut(self, host, *others):
+        """Drop what comes to a host from others, and to others from it; without others, all that it sends and receives."""
+        peers = others or [each for each in self.addresses if each != host]
+        self._rules(host, "cut", "filter - 10", "accept", [f"ip saddr {self.addresses[each]} drop" for each in peers])
+        for each in peers:
+            self._rules(each, f"cut_{host}", "filter - 10", "accept", [f"ip saddr {self.addresses[host]} drop"])
+
+    def mend(self, host):
+        """Undo `cut`."""
+        self._nft(host, "table inet cut {}\ndelete table inet cut")
+        for each in self.addresses:
+            if each != host:
+                self._nft(each, f"table inet cut_{host} {{}}\ndelete table inet cut_{host}")
+
+    def _make(self):
+        switch = self._namespace("switch")
+        _ip("netns", "add", switch)
+        for bridge in ("br0", "br1"):
+            _ip("-n", switch, "link", "add", bridge, "type", "bridge")
+            _ip("-n", switch, "link", "set", bridge, "up")
+        for number, (host, address) in enumerate(self.addresses.items()):
+            namespace = self._namespace(host)
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+            links = [("eth0", address), *((("eth1", self.interfaces[host]),) if host in self.interfaces else ())]
+            for place, (device, own) in enumerate(links):
+                plug = f"p{number}{place}"
+                _ip("-n", switch, "link", "add", plug, "type", "veth", "peer", "name", device, "netns", namespace)
+                _ip("-n", switch, "link", "set", plug, "master", f"br{place}", "up")
+                _ip("-n", namespace, "addr", "add", f"{own}/24", "dev", device)
+                _ip("-n", namespace, "link", "set", device, "up")
+            known = [name for name in self.addresses if name == host or name not in self.unknown]
+            lines = ["127.0.0.1 localhost", *(f"{self.addresses[name]} {name}" for name in known)]
+            (self.folder / f"{host}-hosts").write_text("\n".join(lines) + "\n")
+
+    def _rules(self, host, table, priority, policy, lines):
+        chain = f"type filter hook input priority {priority}; policy {policy};"
+        new = "\n".join([f"table inet {table} {{ chain input {{", chain, *lines, "} }"])
+        self._nft(host, f"table inet {table} {{}}\ndelete table inet {table}\n{new}\n")
+
+    def _nft(self, host, text):
+        subprocess.run([*_inside(self._namespace(host)), "nft", "-f", "-"], input=text, text=True, check=True)
+
+    def _namespace(self, name):
+        return f"{self._prefix}-{name}"
+
+
+def cluster(folder, hosts, **options):
+    """A standalone Spark with a master and two workers on their hosts, whose drivers run on the host ``driver``."""
+    prefixes = {name: hosts.command(name) for name in hosts.addresses}
+    return Standalone(folder, master="master", hosts=WORKERS, driver="driver", prefixes=prefixes, **options)
+
+
+def _inside(namespace):
+    return ["ip", "netns", "exec", namespace]
+
+
+def _ip(*words):
+    subprocess.run(["ip", *words], check=True)
