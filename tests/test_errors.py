@@ -213,7 +213,7 @@ def test_memory_is_not_blamed_where_it_did_not_run_out(monkeypatch):
         ("Container marked as failed: c_1. Exit status: 143.", "143 (SIGTERM: the cluster manager", False),
         ("Command exited with code 139", "the exit code 139 (SIGSEGV: native code crashed).", False),
         ("Command exited with code 1", "the exit code 1.", False),
-        ("Executor heartbeat timed out after 130000 ms", "Spark does not know its exit code.", True),
+        ("Remote RPC client disassociated.", "Spark does not know its exit code.", True),
     ],
 )
 def test_the_exit_code_of_a_lost_executor_is_reported(reason, known, blames_memory):

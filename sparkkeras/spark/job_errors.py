@@ -35,9 +35,10 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
     if isinstance(error, SparkKerasError):
         return error
     text = str(error)
+    where = _where(text)
     if "PYTHON_VERSION_MISMATCH" in text:
         return ClusterError(
-            "Spark's workers run another Python version than the driver, which runs "
+            f"Spark's workers{where} run another Python version than the driver, which runs "
             f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Before the SparkContext starts, set the "
             "environment variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python of that version "
             "with Keras installed."
@@ -45,8 +46,16 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
     no_python = _NO_PYTHON.search(text)
     if no_python and "PythonWorkerFactory" in text:
         return ClusterError(
-            f"Spark's workers cannot start Python: {no_python[0]}. Before the SparkContext starts, set the environment "
-            "variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python that all executors have."
+            f"Spark's workers{where} cannot start Python: {no_python[0]}. Before the SparkContext starts, set the "
+            "environment variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python that all "
+            "executors have."
+        )
+    no_daemon = _NO_DAEMON.search(text)
+    if no_daemon:
+        return ClusterError(
+            f"Spark's workers{where} cannot start Python: {no_daemon[1].strip()}. If a module is missing, install its "
+            "package in the Python of every executor; with spark.python.daemon.module=sparkkeras.spark.daemon that is "
+            "sparkkeras, and training also works without this setting."
         )
     if "maxResultSize" in text:
         return ClusterError(
@@ -65,11 +74,13 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the SparkContext was stopped while a job was running.")
         if re.search(r"\bJob \d+ cancelled\b", text):
             return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
+        if _SILENT.search(text):
+            return WorkerError(_executor_silent(text))
         if _WORKER_DIED.search(text):
             return WorkerError(_worker_died(text, None if context is None else context.master))
         raised_alone = _PYTHON_EXCEPTION.search(text)
         if raised_alone:
-            return WorkerError(f"a task failed on a worker: {_until_java(text, raised_alone.start(1))}")
+            return WorkerError(f"a task failed{where or ' on a worker'}: {_until_java(text, raised_alone.start(1))}")
         lines = [line.removeprefix(": ") for line in text.strip().splitlines() if not line.startswith(_PY4J)]
         first = next(iter(lines), repr(error))
         if _DISK_FULL in text:
@@ -81,26 +92,44 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
     missing = MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
         return WorkerError(
-            f"Spark's workers lack the Python module {missing[1]!r}: {INSTALL_MODULE}. The traceback:\n\n{traceback}",
+            f"Spark's workers{where} lack the Python module {missing[1]!r}: {INSTALL_MODULE}. The traceback:\n\n{traceback}",
             traceback,
         )
     raised = package_error(traceback)
-    return raised or task_failed(traceback)
+    return raised or task_failed(traceback, where)
 
 
-def task_failed(traceback: str) -> WorkerError:
-    """The error for a task that failed with this traceback. Its first line names the exception that was raised."""
+def task_failed(traceback: str, where: str = "") -> WorkerError:
+    """The error for a task that failed with this traceback. Its first line names the exception that was raised.
+
+    Args:
+        traceback: The traceback.
+        where: The host, as `_where` returns it.
+    """
     lines = traceback.rpartition(_TRACEBACK)[2].splitlines()
     ending = [line for line in lines if line and not line.startswith(" ")] or ["an unknown error"]
-    where = next((line for line in ending[1:] if line.startswith(READER_NOTE)), "")
+    reader = next((line for line in ending[1:] if line.startswith(READER_NOTE)), "")
     first = ending[0] if len(ending[0]) <= 300 else f"{ending[0][:297]}..."
-    found = f"{first.rstrip('.')}.{f' {where}' if where else ''}"
+    found = f"{first.rstrip('.')}.{f' {reader}' if reader else ''}"
     shortened = _without_frames_of(_OURS, traceback)
-    return WorkerError(f"a task failed on a worker: {found} The traceback:\n\n{shortened}", traceback)
+    return WorkerError(f"a task failed{where or ' on a worker'}: {found} The traceback:\n\n{shortened}", traceback)
 
 
 _NO_PYTHON = re.compile(r'Cannot run program "[^"]+": [^\n]*')
 """The message of Java for a program that it cannot start."""
+
+_NO_DAEMON = re.compile(r"Error from python worker:\n(.*?)\nPYTHONPATH was:", re.DOTALL)
+"""What a Python that ended before Spark had a worker has written."""
+
+_HOST = re.compile(r"\(TID \d+\) \((\S+) executor (?!driver)")
+"""The host of a task that failed, unless its executor is the driver."""
+
+
+def _where(text: str) -> str:
+    """The host that Spark's message names, for our messages; empty if it names none."""
+    host = _HOST.search(text)
+    return f" on {host[1]}" if host else ""
+
 
 _DISK_FULL = "No space left on device"
 """What the message of an executor says if it cannot write the rows of a shuffle."""
@@ -134,6 +163,16 @@ def worker_traceback(text: str) -> str:
         if not skipping:
             kept.append(line)
     return "\n".join(kept)
+
+
+def _executor_silent(text: str) -> str:
+    """The message for an executor that Spark has given up because it heard nothing from it."""
+    lost = next(line.strip() for line in text.splitlines() if _SILENT.search(line))
+    return (
+        f"an executor{_where(text)} was lost while it ran a task: Spark received no heartbeats from it. The network between "
+        "its machine and the driver or the master is interrupted, or the machine was stopped or is overloaded. Check them; "
+        f"spark.network.timeout says how long Spark waits. Spark's message: {lost}"
+    )
 
 
 def _worker_died(text: str, master: str | None) -> str:
@@ -207,6 +246,9 @@ _NAMES_MEMORY = re.compile("memory|OOM", re.IGNORECASE)
 
 _PYTHON_EXCEPTION = re.compile(r"\borg\.apache\.spark\.api\.python\.PythonException: (\S)")
 """The exception of a task in a message of PySpark before 4.2, which may lack the traceback."""
+
+_SILENT = re.compile(r"Not receiving heartbeat|Executor heartbeat timed out")
+"""How Spark and its standalone master say that an executor, or its machine, has not answered."""
 
 _WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Container killed")
 

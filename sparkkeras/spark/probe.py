@@ -48,7 +48,8 @@ def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]
     """
 
     def has(name: str) -> bool:
-        return importlib.util.find_spec(name) is not None
+        found = importlib.util.find_spec(name)  # a folder without __init__.py, which uninstalling may leave, has no origin
+        return found is not None and found.origin is not None
 
     backend = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
     missing = [name for name in ("keras", backend) if not has(name)]

@@ -78,5 +78,4 @@ def all_of_it(context):
 
 def test_everything_works_by_default(spark):
     found = spark.run(all_of_it, {})
-    print(found)
     assert not [each for each in found.values() if "error" in each], found

@@ -2,7 +2,9 @@
 
 import logging
 
-from sparkkeras.errors import StorageError
+import pytest
+
+from sparkkeras.errors import ClusterError, StorageError, WorkerError
 from sparkkeras.spark.job_errors import interruptible, translated
 
 FAILED = """An error occurred while calling o1.collect: PythonException: Traceback (most recent call last):
@@ -55,6 +57,70 @@ def test_a_full_disk_of_an_executor_is_named():
     assert isinstance(error, StorageError)
     assert "10.0.0.2 executor 1" in str(error)
     assert "spark.local.dir" in str(error)
+
+
+LOST = (
+    "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: org.apache.spark."
+    "SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task "
+    "0.3 in stage 0.0 (TID 6) (worker2 executor 1): "
+)
+
+
+def test_a_daemon_that_does_not_start_is_named_with_its_host():
+    module = "sparkkeras.spark.daemon"
+    written = (
+        f"/usr/bin/python3: Error while finding module specification for '{module}' (ModuleNotFoundError: No module named "
+        "'sparkkeras')"
+    )
+    error = translated(
+        RuntimeError(
+            f"{LOST}org.apache.spark.SparkException: \nError from python worker:\n  {written}\nPYTHONPATH was:\n  /opt\n"
+            "org.apache.spark.SparkException: EOFException occurred while reading the port number.\n\tat org.apache"
+        )
+    )
+    assert isinstance(error, ClusterError)
+    assert str(error).startswith(f"Spark's workers on worker2 cannot start Python: {written}. ")
+    assert f"spark.python.daemon.module={module}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (
+            'java.io.IOException: Cannot run program "/nosuch/python3": error=2, No such file or directory\n'
+            "\tat org.apache.spark.api.python.PythonWorkerFactory.startDaemon(PythonWorkerFactory.scala:371)",
+            "Spark's workers on worker2 cannot start Python: Cannot run program",
+        ),
+        (
+            "[PYTHON_VERSION_MISMATCH] Python in worker has different version",
+            "Spark's workers on worker2 run another Python",
+        ),
+        (
+            "Traceback (most recent call last):\n  File \"a.py\", line 1\nModuleNotFoundError: No module named 'keras.src'",
+            "Spark's workers on worker2 lack the Python module 'keras.src'",
+        ),
+        (
+            "Traceback (most recent call last):\n  File \"a.py\", line 1\nImportError: cannot import name 'x'",
+            "a task failed on worker2: ImportError: cannot import name 'x'.",
+        ),
+    ],
+)
+def test_the_host_of_the_worker_is_named(cause, words):
+    assert str(translated(RuntimeError(LOST + cause))).startswith(words)
+    local = LOST.replace("worker2 executor 1", "me executor driver")
+    assert " on me" not in str(translated(RuntimeError(local + cause)))
+
+
+@pytest.mark.parametrize(
+    "reason", ["worker lost: Not receiving heartbeat for 60 seconds", "Executor heartbeat timed out after 126000 ms"]
+)
+def test_an_executor_that_was_not_heard_is_blamed_on_the_network(reason):
+    message = f"{LOST}ExecutorLostFailure (executor 1 exited unrelated to the running tasks) Reason: {reason}"
+    error = translated(RuntimeError(message))
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith("an executor on worker2 was lost while it ran a task: Spark received no heartbeats")
+    assert reason in str(error)
+    assert "memory" not in str(error)
 
 
 def log(error, path):

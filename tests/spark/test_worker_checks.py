@@ -50,3 +50,10 @@ def test_probed_workers_load_keras_unless_they_fork(monkeypatch, environment, lo
     assert imported.empty() is not loads
     if loads:
         assert imported.get() == "keras"
+
+
+def test_a_folder_that_an_uninstalled_backend_has_left_does_not_count(monkeypatch, tmp_path):
+    (tmp_path / "removed_backend" / "__pycache__").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = probe.probe(backend="removed_backend")
+    assert found["missing"] == ["removed_backend"]
