@@ -33,8 +33,9 @@ def main() -> None:
     rows = rows_to_train(spark, options.rows, options.workers)
 
     settings: dict[str, Any] = {"mode": options.mode, "num_workers": options.workers, "batch_size": 64, "seed": 7}
+    settings["port"] = options.port
     if options.mode == "asynchronous":
-        settings |= {"parameter_server_mode": "socket", "port": options.port, "frequency": 10}
+        settings |= {"parameter_server_mode": "socket", "frequency": 10}
     spark_model = SparkModel(build_model(), **settings)
     checkpoints = {"checkpoint": Checkpoint(options.checkpoint), "resume": True} if options.checkpoint else {}
     history = spark_model.fit(
@@ -86,7 +87,7 @@ def command_line() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, metavar="N", default=20_000, help="default: %(default)s")
     parser.add_argument("--checkpoint", metavar="URI", help="folder for checkpoints: hdfs://, s3a://, gs://, a local path")
     parser.add_argument(
-        "--port", type=int, metavar="N", default=0, help="port of the parameter server (default: any free one)"
+        "--port", type=int, metavar="N", default=0, help="port of the driver for the workers (default: any free one)"
     )
     parser.add_argument("--archive", metavar="FILE", help="with Spark Connect: the Python of the workers, made by pack.sh")
     parser.add_argument("--save", metavar="PATH", help="where to save the model, as .keras")

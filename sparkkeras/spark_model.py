@@ -130,7 +130,6 @@ _OF_ALL_REDUCE: Mapping[str, tuple[bool, str]] = {
     "gradient_dtype": (True, "whose workers exchange weights and no gradients: leave it out, or use mode='allreduce'"),
     "max_restarts": (True, "in which Spark runs failed tasks again: leave it out, or use mode='allreduce'"),
     "parameter_server_mode": (False, _WITHOUT_SERVER),
-    "port": (False, _WITHOUT_SERVER),
     "server_options": (False, _WITHOUT_SERVER),
 }
 """Settings that only the mode ``"allreduce"`` has, or that it does not have; and why others do not, for the message.
@@ -166,7 +165,8 @@ class SparkModel:
             ``"allreduce"`` waits for slots that other jobs use, and raises an error if ``num_workers`` is more than all.
         parameter_server_mode: The transport between workers and parameter server in the asynchronous modes: ``"http"`` or
             ``"socket"``, which is faster. ``None``: ``"http"``.
-        port: The port of the parameter server; ``None`` or 0: any free one.
+        port: The port of the driver to which workers connect in the asynchronous modes and in the mode ``"allreduce"``;
+            ``None`` or 0: any free one.
         rule: The update rule, which computes new weights of the model from those of the workers. Synchronous:
             ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
             ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an

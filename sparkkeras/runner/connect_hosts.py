@@ -6,20 +6,19 @@ The workers are shared with other queries, so they may have used the backend, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.dataset import DriverAddress, Running
-from sparkkeras.errors import DriverConnectionError
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.spark_hosts import placement_of
+from sparkkeras.runner.spark_hosts import ConnectionCheck, placement_of
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
-from sparkkeras.spark.connectivity import PREFLIGHT_SECONDS, Preflight
+from sparkkeras.spark.connectivity import Preflight, check_reached, worker_ports
 from sparkkeras.spark.resources import TaskResources
 
 if TYPE_CHECKING:
@@ -47,6 +46,11 @@ class ConnectTasks:
     def driver(self) -> DriverAddress:
         """See `client_address`."""
         return client_address(self.cluster.session)
+
+    @property
+    def ports(self) -> range | None:
+        """See `Hosts.ports`."""
+        return worker_ports(self.cluster.session.conf)
 
     def start(self, host: Host, handles: DataFrame | None) -> Running[list[Any]]:
         """See `Hosts.start`.
@@ -79,14 +83,12 @@ def check_connection(cluster: RemoteCluster, count: int, address: Address, other
     Raises:
         DriverConnectionError: Some of them cannot.
     """
-    check = _Connects(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout)))
-    numbers = cluster.session.range(0, count, 1, count)
-    unreached = cluster.collect(numbers.mapInArrow(PicklesResults(check, CELL_BYTES), RESULT))
-    if unreached:
-        raise DriverConnectionError(
-            f"the workers cannot connect to this process at {address.url}: {', '.join(unreached[:3])}. With Spark "
-            f"Connect, {otherwise}"
-        )
+
+    def run(check: Preflight) -> list[str]:
+        numbers = cluster.session.range(0, count, 1, count)
+        return cluster.collect(numbers.mapInArrow(PicklesResults(ConnectionCheck(check), CELL_BYTES), RESULT))
+
+    check_reached(address, run, f"The driver is this process, a client of Spark Connect: {otherwise}")
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,3 @@ class RemoteRankTask:
 
     def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:
         return spawn(main, {**self.environment, FILES: session_files(), **variables})
-
-
-@dataclass(frozen=True)
-class _Connects:
-    """Tries to connect to the client; see `Preflight`."""
-
-    address: Address
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
-        for _ in batches:
-            pass
-        yield from Preflight(self.address)(task_context(), iter(()))

@@ -295,6 +295,12 @@ class Group:
             return any(each.attempt is not None for each in self._ranks)
 
     @property
+    def absent(self) -> list[int]:
+        """The ranks that have not joined."""
+        with self._lock:
+            return [rank for rank, each in enumerate(self._ranks) if each.attempt is None]
+
+    @property
     def has_ended(self) -> bool:
         """Whether the processes of all ranks that have joined have ended, or their hosts are gone."""
         with self._lock:

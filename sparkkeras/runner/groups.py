@@ -46,6 +46,9 @@ EXIT_SECONDS = 10.0
 WAIT_SECONDS = 10.0
 """How long the ranks wait for slots before the driver says so. It says so again after three times that time, and so on."""
 
+JOIN_SECONDS = 60.0
+"""How long ranks may wait for others, which have slots, before the driver says so."""
+
 Answer = Callable[[list[list[memoryview]]], bytes]
 """Answers what the ranks ask, given what each has sent, in parts; see `sparkkeras.runner.exchanges.ASK_DRIVER`."""
 
@@ -56,6 +59,11 @@ class Hosts(Protocol):
     @property
     def driver(self) -> DriverAddress:
         """How the hosts reach this process."""
+        ...
+
+    @property
+    def ports(self) -> range | None:
+        """The ports on which ranks listen; ``None``: any free ones."""
         ...
 
     def start(self, host: Host, handles: Any) -> Running[Any]:
@@ -101,6 +109,7 @@ def run_group(
     ranks: Ranks,
     timeout: float | None = None,
     answer: Answer | None = None,
+    port: int = 0,
     max_value: int = VALUE_BYTES,
     checkpoints: RunCheckpoints | None = None,
     events: Events | None = None,
@@ -113,6 +122,7 @@ def run_group(
         ranks: Its ranks.
         timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
         answer: Answers what the ranks ask the driver, in this thread. An error that it raises ends the group.
+        port: The port to which the hosts connect; 0: any free one.
         max_value: The largest size of what a rank asks the driver, in bytes.
         checkpoints: Writes what rank 0 saves.
         events: Gets the output, reports and states of the ranks.
@@ -126,9 +136,9 @@ def run_group(
     """
     display = Display(group, events or Events(), verbose)
     service = GroupService(group, max_value, checkpoints)
-    with serving("socket", service, ServerOptions(), 0, ranks.hosts.driver, group.size) as address, interrupts_here():
+    with serving("socket", service, ServerOptions(), port, ranks.hosts.driver, group.size) as address, interrupts_here():
         parts = ranks.parts
-        host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts)
+        host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts, ranks.hosts.ports)
         running = ranks.hosts.start(host, parts.handles)
         try:
             error = _watch(group, running, timeout, answer, display)
@@ -195,7 +205,17 @@ class _Waiting:
 
     def check(self) -> None:
         waited = time.monotonic() - self._started
-        if waited < self._next or self._group.has_joined or not self._group.together:
+        if waited < self._next or not self._group.together or not (absent := self._group.absent):
+            return
+        if self._group.has_joined:
+            if waited < JOIN_SECONDS:  # they may be loading Keras
+                return
+            self._next = 3 * waited
+            warn(
+                f"{_named(absent)} of {self._group.size} have not started for {waited:.0f} seconds, while others wait: "
+                "Spark may not have sent their tasks what they need, if executors cannot connect to each other "
+                "(spark.blockManager.port)."
+            )
             return
         self._next *= 3
         size = self._group.size

@@ -24,7 +24,7 @@ from sparkkeras.runner.processes import Process
 from sparkkeras.runner.rank import Placement, RankMain, Script, Work, report
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
-from sparkkeras.worker.collectives import hold_port
+from sparkkeras.worker.collectives import holding_port
 
 HEARTBEAT_SECONDS = 0.5
 """The interval of heartbeats, whose replies say whether to end the process."""
@@ -68,6 +68,7 @@ class Host:
         together: Whether all ranks run at the same time.
         parts: See `Parts.rows`.
         counts: See `Parts.counts`.
+        ports: The ports on which ranks listen; ``None``: any free ones.
     """
 
     work: Shared[Work]
@@ -76,6 +77,7 @@ class Host:
     together: bool
     parts: tuple[tuple[Rows, ...], ...] | None = None
     counts: tuple[int, ...] | None = None
+    ports: range | None = None
 
     def run(self, placement: Placement, start: Start, parts: tuple[Rows, ...] = ()) -> None:
         """Run a rank. If it fails, the driver knows; no error is raised here.
@@ -96,7 +98,7 @@ class Host:
             work, stored = self.work.value, tuple(_stored(part, stack) for part in parts)
             if isinstance(work, Script):
                 work = work.on_host(stack)
-            port = stack.enter_context(closing(hold_port())).getsockname()[1] if self.together else 0
+            port = stack.enter_context(holding_port(self.ports)) if self.together else 0
             try:
                 addresses = client.join(placement.host, port)
             except GroupStoppedError:

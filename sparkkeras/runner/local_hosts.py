@@ -36,6 +36,10 @@ class LocalThreads:
         """The loopback address."""
         return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
 
+    @property
+    def ports(self) -> None:
+        """Any free ones."""
+
     def start(self, host: Host, handles: None) -> Running[None]:
         """See `Hosts.start`."""
         group = self.group

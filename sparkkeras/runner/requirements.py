@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
+from sparkkeras.spark.connectivity import Settings
 from sparkkeras.spark.master import is_local
 
 REGISTER_SECONDS = 10.0
 """How long executors have to register, before a barrier stage has too few slots."""
-
-
-class Settings(Protocol):
-    """The settings of a SparkContext, or of a session of Spark Connect."""
-
-    def get(self, key: str, default: str, /) -> str | None:
-        """The value of a setting."""
-        ...
 
 
 def active_settings() -> Settings | None:

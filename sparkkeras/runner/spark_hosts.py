@@ -14,6 +14,7 @@ from sparkkeras.runner.processes import fork, spawn
 from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached, worker_ports
 from sparkkeras.spark.resources import TaskResources
 from sparkkeras.worker import device
 
@@ -42,8 +43,13 @@ class SparkTasks:
         """See `Cluster.driver`."""
         return self.cluster.driver
 
+    @property
+    def ports(self) -> range | None:
+        """See `Hosts.ports`."""
+        return worker_ports(self.cluster.context.getConf())
+
     def start(self, host: Host, handles: RDD[Handle] | None) -> Running[Any]:
-        """See `Hosts.start`."""
+        """See `Hosts.start`. The tasks fail if a worker cannot connect to this process."""
         cluster = self.cluster
         task = RankTask(host, self.forks, cluster.task_cores, self.use_gpu, cluster.is_local)
         ranks: Any = cluster.context.parallelize((), host.world_size) if handles is None else handles
@@ -52,7 +58,33 @@ class SparkTasks:
             if self.gpus_per_worker is not None:
                 mapped = mapped.withResources(TaskResources(cluster.task_cores, self.gpus_per_worker).profile())
             _ = mapped._jrdd
-        return cluster.background(lambda: cluster.collect(mapped))
+
+        def preflight(check: Preflight) -> list[str]:
+            tasks = cluster.context.parallelize((), min(host.world_size, cluster.slots)) if handles is None else handles
+            with cluster.training_workers():
+                checked: Any = tasks.mapPartitions(ConnectionCheck(check))
+                _ = checked._jrdd
+            return cluster.collect(checked)
+
+        def run() -> list[Any]:
+            if not cluster.is_local:
+                check_reached(host.driver, preflight, CONFIGURE_DRIVER)
+            return cluster.collect(mapped)
+
+        return cluster.background(run)
+
+
+@dataclass(frozen=True)
+class ConnectionCheck:
+    """The task that runs a check on a worker."""
+
+    check: Preflight
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[str]:
+        """Run it."""
+        for _ in rows:
+            pass
+        yield from self.check(task_context(), iter(()))
 
 
 @dataclass(frozen=True)

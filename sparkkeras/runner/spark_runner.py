@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparkkeras import arguments
 from sparkkeras.arguments import flag, integer, known_arguments, listeners, one_of, optional_integer
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.errors import ConfigurationError
@@ -21,7 +22,7 @@ from sparkkeras.runner.groups import Ranks, RowsMissingError, run_group
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
 from sparkkeras.runner.rank import FunctionCall, Script, Work
-from sparkkeras.runner.requirements import Settings, check_gpus, check_slots, check_static_allocation
+from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
 from sparkkeras.runner.run_checkpoints import RunCheckpoints
 from sparkkeras.runner.spark_hosts import SparkTasks
 from sparkkeras.runner.work import work_of
@@ -30,6 +31,7 @@ from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import Cluster, active_context
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
+from sparkkeras.spark.connectivity import Settings
 from sparkkeras.worker.device import forking_environment
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class SparkRunner:
             what ``spark.task.resource.gpu.amount`` says.
         barrier: Whether all ranks start together and know each other's addresses. Otherwise they are independent: Spark may
             run them one after the other, and runs a rank again whose worker was lost.
+        port: The port of the driver to which the ranks connect; ``None`` or 0: any free one. The ranks themselves listen on
+            the ports of Spark's setting ``spark.sparkkeras.worker.ports``, by default on any.
         local_mode: Whether the ranks run on the driver's machine, without executors. Spark is not needed then, unless the
             data is an RDD or a DataFrame.
         verbose: 0: silent, 1: the output of the ranks, and a line with their progress, 2: the output only.
@@ -79,6 +83,7 @@ class SparkRunner:
         use_gpu: bool = False,
         gpus_per_worker: int | None = None,
         barrier: bool = True,
+        port: int | None = None,
         local_mode: bool = False,
         verbose: Literal[0, 1, 2] = 1,
     ) -> None:
@@ -86,13 +91,14 @@ class SparkRunner:
         self.use_gpu = flag("use_gpu", use_gpu)
         self.gpus_per_worker = optional_integer("gpus_per_worker", gpus_per_worker)
         self.barrier = flag("barrier", barrier)
+        self.port = arguments.optional(arguments.port)("port", port) or 0
         self.local_mode = flag("local_mode", local_mode)
         self.verbose = one_of("verbose", verbose, (0, 1, 2))
         if self.gpus_per_worker is not None and not self.use_gpu:
             raise ConfigurationError(f"gpus_per_worker={gpus_per_worker} requires use_gpu=True.")
 
     def __repr__(self) -> str:
-        names = ("use_gpu", "gpus_per_worker", "barrier", "local_mode")
+        names = ("use_gpu", "gpus_per_worker", "barrier", "port", "local_mode")
         return f"SparkRunner({self.num_workers}, {', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def run(
@@ -185,7 +191,9 @@ class SparkRunner:
                 ranks = self._on_connect(stack, session, work, source, moves_rows, spare)
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
-            return run_group(group, ranks, timeout, checkpoints=checkpoints, events=events, verbose=self.verbose)
+            return run_group(
+                *(group, ranks, timeout), port=self.port, checkpoints=checkpoints, events=events, verbose=self.verbose
+            )
 
     def _on_driver(self, stack: ExitStack, group: Group, work: Work, source: Source | None) -> Ranks:
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers

@@ -1,11 +1,13 @@
-"""The driver's server at the address that Spark's settings give, and a check that workers can reach it."""
+"""The driver's server at the address that Spark's settings give, the workers' ports, and a check that workers reach it."""
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, DriverAddress, TaskContext
@@ -16,6 +18,32 @@ from sparkkeras.rpc.wire import Secret
 
 PREFLIGHT_SECONDS = 10.0
 """How long a worker tries to reach the driver before training or a search begins."""
+
+WORKER_PORTS = "spark.sparkkeras.worker.ports"
+"""The setting of Spark that limits the ports on which workers of all-reduce training and of `SparkRunner` listen."""
+
+
+class Settings(Protocol):
+    """The settings of a SparkContext, or of a session of Spark Connect."""
+
+    def get(self, key: str, default: str, /) -> str | None:
+        """The value of a setting."""
+        ...
+
+
+def worker_ports(settings: Settings) -> range | None:
+    """The ports of `WORKER_PORTS`; ``None``: any free ones.
+
+    Raises:
+        ConfigurationError: The setting is not a range of ports.
+    """
+    value = settings.get(WORKER_PORTS, "")
+    if not value:
+        return None
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
+    if not found or not 0 < int(found[1]) <= int(found[2]) < 1 << 16:
+        raise ConfigurationError(f"{WORKER_PORTS}={value!r}: expected the first and the last port, such as '36000-36031'.")
+    return range(int(found[1]), int(found[2]) + 1)
 
 
 @contextmanager
@@ -72,19 +100,39 @@ def _listen_error(endpoint: Endpoint, error: OSError) -> str:
 
 
 def check_connectivity(dataset: Dataset, address: Address) -> None:
-    """Check that the workers of a dataset can connect to a server on the driver.
+    """Check that the workers of a dataset can connect to a server on the driver; see `check_reached`."""
+    check_reached(address, lambda preflight: dataset.run(preflight).collect(), CONFIGURE_SERVER)
+
+
+def check_reached(address: Address, run: Callable[[Preflight], list[str]], advice: str) -> None:
+    """Check that workers can connect to a server in this process.
+
+    Args:
+        address: The address of the server.
+        run: Runs the check on the workers, and returns all that it yields.
+        advice: What to do if some cannot connect, for the message.
 
     Raises:
         DriverConnectionError: Some of them cannot.
     """
-    patient = replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout))
-    unreached = dataset.run(Preflight(patient)).collect()
+    unreached = run(Preflight(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout))))
     if unreached:
         raise DriverConnectionError(
-            f"workers cannot connect to the driver at {address.url}: {', '.join(unreached[:3])}. "
-            "Configure an address of the driver that workers can reach, with host=... and bind='0.0.0.0' in server_options "
-            "or with spark.driver.host, and a port= that no firewall blocks."
+            f"workers cannot connect to the driver at {address.url}: {', '.join(unreached[:3])}. {advice}"
         )
+
+
+CONFIGURE_SERVER = (
+    "Configure an address of the driver that workers can reach, with host=... and bind='0.0.0.0' in server_options or with "
+    "spark.driver.host, and a port= that no firewall blocks."
+)
+"""What to do if workers do not reach a server that has `ServerOptions`."""
+
+CONFIGURE_DRIVER = (
+    "Configure an address of the driver that workers can reach (spark.driver.host, and spark.driver.bindAddress if it "
+    "has to listen on another one), and a port= that no firewall blocks."
+)
+"""What to do if they do not reach another one."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,9 @@ from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
 JOIN_SECONDS = 60.0
 """How long the ranks of a group wait for each other before they train."""
 
+UNANSWERED_SECONDS = 20.0, 55.0
+"""How long their machines may leave connections unanswered: when training starts, and later, when a link may be cut."""
+
 
 @dataclass(frozen=True)
 class RankEpoch:
@@ -150,6 +153,7 @@ class Plan:
         validation_frequency: The number of epochs from one validation to the next.
         window: The number of steps of a round; ``None``: all of an epoch.
         first: The number of steps of the first epoch that need not be trained again.
+        patience: How long machines may leave connections unanswered.
     """
 
     epochs: range
@@ -161,6 +165,7 @@ class Plan:
     validation_frequency: int
     window: int | None = None
     first: int = 0
+    patience: float = UNANSWERED_SECONDS[0]
 
     def last(self, first: int) -> int:
         """The end of the round that begins after ``first`` steps; `batches` if the epoch ends with it."""
@@ -209,7 +214,7 @@ class TrainInStep:
         addresses = [split_address(address) for address in rank.addresses]
         with closing(hold_port(*addresses[number])) as held, ExitStack() as stack:
             with silenced():
-                group = join(number, addresses, held, JOIN_SECONDS)
+                group = join(number, addresses, held, JOIN_SECONDS, self.plan.patience)
             trainer = LocalTrainer(self.archive.value, TaskContext(number, rank.placement.attempt, rank.placement.cores))
             lockstep = Lockstep(group, self.plan.gradient_dtype)
             self._train(trainer, lockstep, _RankRows.open(self.plan, number, rank.parts, stack), client)
@@ -387,6 +392,8 @@ class _Restarts:
         if raised is not None and not isinstance(raised, DriverConnectionError):  # the driver may have been stopped
             raise raised from error
         cause = epoch, error.worker_traceback.rstrip().rpartition("\n")[2]
+        if "NeverMetError" in cause[1]:
+            cause = epoch, "NeverMetError"  # the ports in its message are new ones
         recurs = not _is_loss(error) and cause in self._causes
         self._causes.add(cause)
         if recurs or epoch is None or self.count >= self.limit:
@@ -421,7 +428,7 @@ class _Training:
         self._part = job.recorder.begin_epoch(epochs.start)
         self._is_resumed = self._part.batches > 0  # in the middle of this epoch, whose first state is not known
         self._state = self._at_begin = ModelState.take(job.model)
-        self._stopped = False
+        self._stopped = self._has_met = False
         self._started = 0.0
         self._raised: BaseException | None = None
 
@@ -513,7 +520,7 @@ class _Training:
                 self._started = time.perf_counter()
                 largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
                 try:
-                    run_group(Group(size), ranks, answer=self._answer, max_value=largest)
+                    run_group(Group(size), ranks, answer=self._answer, port=job.server.port, max_value=largest)
                 except WorkerError as error:
                     failure = error
                     raise
@@ -541,10 +548,12 @@ class _Training:
             validation_frequency=1 if job.validation is None else job.validation.frequency,
             window=window,
             first=self._part.batches,
+            patience=UNANSWERED_SECONDS[self._has_met],
         )
 
     def _answer(self, ended: list[list[memoryview]]) -> bytes:
         """End a round, and answer the ranks."""
+        self._has_met = True
         try:
             with holding_slots(len(ended)):
                 return pickle.dumps(self._end_round([unpack_parts(parts) for parts in ended]), 5)

@@ -240,7 +240,7 @@ def test_workers_that_cannot_connect_are_an_error_before_training(spark, monkeyp
     monkeypatch.setattr(connect_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
     with pytest.raises(
         DriverConnectionError,
-        match=r'workers cannot connect to this process at socket://127\.0\.0\.9:.*use mode="synchronous"',
+        match=r'workers cannot connect to the driver at socket://127\.0\.0\.9:.*use mode="synchronous"',
     ):
         fitted(cases.arrays())
 

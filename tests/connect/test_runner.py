@@ -71,7 +71,7 @@ def test_runs_that_cannot_start_are_errors(spark, monkeypatch):
         SparkRunner(2).run(print, data=np.ones(1))
     monkeypatch.setattr(connect_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
     with pytest.raises(
-        DriverConnectionError, match=r"workers cannot connect to this process at socket://127\.0\.0\.9:.*local_mode"
+        DriverConnectionError, match=r"workers cannot connect to the driver at socket://127\.0\.0\.9:.*local_mode"
     ):
         SparkRunner(2).run(print)
 

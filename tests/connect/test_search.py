@@ -86,5 +86,5 @@ def test_spark_trials(spark):
 def test_workers_that_cannot_connect_end_the_search_before_a_trial(spark, monkeypatch):
     monkeypatch.setattr(connect_hosts, "PREFLIGHT_SECONDS", 0.5)
     monkeypatch.setattr(connect, "client_address", lambda session: DriverAddress("192.0.2.1", "127.0.0.1", is_local=False))
-    with pytest.raises(DriverConnectionError, match=r"cannot connect to this process .* with Search, ask\(\) and tell\(\)"):
+    with pytest.raises(DriverConnectionError, match=r"cannot connect to the driver .* with Search, ask\(\) and tell\(\)"):
         minimized(objective=abs, max_evals=1)

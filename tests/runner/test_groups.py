@@ -24,6 +24,7 @@ class Hosts:
     """Starts what a test says, given the address of the driver."""
 
     driver = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+    ports = None
 
     def __init__(self, start):
         self._start = start

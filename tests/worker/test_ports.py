@@ -2,7 +2,11 @@
 
 import socket
 
-from sparkkeras.worker.collectives import hold_port
+import pytest
+
+from sparkkeras.errors import ClusterError
+from sparkkeras.worker.collectives import hold_port, holding_port
+from tests.processes import free_port
 
 
 def test_a_held_port_is_free_for_those_who_know_it_and_for_no_one_else():
@@ -20,3 +24,17 @@ def test_a_held_port_is_free_for_those_who_know_it_and_for_no_one_else():
         with socket.socket() as other:
             other.bind(("", 0))
             assert other.getsockname()[1] != port
+
+
+def test_processes_share_a_range_of_ports():
+    first = free_port()
+    ports = range(first, first + 2)
+    with holding_port(ports) as one, socket.create_server(("", first + 1)):
+        assert one == first
+        with (
+            pytest.raises(ClusterError, match=rf"the ports {first} to {first + 1} of .* are all taken"),
+            holding_port(ports),
+        ):
+            pass
+    with holding_port(ports) as one, holding_port(ports) as other:
+        assert (one, other) == tuple(ports)

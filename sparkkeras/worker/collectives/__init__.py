@@ -8,7 +8,7 @@ What the backends listen on is not authenticated (docs/security.md).
 """
 
 from sparkkeras.worker.collectives.backends import compiles_collectives, join
-from sparkkeras.worker.collectives.group import Group, PeerLostError, hold_port
+from sparkkeras.worker.collectives.group import Group, PeerLostError, hold_port, holding_port
 from sparkkeras.worker.collectives.jax_group import ended_by_jax
 
-__all__ = ["Group", "PeerLostError", "compiles_collectives", "ended_by_jax", "hold_port", "join"]
+__all__ = ["Group", "PeerLostError", "compiles_collectives", "ended_by_jax", "hold_port", "holding_port", "join"]

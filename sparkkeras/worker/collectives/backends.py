@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Sequence
 
@@ -18,7 +19,13 @@ def compiles_collectives() -> bool:
     return bool(keras.backend.backend() != "tensorflow")
 
 
-def join(rank: int, addresses: Sequence[HostAndPort], held: socket.socket, timeout: float = 60.0) -> Group:
+def join(
+    rank: int,
+    addresses: Sequence[HostAndPort],
+    held: socket.socket,
+    timeout: float = 60.0,
+    patience: float = math.inf,
+) -> Group:
     """Join a group with the collectives of Keras's current backend, which must not have run any operation.
 
     Args:
@@ -26,15 +33,17 @@ def join(rank: int, addresses: Sequence[HostAndPort], held: socket.socket, timeo
         addresses: Host and port of each process, by rank, as the others reach it.
         held: The socket of `hold_port` that is bound to the port of this process.
         timeout: How long to wait for the others, in seconds.
+        patience: How long their machines may leave connections unanswered; see `Group.meet`.
 
     Raises:
-        PeerLostError: Some processes did not join, or cannot reach each other.
+        ClusterError: A process cannot reach another one.
+        PeerLostError: Some processes did not join.
     """
     import keras
 
     kinds: dict[str, type[Group]] = {"tensorflow": TensorFlowGroup, "jax": JaxGroup, "torch": TorchGroup}
     group = kinds[keras.backend.backend()](rank, addresses)
     if group.size > 1:
-        group.meet(timeout)
+        group.meet(timeout, patience)
         group.connect(held, timeout)
     return group

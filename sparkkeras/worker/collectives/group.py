@@ -34,6 +34,10 @@ class PeerLostError(ClusterError):
     """Another process of the group has ended, was stopped, or cannot be reached."""
 
 
+class NeverMetError(PeerLostError):
+    """A process of the group did not come."""
+
+
 def hold_port(host: str = "", port: int = 0) -> socket.socket:
     """A socket that is bound to a port and does not listen: while it is open, no other process gets the port by chance.
 
@@ -55,6 +59,34 @@ def hold_port(host: str = "", port: int = 0) -> socket.socket:
     return held
 
 
+@contextmanager
+def holding_port(ports: range | None) -> Iterator[int]:
+    """Hold a port with `hold_port` until the context ends; yields it.
+
+    Args:
+        ports: The ports to choose from; ``None``: any free one.
+
+    Raises:
+        ClusterError: All are taken.
+    """
+    with ExitStack() as stack:
+        if ports is None:
+            yield stack.enter_context(closing(hold_port())).getsockname()[1]
+            return
+        for port in ports:
+            # Of the ports that others hold, too, each is free for `hold_port`: a name tells them apart.
+            name = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
+            with suppress(OSError):
+                name.bind(f"\0sparkkeras-port-{port}")
+                stack.enter_context(closing(hold_port(port=port)))
+                yield port
+                return
+        raise ClusterError(
+            f"the ports {ports[0]} to {ports[-1]} of {socket.gethostname()} are all taken: spark.sparkkeras.worker.ports "
+            "has to name one for each worker that runs on a machine."
+        )
+
+
 class Group(ABC):
     """Processes that call the same operations in the same order.
 
@@ -62,9 +94,11 @@ class Group(ABC):
         rank: The index of this process.
         addresses: Host and port of each process, by rank.
         runs_eagerly: Whether the values of tensors are known in a training step.
+        listens_anywhere: Whether a process also listens on a port that the operating system chooses, as gloo does.
     """
 
     runs_eagerly = False
+    listens_anywhere = True
 
     def __init__(self, rank: int, addresses: Sequence[HostAndPort]) -> None:
         self.rank, self.addresses = rank, tuple(addresses)
@@ -146,22 +180,39 @@ class Group(ABC):
         """Leave the group when all processes have come here."""
         self.gather(np.zeros((), np.int32))
 
-    def meet(self, timeout: float) -> None:
+    def meet(self, timeout: float, patience: float = math.inf) -> None:
         """Wait until each process has connected to each other one: not all backends name those that cannot be reached.
 
+        Args:
+            timeout: How long to wait for processes that have not started yet.
+            patience: How long another machine may leave connections unanswered. One that answers refuses them until the
+                process listens.
+
         Raises:
-            PeerLostError: A process did not come, or a connection failed.
+            ClusterError: A machine does not answer for so long.
+            NeverMetError: A process did not come in time.
         """
-        deadline = time.monotonic() + timeout
+        waiting = _Waiting(timeout, patience)
         with ExitStack() as stack:
             listening = stack.enter_context(closing(hold_port(*self.addresses[self.rank])))
             listening.listen(self.size)
+            further = 0
+            if self.listens_anywhere:
+                beside = stack.enter_context(closing(hold_port(self.addresses[self.rank][0])))
+                beside.listen(self.size)
+                further = beside.getsockname()[1]
             with ThreadPoolExecutor(len(self._others)) as threads:
-                tried = threads.map(lambda rank: _call(self.addresses[rank], self.rank, deadline), self._others)
-                callers = _accept(listening, self._others, deadline)
+                tried = threads.map(lambda rank: _call(self.addresses[rank], self.rank, waiting), self._others)
+                callers = _accept(listening, self._others, waiting, further)
             called = {rank: connection for rank, connection in zip(self._others, tried, strict=True) if connection}
             for connection in (*called.values(), *callers.values()):
                 stack.enter_context(closing(connection))
+            if waiting.unanswered:
+                here = host_and_port(*self.addresses[self.rank])
+                raise ClusterError(
+                    f"the worker of rank {self.rank} ({here}) cannot connect to another one at {waiting.unanswered}. "
+                    f"{_MAY_CONNECT}"
+                )
             if missing := [rank for rank in self._others if rank not in called or rank not in callers]:
                 raise self._missing(missing, timeout)
             # Backends listen on the same ports. So each process closes its connections when it has stopped listening, and
@@ -169,7 +220,7 @@ class Group(ABC):
             for each in (listening, *callers.values()):
                 each.close()
             for connection in called.values():
-                connection.settimeout(max(0.0, deadline - time.monotonic()) + LOST_SECONDS)
+                connection.settimeout(waiting.remaining + LOST_SECONDS)
                 with suppress(OSError):
                     connection.recv(1)
 
@@ -256,9 +307,9 @@ class Group(ABC):
         named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
         return does_not_answer(named)
 
-    def _missing(self, ranks: Sequence[int], timeout: float) -> PeerLostError:
+    def _missing(self, ranks: Sequence[int], timeout: float) -> NeverMetError:
         named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
-        return PeerLostError(
+        return NeverMetError(
             f"the process of rank {named} did not join the group of {self.size} processes within {timeout:.0f} s, or it and "
             f"rank {self.rank} ({host_and_port(*self.addresses[self.rank])}) cannot reach each other. {_MAY_CONNECT}"
         )
@@ -271,31 +322,74 @@ class Group(ABC):
         )
 
 
-_MAY_CONNECT = "Check that no firewall is between the workers, which connect to each other on any port."
+_MAY_CONNECT = (
+    "Workers have to reach each other on the ports of spark.sparkkeras.worker.ports, by default on any; with JAX and "
+    "PyTorch also on those of net.ipv4.ip_local_port_range: check the network and the firewalls between them."
+)
 
 
-def _call(address: HostAndPort, rank: int, deadline: float) -> socket.socket | None:
-    """A connection to another process, to which it has sent the rank of this one; ``None`` if there is none in time."""
-    while (remaining := deadline - time.monotonic()) > 0:
-        try:
-            connection = socket.create_connection(address, remaining)
-            connection.sendall(rank.to_bytes(4))
-            return connection
-        except OSError:
+class _Waiting:
+    """How long processes wait for each other; see `Group.meet`. Thread-safe.
+
+    Attributes:
+        patience: How long a machine may leave connections unanswered.
+        unanswered: The first address that has not answered for so long, and the error; empty if there is none.
+    """
+
+    def __init__(self, timeout: float, patience: float) -> None:
+        self._end, self.patience, self.unanswered = time.monotonic() + timeout, patience, ""
+
+    @property
+    def remaining(self) -> float:
+        """The seconds until the end; 0 at the end, or if an address has not answered."""
+        return 0.0 if self.unanswered else max(0.0, self._end - time.monotonic())
+
+    def connect(self, address: HostAndPort) -> socket.socket | None:
+        """A connection; ``None`` if there is none in time."""
+        since: float | None = None
+        while (remaining := self.remaining) > 0:
+            began = time.monotonic()
+            try:
+                return socket.create_connection(address, min(remaining, self.patience))
+            except ConnectionRefusedError:
+                since = None
+            except OSError as error:
+                since = began if since is None else since
+                if time.monotonic() - since >= self.patience:
+                    self.unanswered = f"{host_and_port(*address)} ({error.strerror or error})"
             time.sleep(0.02)
+        return None
+
+
+def _call(address: HostAndPort, rank: int, waiting: _Waiting) -> socket.socket | None:
+    """A connection to another process, to which it has sent the rank of this one; ``None`` if there is none in time."""
+    while waiting.remaining > 0:
+        connection = waiting.connect(address)
+        if connection is None:
+            break
+        with suppress(OSError):
+            connection.sendall(rank.to_bytes(4))
+            if reply := connection.recv(4):  # it is accepted only then
+                further = int.from_bytes(reply)
+                beside = waiting.connect((address[0], further)) if further else None
+                if beside is not None:
+                    beside.close()
+                return connection
+        connection.close()
     return None
 
 
-def _accept(listening: socket.socket, ranks: Sequence[int], deadline: float) -> dict[int, socket.socket]:
-    """The connections from other processes by rank, as many as there are in time."""
+def _accept(listening: socket.socket, ranks: Sequence[int], waiting: _Waiting, further: int) -> dict[int, socket.socket]:
+    """The connections from other processes by rank, as many as there are in time; they are told a further port."""
     found: dict[int, socket.socket] = {}
-    while len(found) < len(ranks) and (remaining := deadline - time.monotonic()) > 0:
-        listening.settimeout(remaining)
+    while len(found) < len(ranks) and (remaining := waiting.remaining) > 0:
+        listening.settimeout(min(remaining, HEARTBEAT_SECONDS))
         with suppress(OSError):
             connection, _ = listening.accept()
             connection.settimeout(HEARTBEAT_SECONDS)
             rank = int.from_bytes(connection.recv(4))
             if rank in ranks:
+                connection.sendall(further.to_bytes(4))
                 found[rank] = connection
             else:
                 connection.close()

@@ -29,6 +29,7 @@ class TensorFlowGroup(Group):
     """TensorFlow's collective operations, without a strategy. A thread aborts them when a peer does not answer."""
 
     _calls = 0
+    listens_anywhere = False
 
     def connect(self, held: socket.socket, timeout: float) -> None:
         """See `Group.connect`."""
