@@ -230,7 +230,7 @@ class Incident(Event):
     Attributes:
         kind: ``"retry"`` (Spark runs a failed task again), ``"repair"`` (rows are read again), ``"takeover"`` (another
             worker continues for a lost one), ``"restart"`` (all workers start again), ``"executor"`` (executors were lost
-            or added) or ``"warning"``.
+            or added), ``"waiting"`` (for executors, or for connections to them) or ``"warning"``.
         text: What happened, in a sentence.
     """
 

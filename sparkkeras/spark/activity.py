@@ -7,6 +7,7 @@ see the tasks of their queries only.
 from __future__ import annotations
 
 import functools
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,13 +15,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sparkkeras.errors import counted
+from sparkkeras.errors import counted, warn
 from sparkkeras.events import Events, Incident, SparkTasks
+from sparkkeras.rpc.addresses import split_address
 from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.job_errors import quietly
+from sparkkeras.spark.master import is_local
 
 POLL_SECONDS = 1.0
 """The shortest interval at which the store is read."""
+
+STALLED_SECONDS = 10.0
+"""How long no task may end, before it is checked whether Spark can run tasks at all."""
+
+CONNECT_SECONDS = 5.0
+"""How long the driver tries to connect to an executor."""
 
 _LAST_SECONDS = 0.05
 """If reading the store takes longer, it is not read at the end of a run, which would wait for it."""
@@ -51,6 +60,8 @@ class ExecutorState:
 def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
     """Emit an `Incident` for each change, and `SparkTasks`, while the context is open; with Spark Connect the latter only.
 
+    Warn if tasks wait for executors that do not come, or that the driver cannot reach.
+
     Args:
         events: Gets them, from another thread.
         hides_bars: Whether Spark's own progress bars, which would interleave with ours, are hidden meanwhile.
@@ -59,7 +70,7 @@ def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
     ends = threading.Event()
     if session is not None and events:
         watch = functools.partial(_watch_remote, session, events, ends)
-    elif context is not None and context._jsc is not None and (events or hides_bars):
+    elif context is not None and context._jsc is not None and (events or hides_bars or not is_local(context.master)):
         watch = functools.partial(_watch, context, events, hides_bars, ends)
     else:
         yield
@@ -107,6 +118,7 @@ def _bar(context: Any) -> Any:
 def _watch(context: Any, events: Events, hides_bars: bool, ends: threading.Event) -> None:
     bar = _bar(context) if hides_bars else None
     before, seconds, is_last = executor_states(context), 0.0, False
+    stall = None if is_local(context.master) else _Stall(context, events)
     while not is_last:
         is_last = _wait(max(POLL_SECONDS, seconds / _MAX_COST), bar, ends)
         if is_last and seconds > _LAST_SECONDS:
@@ -116,7 +128,59 @@ def _watch(context: Any, events: Events, hides_bars: bool, ends: threading.Event
         seconds = time.perf_counter() - began
         for event in [*incidents(before, after), *([] if tasks is None else [tasks])]:
             events.emit(event)
+        if stall is not None:
+            stall.check(after, tasks)
         before = after
+
+
+class _Stall:
+    """Warns once if no task ends because there are no executors, or because the driver cannot connect to them."""
+
+    def __init__(self, context: Any, events: Events) -> None:
+        self._settings, self._events = context.getConf(), events
+        self._tasks: SparkTasks | None = None
+        self._since, self._has_warned = time.monotonic(), False
+        self._reached: set[str] = set()
+
+    def check(self, executors: dict[str, ExecutorState], tasks: SparkTasks | None) -> None:
+        """Look at the executors and the tasks of the stages that run."""
+        now = time.monotonic()
+        if tasks is None or tasks != self._tasks:
+            self._tasks, self._since = tasks, now
+        elif now - self._since >= STALLED_SECONDS and not self._has_warned:
+            message = self._reason(executors)
+            self._since, self._has_warned = now, bool(message)
+            if message:
+                self._events.emit(Incident("waiting", message))
+                warn(message)
+
+    def _reason(self, executors: dict[str, ExecutorState]) -> str:
+        here = f"{self._settings.get('spark.driver.host', '?')}:{self._settings.get('spark.driver.port', '?')}"
+        running = [state.host for name, state in executors.items() if name != "driver" and not state.lost]
+        if not running:
+            return (
+                f"Spark has no executor, and waits for one. Either the cluster has no room for it (its UI says so), or its "
+                f"machines cannot resolve or reach the driver at {here}: set spark.driver.host to an address that they "
+                "reach, and open spark.driver.port and spark.driver.blockManager.port"
+            )
+        for host in running:
+            if host not in self._reached and (error := unreachable(host)):
+                return (
+                    f"the driver cannot connect to the executor at {host} ({error}), so that Spark may wait for minutes and "
+                    "fail. Set spark.blockManager.port to a port that is open from the driver to all executors, and between "
+                    "these"
+                )
+            self._reached.add(host)
+        return ""
+
+
+def unreachable(address: str) -> str:
+    """Why this process cannot connect to an address, as host and port; empty if it can."""
+    try:
+        socket.create_connection(split_address(address), CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 class RemoteTasks:
@@ -168,6 +232,12 @@ def running_stages(context: Any) -> SparkTasks | None:
     tracker = context.statusTracker()
     stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage is not None]
     return SparkTasks(sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)) if stages else None
+
+
+def executor_addresses(context: Any) -> tuple[tuple[str, int], ...]:
+    """Host and port of Spark's server on each executor that runs."""
+    states = executor_states(context).items()
+    return tuple(split_address(state.host) for name, state in states if name != "driver" and not state.lost)
 
 
 def executor_states(context: Any) -> dict[str, ExecutorState]:
