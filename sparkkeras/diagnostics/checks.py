@@ -129,6 +129,7 @@ def check_spark(facts: SparkFacts, pyspark: str) -> Iterator[Finding]:
         java = f", Java {facts.java}" if facts.java else ""
         yield Finding(OK, "Spark", f"{facts.version} ({kind}{facts.master or 'unknown master'}{java})")
     yield from facts.findings
+    yield from _unreached_executors("the driver", facts.unreached_executors)
     if facts.workers:
         executors = counted(len(_by_executor(facts.workers)), "executor")
         more = "; dynamic allocation may start more" if facts.is_dynamic else ""
@@ -266,7 +267,21 @@ def _check_loaded(subject: str, described: Described, backend: str) -> Finding |
     return None
 
 
+def _unreached_executors(name: str, reasons: Sequence[str]) -> Iterator[Finding]:
+    if reasons:
+        yield Finding(
+            ERROR,
+            "network",
+            f"{name} cannot connect to {counted(len(reasons), 'executor')}, such as the one at {reasons[0]}: Spark hangs or "
+            "fails where it sends data between them.",
+            "Set spark.blockManager.port to a port that is open from the driver to the executors and between these, and one "
+            "more for each further executor on a machine.",
+        )
+
+
 def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFacts) -> Iterator[Finding]:
+    for name, worker in workers:
+        yield from _unreached_executors(name, worker["unreached_executors"])
     tried = [(name, worker["reaches_driver"]) for name, worker in workers if worker["reaches_driver"] is not None]
     failed = [(name, reason) for name, reason in tried if reason]
     yield from _grouped(
@@ -293,7 +308,8 @@ def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFac
             "network",
             f"workers on {_named([name for name, _ in unreached])} cannot connect to {counted(others, 'other worker')}, "
             f"such as the one at {unreached[0][1][0]}: all-reduce training and SparkRunner would fail.",
-            "Allow connections between the executors on all ports.",
+            "Open the ports of spark.sparkkeras.worker.ports (by default any) between the executors, and with JAX and "
+            "PyTorch also those of net.ipv4.ip_local_port_range.",
         )
     elif len(workers) > 1 and not facts.is_dynamic:
         yield Finding(OK, "network", "workers reach each other")

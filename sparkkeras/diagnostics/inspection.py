@@ -86,11 +86,15 @@ class Inspection:
         backend: Keras's backend.
         driver: The server on the driver; ``None``: the workers connect to none.
         is_barrier: Whether the tasks run at the same time, so that they can connect to each other.
+        ports: The ports on which workers listen for each other; ``None``: any free one.
+        executors: Host and port of Spark's own server on each executor.
     """
 
     backend: str
     driver: Server | None = None
     is_barrier: bool = False
+    ports: range | None = None
+    executors: tuple[tuple[str, int], ...] = ()
 
     def here(self, gpus: Sequence[str] = ()) -> dict[str, Any]:
         """Describe this process and its machine; ``gpus`` are the addresses of the GPUs that it may use."""
@@ -111,6 +115,7 @@ class Inspection:
             "disk": free_disk(local_folder()),
             "reaches_driver": None if self.driver is None else unreached(self.driver),
             "unreached_workers": [],
+            "unreached_executors": [],
             "loaded": None,
         }
 
@@ -128,7 +133,7 @@ class Inspection:
             yield found | {"loaded": load_backend(self.backend, gpus)}
             return
         token = f"{found['executor']}@{found['host']}"
-        with serving("", 0, token) as port:
+        with serving("", self.ports or (0,), token) as port:
             address = context.getTaskInfos()[partition].address.rpartition(":")[0] or found["host"]
             mine = Server(address, port, token)
             workers = [Server(*json.loads(each)) for each in context.allGather(json.dumps([mine.host, mine.port, token]))]
@@ -137,6 +142,7 @@ class Inspection:
             if firsts[token] == mine:
                 with ThreadPoolExecutor(_CONNECTIONS) as pool:  # each may take until its timeout
                     found["unreached_workers"] = [reason for reason in pool.map(unreached, others) if reason]
+                    found["unreached_executors"] = unreached_executors(self.executors, pool)
             context.barrier()  # all have connected
         if firsts[token] == mine:
             found["loaded"] = load_backend(self.backend, gpus)
@@ -153,12 +159,12 @@ class Inspection:
 
 
 @contextmanager
-def serving(host: str, port: int, token: str) -> Iterator[int]:
+def serving(host: str, ports: Sequence[int], token: str) -> Iterator[int]:
     """Send a token to each client that connects; yields the port.
 
     Args:
         host: The address to listen on.
-        port: The port; 0: any free one.
+        ports: The ports, of which it takes the first free one; 0: any free one.
         token: What is sent.
 
     Raises:
@@ -169,7 +175,7 @@ def serving(host: str, port: int, token: str) -> Iterator[int]:
         def handle(self) -> None:
             self.request.sendall(token.encode() + b"\n")
 
-    with socketserver.ThreadingTCPServer((host, port), Sender) as server:
+    with _first_server(host, ports, Sender) as server:
         thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
         thread.start()
         try:
@@ -177,6 +183,22 @@ def serving(host: str, port: int, token: str) -> Iterator[int]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def _first_server(
+    host: str, ports: Sequence[int], handler: type[socketserver.BaseRequestHandler]
+) -> socketserver.ThreadingTCPServer:
+    for port in ports[:-1]:
+        with suppress(OSError):
+            return socketserver.ThreadingTCPServer((host, port), handler)
+    return socketserver.ThreadingTCPServer((host, ports[-1]), handler)
+
+
+def unreached_executors(executors: Sequence[tuple[str, int]], pool: ThreadPoolExecutor) -> list[str]:
+    """The executors to which this machine cannot connect, and why."""
+    reasons = pool.map(lambda address: refused(*address), executors)
+    pairs = zip(executors, reasons, strict=True)
+    return [f"{host}:{port} ({reason})" for (host, port), reason in pairs if reason]
 
 
 def unreached(server: Server) -> str:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
@@ -22,8 +23,10 @@ from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.diagnostics.inspection import Inspection, Server
 from sparkkeras.errors import SparkKerasError
 from sparkkeras.rpc.options import ServerOptions, check_seconds
+from sparkkeras.spark.activity import executor_addresses
 from sparkkeras.spark.cluster import SparkRunning, driver_address
 from sparkkeras.spark.connect import RemoteRunning, client_address, is_remote, slots_of_session, task_cores
+from sparkkeras.spark.connectivity import worker_ports
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.spark.master import is_local
 from sparkkeras.spark.slots import slots_of
@@ -49,6 +52,7 @@ START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _CONNECT_PORT = 15002
 _WOKEN_TASKS = 64
+_CONNECTIONS = 32
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class SparkFacts:
         slots: The number of tasks that can run at the same time; 0 if unknown.
         workers: The descriptions of the workers, see `Inspection`; one for each slot.
         findings: What did not work.
+        unreached_executors: The executors to which the driver cannot connect, and why.
     """
 
     version: str
@@ -99,6 +104,7 @@ class SparkFacts:
     slots: int = 0
     workers: tuple[dict[str, Any], ...] = ()
     findings: tuple[Finding, ...] = field(default=())
+    unreached_executors: tuple[str, ...] = ()
 
     @property
     def is_local(self) -> bool:
@@ -267,11 +273,18 @@ def describe(session: SparkSession, backend: str, request: Request) -> SparkFact
     if not _executors_started(context, facts, seconds):
         return replace(facts, findings=(_no_executor(settings, seconds),))
     facts = replace(facts, slots=slots_of(context))
+    try:
+        ports = worker_ports(context.getConf())
+    except SparkKerasError as error:
+        return replace(facts, findings=(Finding.rejected("settings", error, "Correct the setting."),))
+    executors = () if facts.is_local else executor_addresses(context)
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        unreached = inspection.unreached_executors(executors, pool)
     with _token_server(driver_address(context), request) as (server, findings):
-        facts = replace(facts, findings=findings)
+        facts = replace(facts, findings=findings, unreached_executors=tuple(unreached))
         tasks = min(facts.slots, MOST_TASKS)
         rdd: Any = context.parallelize(range(tasks), tasks)
-        task = Inspection(backend, server, not facts.is_dynamic).on_partition
+        task = Inspection(backend, server, not facts.is_dynamic, ports, executors).on_partition
         mapped = rdd.mapPartitionsWithIndex(task) if facts.is_dynamic else rdd.barrier().mapPartitionsWithIndex(task)
         return _with_workers(facts, lambda call: SparkRunning(context, call), mapped.collect, seconds, context)
 
@@ -342,7 +355,8 @@ def _not_run(error: Exception, seconds: float) -> Finding:
             ERROR,
             "workers",
             f"tasks do not run to their end within {seconds + inspection.LOAD_SECONDS:.0f} s.",
-            "Other jobs may use all slots: look at Spark's UI.",
+            "Other jobs may use all slots: look at Spark's UI. Or executors cannot connect to each other on "
+            "spark.blockManager.port: open it between them.",
         )
     return Finding.rejected("workers", error, "Look at the logs of the executors.")
 
@@ -382,7 +396,7 @@ def _token_server(driver: DriverAddress, request: Request) -> Iterator[tuple[Ser
     token = secrets.token_hex(16)
     stack = ExitStack()
     try:
-        bound = stack.enter_context(inspection.serving(served.listen, port, token))
+        bound = stack.enter_context(inspection.serving(served.listen, (port,), token))
     except OSError as error:
         remedy = (
             "Choose another port=, or 0 for any free one."

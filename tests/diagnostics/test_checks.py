@@ -33,6 +33,7 @@ def described(host="one", executor=7, packages=PACKAGES, **changed):
         "disk": {"folder": "/tmp", "free": 100 * GB, "error": ""},
         "reaches_driver": "",
         "unreached_workers": [],
+        "unreached_executors": [],
         "loaded": LOADED,
     } | changed
 
@@ -198,6 +199,20 @@ def test_connections_that_fail():
     assert "workers reach the driver" not in [finding.message for finding in of_workers(described(reaches_driver=None))]
 
 
+def test_executors_that_are_not_reached_on_the_port_of_spark():
+    found = of_workers(described(unreached_executors=["two:35010 (timed out)"]), described(host="two"))
+    assert problems(found) == [
+        (
+            ERROR,
+            "one cannot connect to 1 executor, such as the one at two:35010 (timed out): Spark hangs or fails where it "
+            "sends data between them.",
+        )
+    ]
+    facts = dataclasses.replace(spark(), unreached_executors=("one:35010 (timed out)", "two:35010 (timed out)"))
+    ((_, message),) = problems(list(checks.check_spark(facts, facts.version)))
+    assert message.startswith("the driver cannot connect to 2 executors, such as the one at one:35010 (timed out)")
+
+
 def of_resources(*workers, needs=NO_NEEDS, **options):
     return problems(checks.check_resources(spark(*workers, **options), described(), needs))
 
@@ -348,7 +363,7 @@ def test_a_diagnosis_counts_prints_and_becomes_json():
 
 
 def test_a_server_is_reached_if_it_sends_its_token():
-    with inspection.serving("127.0.0.1", 0, "token") as port:
+    with inspection.serving("127.0.0.1", (0,), "token") as port:
         assert inspection.unreached(inspection.Server("127.0.0.1", port, "token")) == ""
         other = inspection.unreached(inspection.Server("127.0.0.1", port, "another"))
         assert other == f"127.0.0.1:{port} (another server answers there)"
