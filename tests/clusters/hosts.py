@@ -91,6 +91,10 @@ class Hosts:
             lines.append(f"ip saddr {{ {', '.join(map(self.addresses.get, sources))} }} tcp dport {port} accept")
         self._rules(host, "firewall", "filter", "drop", lines)
 
+    def open(self, host):
+        """Undo `allow`."""
+        self._nft(host, "table inet firewall {}\ndelete table inet firewall")
+
     def cut(self, host, *others):
         """Drop what comes to a host from others, and to others from it; without others, all that it sends and receives."""
         peers = others or [each for each in self.addresses if each != host]
@@ -128,7 +132,7 @@ class Hosts:
 
     def _rules(self, host, table, priority, policy, lines):
         chain = f"type filter hook input priority {priority}; policy {policy};"
-        new = "\n".join([f"table inet {table} {{ chain input {{", chain, *lines, "} }"])
+        new = "\n".join([f"table inet {table} {{ chain input {{", chain, *lines, "}", "}"])
         self._nft(host, f"table inet {table} {{}}\ndelete table inet {table}\n{new}\n")
 
     def _nft(self, host, text):

@@ -1,6 +1,10 @@
 """Training over several hosts: with default settings, behind firewalls, with hosts that the network cuts off."""
 
+import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -51,11 +55,12 @@ def timed(function):
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
-def train(context, units=32, epochs=2, **options):
+def train(context, units=32, epochs=2, callbacks=(), **options):
     from sparkkeras import SparkModel
 
-    spark_model = SparkModel(compiled(units), num_workers=2, **options)
-    return timed(lambda: spark_model.fit(*arrays(), epochs=epochs, verbose=0).history["loss"])
+    spark_model = SparkModel(compiled(units), num_workers=2, seed=1, **options)
+    fit = {"epochs": epochs, "verbose": 0, "callbacks": list(callbacks)}
+    return timed(lambda: spark_model.fit(*arrays(), **fit).history["loss"])
 
 
 def run(context, **options):
@@ -70,12 +75,172 @@ def _sum():
     return float(context().all_reduce([1.0])[0])
 
 
-def all_of_it(context):
-    return {mode: train(context, mode=mode) for mode in ("synchronous", "asynchronous", "allreduce")} | {
-        "runner": run(context)
-    }
+def train_while_cut(context, marker, mode, **options):
+    """Train 12 epochs, each of two seconds at least; the marker exists after the third one."""
+    import keras
+
+    class Marker(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            time.sleep(2)
+            if epoch == 2:
+                Path(marker).touch()
+
+    return train(context, mode=mode, epochs=12, callbacks=[Marker()], **options)
+
+
+def warned(context, **options):
+    """The first warning of training that has to be stopped, and the seconds until it came."""
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threading.Thread(target=train, args=(context,), kwargs=options, daemon=True).start()
+        while not caught and time.monotonic() < began + 60:
+            time.sleep(0.1)
+    return {"warnings": [str(each.message) for each in caught], "seconds": round(time.monotonic() - began, 1)}
+
+
+def examined(context):
+    from pyspark.sql import SparkSession
+
+    from sparkkeras import diagnose
+
+    return [str(finding) for finding in diagnose(SparkSession(context)).findings if finding.status == "error"]
+
+
+def all_of_it(context, port=0):
+    modes = ("synchronous", "asynchronous", "allreduce")
+    found = {mode: train(context, mode=mode, **({"port": port} if port else {})) for mode in modes}
+    return found | {"runner": run(context, port=port)}
+
+
+def check_success(found):
+    assert not [each for each in found.values() if "error" in each], found
+
+
+PORT = 35002
+WORKER_PORTS = "36000-36003"
+SETTINGS = network.SPARK_PORTS | {"spark.sparkkeras.worker.ports": WORKER_PORTS}
+
+
+def close_all_but_documented(hosts, *worker_ports, driver=(PORT,), spark=("driver", *network.WORKERS)):
+    """Open the ports that docs/settings.md names, and no others."""
+    hosts.allow("driver", *((port, network.WORKERS) for port in ("35000", "35001", *driver)), ("35000", ("master",)))
+    for worker in network.WORKERS:
+        hosts.allow(worker, ("35010", spark), *((port, network.WORKERS) for port in worker_ports))
+
+
+@pytest.fixture
+def firewall(hosts):
+    yield lambda *ports, **more: close_all_but_documented(hosts, *ports, **more)
+    for host in ("driver", *network.WORKERS):
+        hosts.open(host)
 
 
 def test_everything_works_by_default(spark):
-    found = spark.run(all_of_it, {})
-    assert not [each for each in found.values() if "error" in each], found
+    check_success(spark.run(all_of_it, {}))
+
+
+@pytest.mark.parametrize(("backend", "ports"), [("tensorflow", ()), ("jax", ("32768-60999",)), ("torch", ("32768-60999",))])
+def test_everything_works_behind_a_firewall(spark, firewall, monkeypatch, backend, ports):
+    firewall(WORKER_PORTS, *ports)
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    check_success(spark.run(all_of_it, SETTINGS, port=PORT))
+
+
+def test_closed_ports_of_the_driver_are_named(spark, firewall):
+    firewall(WORKER_PORTS, driver=())
+    found = spark.run(all_of_it, SETTINGS, port=PORT)
+    assert "result" in found.pop("synchronous")
+    for each in found.values():
+        assert f"driver:{PORT}" in each["error"]
+        assert "port=" in each["error"]
+        assert each["seconds"] < 30
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_closed_ports_between_workers_are_named(spark, firewall, monkeypatch, backend):
+    firewall(*(() if backend == "tensorflow" else (WORKER_PORTS,)))
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    found = spark.run(train, SETTINGS, mode="allreduce", port=PORT)
+    assert "cannot connect to another one at worker" in found["error"]
+    assert "spark.sparkkeras.worker.ports" in found["error"]
+    assert found["seconds"] < 60
+
+
+def test_closed_ports_of_executors_are_named(spark, firewall):
+    firewall(WORKER_PORTS, spark=())
+    found = spark.run(warned, SETTINGS)
+    (message,) = found["warnings"]
+    assert "the driver cannot connect to the executor at worker" in message
+    assert "spark.blockManager.port" in message
+    assert found["seconds"] < 45
+
+
+def test_a_driver_that_workers_cannot_resolve_is_named(spark):
+    settings = {"spark.driver.host": "no-such-name", "spark.driver.bindAddress": "0.0.0.0"}
+    found = spark.run(warned, settings, executors=0)
+    (message,) = found["warnings"]
+    assert "Spark has no executor" in message
+    assert "the driver at no-such-name:" in message
+    assert found["seconds"] < 30
+
+
+def test_the_doctor_names_closed_ports(spark, firewall):
+    firewall()
+    (found,) = spark.run(examined, SETTINGS)
+    assert "cannot connect to 2 other workers, such as the one at worker" in found
+    assert ":36000" in found
+    firewall(WORKER_PORTS, spark=network.WORKERS)
+    (found,) = spark.run(examined, SETTINGS)
+    assert "the driver cannot connect to 2 executors, such as the one at worker" in found
+    assert "spark.blockManager.port" in found
+
+
+QUICK = {"spark.network.timeout": "30s", "spark.executor.heartbeatInterval": "5s"}
+
+
+def cut_during(spark, hosts, folder, mode, ends, seconds, settings=QUICK):
+    """Train, and cut the link between two hosts after the third epoch, for some seconds or for good."""
+    marker = folder / "marker"
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            arguments = {"marker": str(marker), "mode": mode, "seconds": 400}
+            running = threads.submit(spark.run, train_while_cut, settings, **arguments)
+            while not (marker.exists() or running.done()):
+                time.sleep(0.1)
+            hosts.cut(*ends)
+            if seconds is not None:
+                time.sleep(seconds)
+                hosts.mend(ends[0])
+            return running.result()
+    finally:
+        hosts.mend(ends[0])
+
+
+@pytest.mark.parametrize("seconds", [5, 40])
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])
+def test_a_link_to_the_driver_is_cut_for_some_seconds(spark, hosts, tmp_path, mode, seconds):
+    settings = QUICK | {"spark.network.timeout": "120s"}
+    found = cut_during(spark, hosts, tmp_path, mode, ("worker1", "driver"), seconds, settings)
+    assert len(found["result"]) == 12, found
+    assert found["result"][-1] < 1.0
+    assert found["seconds"] < 60 + 2.5 * seconds + 30
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])
+def test_a_worker_host_is_cut_off_for_good(spark, hosts, tmp_path, mode):
+    found = cut_during(spark, hosts, tmp_path, mode, ("worker1",), None)
+    assert len(found["result"]) == 12, found
+    assert found["seconds"] < 200
+
+
+@pytest.mark.parametrize("seconds", [5, 40])
+def test_the_link_between_workers_is_cut_for_some_seconds(spark, hosts, tmp_path, seconds):
+    found = cut_during(spark, hosts, tmp_path, "allreduce", network.WORKERS, seconds)
+    assert len(found["result"]) == 12, found
+
+
+def test_the_link_between_workers_is_cut_for_good(spark, hosts, tmp_path):
+    found = cut_during(spark, hosts, tmp_path, "allreduce", network.WORKERS, None)
+    assert "cannot connect to another one at worker" in found["error"]
+    assert found["seconds"] < 150

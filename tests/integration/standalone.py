@@ -75,8 +75,8 @@ class Standalone:
         for process in self._processes:
             process.wait()
 
-    def run(self, function, settings, seconds=240, **arguments):
-        """Call a function in a separate driver process, and return its result."""
+    def run(self, function, settings, seconds=240, executors=2, **arguments):
+        """Call a function in a separate driver process when it has so many executors, and return its result."""
         module, result = function.__module__, self.folder / f"{function.__name__}-{time.time_ns()}.json"
         task = {
             "module": module,
@@ -85,6 +85,7 @@ class Standalone:
             "settings": {"spark.driver.host": self.driver} | settings,
             "arguments": arguments,
             "result": str(result),
+            "executors": executors,
         }
         environment = _environment(self.driver) | {"PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -149,7 +150,7 @@ def main(task):
     context = SparkContext(conf=conf)
     context.setLogLevel("OFF")
     deadline = time.monotonic() + START_SECONDS
-    while context._jsc.sc().getExecutorMemoryStatus().size() < 1 + len(HOSTS):
+    while context._jsc.sc().getExecutorMemoryStatus().size() < 1 + task["executors"]:
         assert time.monotonic() < deadline, "the executors have not come"
         time.sleep(0.05)
     function = getattr(importlib.import_module(task["module"]), task["function"])
