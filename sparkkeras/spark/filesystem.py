@@ -340,8 +340,9 @@ class _Hadoop:
         chosen = self._jvm.java.lang.Enum.valueOf(option, "OVERWRITE" if overwrite else "NONE")
         options = self._jvm.java.lang.reflect.Array.newInstance(option, 1)
         options[0] = chosen
-        context = self._fs.FileContext.getFileContext(target.toUri(), self._conf)
-        context.rename(draft, target, options)
+        context = self._fs.FileContext.getFileContext(self.files.getUri(), self._conf)
+        # In a FileContext, hdfs:///user is no path: it has no authority, which a FileSystem takes from fs.defaultFS.
+        context.rename(self.files.makeQualified(draft), self.files.makeQualified(target), options)
 
     @contextmanager
     def errors(self, verb: str) -> Iterator[None]:
