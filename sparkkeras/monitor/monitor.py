@@ -61,8 +61,9 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         port: The port to listen on; 0: any free port.
         host: The address to listen on. The default serves this machine only; ``"0.0.0.0"`` serves all that can reach it,
             over unencrypted HTTP.
-        save_to: A file ending in ``.html`` to write whenever a run ends, also after a failure: the same page with all runs
-            so far, which needs no server and no network; several trainings are compared when it is opened. ``None``: none.
+        save_to: A file ending in ``.html``, on any file system that Spark can access, to write whenever a run ends, also
+            after a failure: the same page with all runs so far, which needs no server and no network; several trainings are
+            compared when it is opened. ``None``: none.
         verbose: Whether to print the address, and the path of ``save_to``.
         name: The name of the runs on the page and in saved files; ``None``: that of the model or the function.
 
@@ -110,7 +111,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._kinds: list[str] = []  # of all runs
         atexit.register(self.close)  # a training of Keras that failed is saved then
         if verbose:
-            saved = "" if self._save_to is None else f" (saved to {str(self._save_to)!r} when a run ends)"
+            saved = "" if self._save_to is None else f" (saved to {self._save_to!r} when a run ends)"
             sys.stdout.write(f"Monitor: {self.url}{saved}\n")
             sys.stdout.flush()
 
@@ -176,7 +177,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
         Args:
             history: What ``fit`` returned; or several by name, to compare them.
-            path: The local path of the file, which ends in ``.html``; an existing file is replaced.
+            path: The path of the file, which ends in ``.html``, on any file system that Spark can access; an existing
+                file is replaced.
 
         Raises:
             ConfigurationError: ``history`` is not a History, or ``path`` does not end in ``.html``.
@@ -232,7 +234,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _begin(self, started: RunStarted) -> None:
         if self._server.is_closed:
-            added = "" if self._save_to is None else f" The run is added to {str(self._save_to)!r}."
+            added = "" if self._save_to is None else f" The run is added to {self._save_to!r}."
             warn(f"this Monitor is closed: it serves no page.{added} Create another one to watch this run.")
         if self._reporter.kind == "keras":  # Keras calls nothing after an error
             self._reporter.end("stopped")
@@ -248,7 +250,9 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._write()
 
     def _write(self) -> None:
-        if self._save_to is not None:
+        if self._save_to is not None and not filesystem.is_reachable(self._save_to):
+            warn(f"cannot write {self._save_to!r}: Spark has been stopped.")
+        elif self._save_to is not None:
             are_trainings = set(self._kinds) <= {"fit", "keras"}  # which have the same curves
             _write_page(self._messages, self._save_to, selects_all=are_trainings and len(self._kinds) > 1)
 
@@ -260,29 +264,31 @@ def _rate(model: keras.Model | None) -> dict[str, float]:
     return {"learning_rate": float(f"{learning_rate(model):.6g}")}
 
 
-def _html_path(name: str, value: Any) -> Path:
+def _html_path(name: str, value: Any) -> str:
     """The path of a file to write.
 
     Raises:
-        ConfigurationError: It does not end in ``.html``.
-        StorageError: Its folder does not exist, or cannot be written.
+        ConfigurationError: It does not end in ``.html``, or is a URI with Spark Connect, which cannot write plain files.
+        StorageError: Its folder on this machine does not exist, or cannot be written.
     """
     given = arguments.path(name, value)
-    if "://" in given or given.startswith("file:"):
-        raise ConfigurationError(f"{name}={given!r}: expected a local path, since URIs are not written.")
+    if not given.endswith(".html"):
+        raise ConfigurationError(f"{name}={given!r} must end in .html: the file is a web page.")
+    if filesystem.needs_slot(given):
+        raise ConfigurationError(f"{name}={given!r}: expected a local path, since Spark Connect cannot write plain files.")
+    if filesystem.has_scheme(given):
+        return given
     path = Path(given).expanduser()
-    if path.suffix != ".html":
-        raise ConfigurationError(f"{name}={str(path)!r} must end in .html: the file is a web page.")
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         problem = "cannot be written" if folder.is_dir() else "does not exist"
         raise StorageError(
             f"{name}={str(path)!r}: the folder {str(folder)!r} {problem}. Create it, or use another local path."
         )
-    return path.absolute()
+    return str(path.absolute())
 
 
-def _write_page(messages: Messages, path: Path, selects_all: bool = False) -> None:
+def _write_page(messages: Messages, path: str, selects_all: bool = False) -> None:
     """Write the page, complete or not at all.
 
     Args:
@@ -293,7 +299,7 @@ def _write_page(messages: Messages, path: Path, selects_all: bool = False) -> No
     Raises:
         StorageError: It cannot be written.
     """
-    filesystem.write_bytes(str(path), saved_page(messages.after(0)[1], selects_all).encode(), overwrite=True)
+    filesystem.write_bytes(path, saved_page(messages.after(0)[1], selects_all).encode(), overwrite=True)
 
 
 def _histories(history: Any) -> dict[str, keras.callbacks.History]:

@@ -304,14 +304,15 @@ def test_what_is_saved_and_where_is_printed(tmp_path, capsys):
         Monitor("run.html")
 
 
-def test_paths_of_users_and_uris(tmp_path, monkeypatch):
+def test_paths_of_users_and_uris(sc, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     history = regression().fit(X, Y, verbose=0)
     Monitor.save(history, "~/mine.html")
     assert (tmp_path / "mine.html").exists()
-    for uri in ("hdfs://a/x.html", "file:///tmp/x.html"):
-        with pytest.raises(ConfigurationError, match="local path, since URIs are not written"):
-            Monitor.save(history, uri)
+    Monitor.save(history, f"file://{tmp_path}/other.html")
+    assert "<html" in (tmp_path / "other.html").read_text()
+    with pytest.raises(ConfigurationError, match=r"'hdfs://a/x' must end in \.html"):
+        Monitor.save(history, "hdfs://a/x")
 
 
 def test_listeners_on_workers_are_rejected(monitor):
