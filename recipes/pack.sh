@@ -3,8 +3,8 @@
 #
 #     bash recipes/pack.sh environment.tar.gz [--without-python] [PACKAGE ...]
 #
-# Without names of packages, it packs what workers need with the backend of KERAS_BACKEND (default: tensorflow). sparkkeras is
-# always in it, for drivers that run in the cluster. The archive has the Python itself in it, so that machines of the same
+# Without names of packages, it packs what workers and drivers need with the backend of KERAS_BACKEND (default: tensorflow).
+# sparkkeras is always in it, for drivers in the cluster. The archive has the Python itself in it, so that machines of the same
 # architecture with the same or a later glibc need none. That takes a Python that can be moved, as those of uv, conda and
 # pyenv can; not that of the operating system. With --without-python the archive is a virtual environment: the same Python
 # then has to be at the same path of all machines.
@@ -29,7 +29,7 @@ if [ "${1:-}" = --without-python ]; then
     shift
 fi
 if [ $# = 0 ]; then
-    set -- keras "${KERAS_BACKEND:-tensorflow}" numpy pandas pyarrow cryptography google-crc32c
+    set -- keras "${KERAS_BACKEND:-tensorflow}" flask hyperopt numpy pandas pyarrow cryptography google-crc32c
 fi
 
 python=${PYTHON:-python3}
