@@ -43,6 +43,8 @@ SHARDS = {
     "connect": ["tests/integration/test_connect.py"],
     "recipes": ["tests/recipes"],
     "hosts": ["tests/clusters/test_hosts.py"],
+    "hadoop": ["tests/clusters/test_yarn.py", "tests/clusters/test_yarn_faults.py"],
+    "s3": ["tests/clusters/test_s3.py"],
 }
 """The pytest arguments of each shard; only tests marked ``soak`` run."""
 
@@ -91,6 +93,8 @@ def run(shard: str, folder: Path, extra: list[str]) -> bool:
     started = time.monotonic()
     python = lowest_environment(DONE / "environment") if shard == "lowest" else sys.executable
     environment = os.environ | ({} if shard in NOT_SOAK else {"SPARKKERAS_SOAK": "1"}) | {"PYSPARK_PYTHON": python}
+    if shard == "hadoop":  # which packs the backend for the nodes: JAX has a fifth of the size of TensorFlow
+        environment.setdefault("KERAS_BACKEND", "jax")
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:  # pytest keeps those of its last three runs only
         files = [] if shard == "mutants" else [f"--basetemp={temporary}/{shard}"]
         arguments = [*command(shard, folder / shard), *files, *extra]
