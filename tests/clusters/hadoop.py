@@ -43,7 +43,7 @@ ARTIFACTS = [
 NODES = ("127.0.0.2", "127.0.0.3")
 """The addresses of the two nodes: each has a DataNode and a NodeManager."""
 
-START_SECONDS = 120
+START_SECONDS = 300
 NODE_MEMORY_MB = 6144
 NODE_CORES = 4
 
@@ -257,6 +257,7 @@ class Hadoop:
             "yarn.nodemanager.resource.memory-mb": str(NODE_MEMORY_MB),
             "yarn.nodemanager.resource.cpu-vcores": str(NODE_CORES),
             "yarn.nodemanager.pmem-check-enabled": "true",
+            "yarn.nodemanager.resource.memory.enforced": "false",  # true would leave it to cgroups
             "yarn.nodemanager.vmem-check-enabled": "false",
             "yarn.nodemanager.container-monitor.interval-ms": "1000",
             "yarn.nodemanager.user-home-dir": f"{self.folder}/home",

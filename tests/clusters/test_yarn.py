@@ -54,6 +54,21 @@ def test_the_doctor_finds_no_error(submit):
     assert "environment/bin/python3" in done.stdout
 
 
+def test_dynamic_allocation_takes_executors_between_the_phases(submit):
+    settings = {
+        "spark_dynamicAllocation_enabled": "true",
+        "spark_dynamicAllocation_shuffleTracking_enabled": "true",
+        "spark_dynamicAllocation_minExecutors": "0",
+        "spark_dynamicAllocation_maxExecutors": "2",
+        "spark_dynamicAllocation_executorIdleTimeout": "1s",
+        "spark_dynamicAllocation_cachedExecutorIdleTimeout": "1s",
+        "spark_executor_instances": "1",
+    }
+    output = submit.program(ROOT / "recipes" / "train.py", "--epochs", "6", **settings).succeed()
+    assert float(re.search(r"Accuracy +([\d.]+)%", output)[1]) > 90
+    assert "Removing executor" in output or "Request to remove executorIds" in output
+
+
 def test_a_killed_application_master_is_started_again_and_continues(hadoop, submit, tmp_path):
     given = ("--epochs", "4", "--rows", "400000")
     submit.recipe(*given, "--save", "hdfs:///user/me/whole.keras").succeed()

@@ -131,8 +131,8 @@ def test_a_container_that_yarn_kills_for_its_memory_names_the_setting(rows):
 
         import numpy
 
-        held = numpy.ones(3 << 30, "uint8")
-        time.sleep(30)
+        held = numpy.ones(2 << 30, "uint8")
+        time.sleep(5)
         return x, y + held[0] - 1
 
     with pytest.raises(WorkerError) as raised:

@@ -77,7 +77,7 @@ def synchronous(tour):
     with Monitor(save_to=f"{tour.folder}/training.html") as monitor:
         spark_model, history = tour.fit(callbacks=[monitor])
     spark_model.save(path, overwrite=True)
-    loaded = load_spark_model(path, num_workers=2)
+    loaded = load_spark_model(path)
     scored = loaded.predict(tour.rows, features=tour.features)
     scored.write.mode("overwrite").parquet(f"{tour.folder}/predictions")
     written = tour.spark.read.parquet(f"{tour.folder}/predictions")
