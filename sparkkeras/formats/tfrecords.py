@@ -2,7 +2,8 @@
 
 Reading: Spark lists the files. Workers stream local files themselves; Spark's ``binaryFile`` source reads files of other
 file systems whole, with Spark's credentials. A data source of Spark's Python API could use only the file systems of pyarrow,
-as `sparkkeras.formats.tfrecord_source` does. Writing uses that data source.
+as `sparkkeras.formats.tfrecord_source` does. Writing uses that data source; on HDFS, where pyarrow does not find Hadoop's
+native client, the driver writes with Spark's file systems.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import uuid
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, StorageError
-from sparkkeras.formats.examples import Field, collect_stats, merge_stats
-from sparkkeras.formats.records import LIBRARY, SUFFIXES
+from sparkkeras.formats.examples import Field, collect_stats, encode, merge_stats
+from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed
 from sparkkeras.formats.tfrecord_files import file_system, only_subfolders, open_file
 from sparkkeras.formats.tfrecord_reader import read_batches, read_sample, sampled_files, warn_of_unknown
 from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
 from sparkkeras.sources.frame import is_frame
-from sparkkeras.spark.connect import check_slots_for, cluster_of
+from sparkkeras.spark import filesystem
+from sparkkeras.spark.connect import check_slots_for, cluster_of, is_remote
 from sparkkeras.spark.filesystem import has_scheme
 from sparkkeras.spark.job_errors import translated
 
@@ -62,7 +67,9 @@ def save_as_tfrecords(
         df: The rows; at least one column.
         path: The folder. A path without a scheme is a local path; on a cluster it must be on a disk that the driver and all
             workers share. URIs (``file:``, ``hdfs:``, ``s3:`` or ``s3a:``, ``gs:``, ``abfs:``) are opened by pyarrow.fs, on
-            the driver and on the workers, with the credentials that it finds there; it does not use Spark's.
+            the driver and on the workers, with the credentials that it finds there; it does not use Spark's. For ``hdfs:``
+            it needs Hadoop's native client (libhdfs, ``ARROW_LIBHDFS_DIR``). Without it, the rows go through the driver,
+            which writes one file after the other with Spark's file systems and credentials.
         compression: ``"gzip"``, ``"zlib"`` or ``None``.
         mode: ``"error"`` raises if the path exists; ``"overwrite"`` replaces it.
 
@@ -86,10 +93,13 @@ def save_as_tfrecords(
     one_of("mode", mode, ("error", "overwrite"))
     if not isinstance(path, str) or not path:
         raise ConfigurationError(f"path={path!r}: expected the path of a folder, as a str.")
-    fields_of(df.schema, written=True)
+    fields = fields_of(df.schema, written=True)
     session = df.sparkSession
     _check_workers(session)
     check_slots_for(session)
+    if not is_remote(session) and _lacks_client(path):
+        _save_through_driver(df, path.rstrip("/"), _Encode(fields, compression), mode)
+        return
     try:
         if session not in _registered:
             session.dataSource.register(NewTFRecordFolder)
@@ -99,6 +109,60 @@ def save_as_tfrecords(
         writer.mode("overwrite" if mode == "overwrite" else "append").save(absolute)
     except Exception as error:
         raise translated(error) from error
+
+
+def _lacks_client(path: str) -> bool:
+    """Whether a path is on HDFS, and pyarrow does not find Hadoop's native client here."""
+    if path.partition(":")[0] not in ("hdfs", "viewfs"):
+        return False
+    try:
+        file_system(path)
+    except StorageError:
+        return True
+    return False
+
+
+def _save_through_driver(df: DataFrame, folder: str, encode_rows: _Encode, mode: str) -> None:
+    """Write with the file systems of Spark, which only this process can use: one partition after the other."""
+    if mode == "error" and filesystem.exists(folder):
+        raise StorageError(f'{folder!r} already exists: set mode="overwrite" to replace it, or use another path.')
+    parent, _, name = folder.rpartition("/")
+    run_id = uuid.uuid4().hex[:12]
+    draft = f"{parent}/.{name}.{run_id}.tmp"
+    try:
+        pieces = df.mapInArrow(encode_rows, "part int, data binary").toLocalIterator(prefetchPartitions=True)
+        for part, of_part in groupby(pieces, key=attrgetter("part")):
+            path = f"{draft}/part-{part:05d}-{run_id}{SUFFIXES[encode_rows.compression]}"
+            with filesystem.new_file(path, atomic=False) as file:
+                file.writelines(piece.data for piece in of_part)
+        with filesystem.new_file(f"{draft}/_SUCCESS", atomic=False):
+            pass
+        filesystem.replace_folder(draft, folder)
+    except Exception as error:
+        raise translated(error) from error
+    finally:
+        with suppress(StorageError):
+            filesystem.remove_folder(draft)
+
+
+@dataclass(frozen=True)
+class _Encode:
+    """Encodes the rows of a partition as the bytes of a file, in pieces."""
+
+    fields: tuple[Field, ...]
+    compression: str | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        part = pa.array([0 if context is None else context.partitionId()], pa.int32())
+        packed = compressor(self.compression)
+        for batch in batches:
+            data = b"".join(packed.compress(framed(record)) for record in encode(batch, self.fields))
+            yield pa.RecordBatch.from_arrays([part, pa.array([data], pa.binary())], ["part", "data"])
+        yield pa.RecordBatch.from_arrays([part, pa.array([packed.flush()], pa.binary())], ["part", "data"])
 
 
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()

@@ -269,6 +269,30 @@ def remove_folder(folder: str) -> None:
         hadoop.files.delete(hadoop.path(folder), True)
 
 
+def exists(uri: str) -> bool:
+    """Whether a URI names a file or folder, on a file system of Hadoop.
+
+    Raises:
+        StorageError: The file system cannot be read.
+    """
+    hadoop = _Hadoop(uri)
+    with hadoop.errors("read"):
+        return bool(hadoop.files.exists(hadoop.path(uri)))
+
+
+def replace_folder(draft: str, folder: str) -> None:
+    """Rename a folder on a file system of Hadoop to a name that may exist, which is removed first.
+
+    Raises:
+        StorageError: It cannot be renamed.
+    """
+    hadoop = _Hadoop(folder)
+    with hadoop.errors("write"):
+        hadoop.files.delete(hadoop.path(folder), True)
+        if not hadoop.files.rename(hadoop.path(draft), hadoop.path(folder)):
+            raise StorageError(f"cannot write {folder!r}: {draft!r} cannot be renamed to it.")
+
+
 def has_scheme(path: str) -> bool:
     """Whether a path is a URI."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
