@@ -14,6 +14,7 @@ Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 SIDE = 28
 BATCH_SIZE = 64
+LENGTH, WORDS = 64, 1000
 _MAX_SHIFT = 3
 
 
@@ -97,6 +98,21 @@ def cnn() -> Any:
             name="cnn",
         )
     )
+
+
+def transformer() -> Any:
+    """Two blocks of self-attention over sequences of `LENGTH` words out of `WORDS`."""
+    from keras import Input, Model, layers
+
+    words = Input((LENGTH,), dtype="int32", name="words")
+    x = layers.Embedding(WORDS, 128, name="embedding")(words)
+    for block in ("first", "second"):
+        attended = layers.MultiHeadAttention(4, 32, name=f"{block}_attention")(x, x)
+        x = layers.LayerNormalization(name=f"{block}_norm")(layers.add([x, attended]))
+        hidden = layers.Dense(128, name=f"{block}_narrow")(layers.Dense(256, "gelu", name=f"{block}_wide")(x))
+        x = layers.LayerNormalization(name=f"{block}_end")(layers.add([x, hidden]))
+    pooled = layers.GlobalAveragePooling1D(name="pool")(x)
+    return _compiled(Model(words, layers.Dense(10, "softmax", name="topic")(pooled), name="transformer"))
 
 
 def small_mlp() -> Any:

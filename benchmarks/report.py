@@ -87,8 +87,12 @@ def results(benchmarks: Sequence[Benchmark], samples: Mapping[str, Samples]) -> 
 def table(found: Sequence[Result]) -> str:
     """The results as text."""
     head = ["metric", "sparkkeras", "baseline", "value", "range over turns", "at most", ""]
-    rows = [head, *(result.row() for result in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return aligned([head, *(result.row() for result in found)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table as text; its first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
