@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import keras
@@ -147,13 +147,6 @@ def peak_gpu_bytes(call: Callable[[], Any]) -> int:
     return peak
 
 
-def nvidia_smi(fields: str) -> list[str]:
-    """The command that prints these fields of the first GPU that this process may use; empty if there is no nvidia-smi."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    found = shutil.which("nvidia-smi")
-    return [found, f"--id={first}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"] if found else []
-
-
 class Utilization:
     """The share of time in which the GPU runs a kernel, as nvidia-smi reports it ten times a second."""
 
@@ -163,10 +156,12 @@ class Utilization:
     @contextmanager
     def sampled(self) -> Iterator[None]:
         """Take samples until the context ends; none without nvidia-smi."""
-        command = nvidia_smi("utilization.gpu")
-        if not command:
+        program = shutil.which("nvidia-smi")
+        if program is None:
             yield
             return
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        command = [program, f"--id={first}", "--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits"]
         with subprocess.Popen([*command, "--loop-ms=100"], stdout=subprocess.PIPE, text=True) as process:
             reader = threading.Thread(target=self._read, args=(process.stdout,))
             reader.start()
@@ -177,11 +172,12 @@ class Utilization:
                 reader.join()
 
     def waits(self, spans: Sequence[tuple[float, float]]) -> float | None:
-        """The share of time in which the GPU runs nothing, in some spans of `time.perf_counter`; ``None``: unknown."""
+        """The share of time in which the GPU runs nothing, in some spans of `time.time`; ``None``: unknown."""
         inside = [busy for at, busy in self._samples if any(start < at < stop for start, stop in spans)]
         return 1 - sum(inside) / len(inside) / 100 if inside else None
 
     def _read(self, lines: Iterator[str]) -> None:
         for line in lines:
-            if line.strip().isdigit():  # it says [N/A] for a part of a GPU
-                self._samples.append((time.perf_counter(), float(line)))
+            at, _, busy = line.strip().partition(", ")
+            if busy.isdigit():  # for a part of a GPU, it is [N/A]
+                self._samples.append((datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp(), float(busy)))
