@@ -1,4 +1,4 @@
-"""The benchmarks of search algorithms, which are not timed: objectives, contestants, tables, pictures and stored results."""
+"""The benchmarks of search algorithms, which are not timed, and `scripts/gpu` on the CPU."""
 
 import json
 import math
@@ -160,3 +160,23 @@ def test_pages_show_the_stored_regrets(regret):
     page = (BENCHMARKS / "README.md").read_text()
     assert len(ranks) == 6
     assert all(rank in page for rank in ranks)
+
+
+@pytest.mark.programs
+def test_the_script_for_gpus_measures_without_java_and_spark_a_model_that_trains_as_with_keras(tmp_path):
+    done = subprocess.run(
+        ["bash", "scripts/gpu", "--only", "jax", "mlp", "float32", "--output", str(tmp_path)],
+        cwd=ROOT,
+        env={**clean_environment(), "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "JAVA_HOME": "/none"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "No backend sees a GPU" in done.stdout
+    (case,) = json.loads((tmp_path / "cpu.json").read_text())["cases"]
+    assert case["weights_differ"] == {"from_keras": 0, "keras_from_itself": 0}
+    for kind in ("epoch", "predict"):
+        assert all(seconds > 0 for turns in case[kind].values() for turn in turns for seconds in turn)
+    assert re.search(r"^jax mlp float32( +\d+\.\d+){3} ", done.stdout, re.MULTILINE)
