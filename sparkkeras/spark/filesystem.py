@@ -22,6 +22,9 @@ from sparkkeras.errors import StorageError
 from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.remote_files import SUFFIX, ChecksumError, RemoteFiles, read_data_set
 
+_OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "cosn"}
+"""The schemes of stores in which a file is complete as soon as it exists, and a rename is a copy."""
+
 
 def read_bytes(path: str) -> bytes:
     """Read a file.
@@ -326,14 +329,14 @@ def _put_hadoop(path: str, source: Path, overwrite: bool, atomic: bool = True) -
     hadoop = _Hadoop(path)
     target = hadoop.path(path)
     with hadoop.errors("write"):
-        if not atomic:
-            hadoop.files.copyFromLocalFile(False, overwrite, hadoop.path(source.as_uri()), target)
-            return
         if not overwrite and hadoop.files.exists(target):
             raise StorageError(_exists(path))
+        if not atomic or path.partition(":")[0] in _OBJECT_STORES:
+            hadoop.put(source, target)
+            return
         draft = hadoop.path(f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.{uuid.uuid4().hex}.tmp")
         try:
-            hadoop.files.copyFromLocalFile(False, True, hadoop.path(source.as_uri()), draft)
+            hadoop.put(source, draft)
             hadoop.rename(draft, target, overwrite)
         finally:
             with suppress(Exception):
@@ -357,6 +360,11 @@ class _Hadoop:
 
     def path(self, path: str) -> Any:
         return self._fs.Path(path)
+
+    def put(self, source: Path, target: Any) -> None:
+        """Copy a local file; as a stream, since ``copyFromLocalFile`` of S3A waits forever for some servers."""
+        local = self.path(source.as_uri())
+        self._fs.FileUtil.copy(local.getFileSystem(self._conf), local, self.files, target, False, True, self._conf)
 
     def rename(self, draft: Any, target: Any, overwrite: bool) -> None:
         """Rename a file, optionally over the target; atomic if the file system supports it."""

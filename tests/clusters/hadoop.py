@@ -57,7 +57,7 @@ JAVA_OPTIONS = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "--add-opens=java
 
 
 class MissingError(Exception):
-    """What Hadoop needs and this machine lacks."""
+    """What a test needs and this machine lacks."""
 
 
 def jars():
@@ -67,8 +67,11 @@ def jars():
     return Path(pyspark.__file__).parent / "jars"
 
 
-def classpath():
-    """The class path of the daemons, which Maven downloads on the first call.
+def classpath(artifacts=ARTIFACTS):
+    """The class path of artifacts, which Maven downloads on the first call.
+
+    Args:
+        artifacts: ``group:name:version`` of each, where ``{version}`` is that of PySpark's Hadoop client.
 
     Raises:
         MissingError: Java or Maven is missing, or Maven cannot get the artifacts.
@@ -79,10 +82,10 @@ def classpath():
     clients = [path.stem for path in jars().glob("hadoop-client-runtime-*.jar")]
     version = clients[0].removeprefix("hadoop-client-runtime-") if clients else None
     if version is None:
-        raise MissingError(f"{jars()} has no hadoop-client-runtime jar, whose version the daemons must have")
-    artifacts = [artifact.format(version=version).split(":") for artifact in ARTIFACTS]
+        raise MissingError(f"{jars()} has no hadoop-client-runtime jar, whose version Hadoop must have")
+    coordinates = [artifact.format(version=version).split(":") for artifact in artifacts]
     names = ("groupId", "artifactId", "version")
-    tags = ["".join(f"<{name}>{value}</{name}>" for name, value in zip(names, each, strict=True)) for each in artifacts]
+    tags = ["".join(f"<{name}>{value}</{name}>" for name, value in zip(names, each, strict=True)) for each in coordinates]
     dependencies = "".join(f"<dependency>{each}</dependency>" for each in tags)
     with tempfile.TemporaryDirectory() as folder:
         pom, output = Path(folder) / "pom.xml", Path(folder) / "classpath"
@@ -92,7 +95,7 @@ def classpath():
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=900)
         if done.returncode != 0:
             reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stderr[-500:])
-            raise MissingError(f"Maven cannot get org.apache.hadoop:hadoop-client-minicluster:{version}: {reason}")
+            raise MissingError(f"Maven cannot get {':'.join(coordinates[0])}: {reason}")
         return output.read_text().strip()
 
 

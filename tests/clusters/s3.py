@@ -1,11 +1,10 @@
-"""An S3 server on this machine, Spark's jars for ``s3a://``, and the settings with which Spark uses them.
+"""An S3 server on this machine, and the settings with which Spark uses it.
 
 The server is Moto's, in an environment of its own; requests reach it through a relay that may fail or delay them. Maven gets
-the jars: ``hadoop-aws`` in the version of Spark's Hadoop, and the AWS SDK that it needs, 600 MB, once.
+Hadoop's client once, with the SDK of AWS that it needs, 600 MB.
 """
 
 import dataclasses
-import re
 import shutil
 import subprocess
 import sys
@@ -14,57 +13,24 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-import pyspark
-
+from tests.clusters.hadoop import MissingError, classpath
 from tests.processes import free_port
 from tests.rpc.test_transports import LastBytes, Relay
 
-FILES = Path(__file__).parent.parent.parent / "artifacts" / "s3"
+ENVIRONMENT = Path(__file__).parent.parent.parent / "artifacts" / "s3"
 MOTO = "moto[server,s3]>=5.2"
-POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion><groupId>sparkkeras</groupId><artifactId>s3</artifactId><version>1</version>
-  <dependencies><dependency>
-    <groupId>org.apache.hadoop</groupId><artifactId>hadoop-aws</artifactId><version>{version}</version>
-  </dependency></dependencies>
-</project>
-"""
-
-
-class MissingError(Exception):
-    """What the server needs cannot be had here."""
-
-
-def jars():
-    """The jars of ``s3a://`` that Spark lacks.
-
-    Raises:
-        MissingError: Maven is missing, or cannot get them.
-    """
-    own = Path(pyspark.__file__).parent / "jars"
-    (version,) = [re.fullmatch(r"hadoop-client-runtime-([\d.]+)\.jar", path.name)[1] for path in own.glob("hadoop-client-r*")]
-    folder = FILES / version
-    if not (folder / "complete").exists():
-        if shutil.which("mvn") is None:
-            raise MissingError("mvn not found: install Maven (apt-get install maven)")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "pom.xml").write_text(POM.format(version=version))
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder}", "-DincludeScope=runtime"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if done.returncode:
-            raise MissingError(f"Maven cannot get hadoop-aws {version}: {done.stdout[-1000:]}")
-        (folder / "complete").touch()
-    return [path for path in sorted(folder.glob("*.jar")) if not (own / path.name).exists()]
+CLIENT = "org.apache.hadoop:hadoop-aws:{version}"
 
 
 def _moto():
     """The program of Moto's server."""
-    python = FILES / "moto" / "bin" / "python"
+    python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         uv = [sys.executable, "-m", "uv", "--quiet"]
-        for command in (["venv", "--clear", FILES / "moto"], ["pip", "install", "--python", python, MOTO]):
+        for command in (["venv", "--clear", ENVIRONMENT], ["pip", "install", "--python", python, MOTO]):
             done = subprocess.run([*uv, *command], capture_output=True, text=True)
             if done.returncode:
-                shutil.rmtree(FILES / "moto", ignore_errors=True)
+                shutil.rmtree(ENVIRONMENT, ignore_errors=True)
                 raise MissingError(f"{MOTO} cannot be installed: {done.stderr[-500:]}")
     return python.with_name("moto_server")
 
@@ -91,6 +57,9 @@ class _Server:
 class S3:
     """An S3 server with the bucket ``data``; a context manager.
 
+    Raises:
+        MissingError: Java, Maven or an artifact is missing, or Moto cannot be installed.
+
     Attributes:
         fault: Called with the number of answers so far; returns the bytes of another answer, or ``None``.
         answers: The number of answers.
@@ -99,11 +68,12 @@ class S3:
     def __init__(self):
         self.fault = lambda number: None
         self.answers = 0
+        self._client, self._program = classpath([CLIENT]), _moto()
 
     def __enter__(self):
         port = free_port()
         self._process = subprocess.Popen(
-            [_moto(), "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [self._program, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self._relay = Relay(_Server("127.0.0.1", port), self._change)
         self.endpoint = f"http://127.0.0.1:{self._relay.address.port}"
@@ -123,7 +93,7 @@ class S3:
     def settings(self):
         """The settings of Spark for ``s3a://data/``."""
         return {
-            "spark.jars": ",".join(map(str, jars())),
+            "spark.driver.extraClassPath": self._client,
             "spark.hadoop.fs.s3a.endpoint": self.endpoint,
             "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
             "spark.hadoop.fs.s3a.path.style.access": "true",

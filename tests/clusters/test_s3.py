@@ -1,6 +1,5 @@
 """Everything that takes a path, with ``s3a://``, on an S3 server that also fails, delays and refuses requests."""
 
-import os
 import subprocess
 import sys
 import time
@@ -8,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.s3 import LOST, S3, MissingError, answer, jars
+from tests.clusters.hadoop import MissingError
+from tests.clusters.s3 import LOST, S3, answer
 from tests.processes import SHORT_LIVED_JAVA, clean_environment
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
@@ -21,7 +21,6 @@ NOT_ON_S3 = {"asynchronous_http", "asynchronous_socket", "hogwild", "allreduce",
 @pytest.fixture(scope="module")
 def s3():
     try:
-        jars()
         server = S3()
     except MissingError as error:
         pytest.skip(str(error))
@@ -59,3 +58,30 @@ def test_a_server_with_faults_changes_nothing(s3, fault):
     finally:
         s3.fault = lambda number: None
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+def test_functions_on_the_workers_read_objects(s3):
+    done = spark(s3, ROOT / "tests/clusters/s3_readers.py", s3.endpoint)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+def test_expired_credentials_are_named(s3):
+    """They expire while a training writes checkpoints: it ends with its weights, and says what failed."""
+    program = "\n".join(
+        [
+            "import sys, keras, numpy as np",
+            "from sparkkeras import Checkpoint, SparkModel",
+            "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])",
+            "model.compile('sgd', 'mse')",
+            "SparkModel(model).fit(np.ones((32, 4)), np.ones(32), epochs=3, checkpoint=Checkpoint(sys.argv[1]))",
+        ]
+    )
+    last = s3.answers + 30
+    s3.fault = lambda number: answer("400 Bad Request", "ExpiredToken") if number > last else None
+    try:
+        done = spark(s3, "-c", program, "s3a://data/expired")
+    finally:
+        s3.fault = lambda number: None
+    assert done.returncode == 1
+    assert "StorageError: cannot write 's3a://data/expired" in done.stderr
+    assert "ExpiredToken" in done.stderr.partition("StorageError")[2]
