@@ -3,6 +3,7 @@
 `Hosts` runs commands on them. `cluster` starts a standalone Spark: the driver, the master and two workers on four hosts.
 """
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -13,6 +14,11 @@ from tests.integration.standalone import Standalone
 NETWORK = "10.77.0."
 ADDRESSES = {"driver": f"{NETWORK}1", "master": f"{NETWORK}2", "worker1": f"{NETWORK}3", "worker2": f"{NETWORK}4"}
 WORKERS = ("worker1", "worker2")
+
+OTHER_NETWORK = "10.78.0."
+"""The network of `Hosts.interfaces`."""
+
+_numbers = itertools.count()
 
 SPARK_PORTS = {
     "spark.driver.port": "35000",
@@ -59,7 +65,7 @@ class Hosts:
     def __init__(self, folder, addresses=ADDRESSES, interfaces=None, unknown=()):
         self.folder, self.addresses, self.interfaces = Path(folder), dict(addresses), interfaces or {}
         self.unknown = unknown
-        self._prefix = f"sk{os.getpid()}"
+        self._prefix = f"sk{os.getpid()}-{next(_numbers)}"
 
     def __enter__(self):
         try:

@@ -92,7 +92,8 @@ def warned(context, **options):
     """The first warning of training that has to be stopped, and the seconds until it came."""
     began = time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
         threading.Thread(target=train, args=(context,), kwargs=options, daemon=True).start()
         while not caught and time.monotonic() < began + 60:
             time.sleep(0.1)
@@ -104,7 +105,7 @@ def examined(context):
 
     from sparkkeras import diagnose
 
-    return [str(finding) for finding in diagnose(SparkSession(context)).findings if finding.status == "error"]
+    return [str(finding) for finding in diagnose(SparkSession(context), port=PORT).findings if finding.status == "error"]
 
 
 def all_of_it(context, port=0):
@@ -137,24 +138,24 @@ def firewall(hosts):
 
 
 def test_everything_works_by_default(spark):
-    check_success(spark.run(all_of_it, {}))
+    check_success(spark.run(all_of_it, {}, seconds=600))
 
 
 @pytest.mark.parametrize(("backend", "ports"), [("tensorflow", ()), ("jax", ("32768-60999",)), ("torch", ("32768-60999",))])
 def test_everything_works_behind_a_firewall(spark, firewall, monkeypatch, backend, ports):
     firewall(WORKER_PORTS, *ports)
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    check_success(spark.run(all_of_it, SETTINGS, port=PORT))
+    check_success(spark.run(all_of_it, SETTINGS, seconds=600, port=PORT))
 
 
 def test_closed_ports_of_the_driver_are_named(spark, firewall):
     firewall(WORKER_PORTS, driver=())
-    found = spark.run(all_of_it, SETTINGS, port=PORT)
+    found = spark.run(all_of_it, SETTINGS, seconds=600, port=PORT)
     assert "result" in found.pop("synchronous")
     for each in found.values():
         assert f"driver:{PORT}" in each["error"]
         assert "port=" in each["error"]
-        assert each["seconds"] < 30
+        assert each["seconds"] < 60  # of which the check takes 10
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
@@ -162,9 +163,9 @@ def test_closed_ports_between_workers_are_named(spark, firewall, monkeypatch, ba
     firewall(*(() if backend == "tensorflow" else (WORKER_PORTS,)))
     monkeypatch.setenv("KERAS_BACKEND", backend)
     found = spark.run(train, SETTINGS, mode="allreduce", port=PORT)
-    assert "cannot connect to another one at worker" in found["error"]
+    assert f"cannot connect to another one at {network.NETWORK}" in found["error"]
     assert "spark.sparkkeras.worker.ports" in found["error"]
-    assert found["seconds"] < 60
+    assert found["seconds"] < 120
 
 
 def test_closed_ports_of_executors_are_named(spark, firewall):
@@ -176,13 +177,23 @@ def test_closed_ports_of_executors_are_named(spark, firewall):
     assert found["seconds"] < 45
 
 
-def test_a_driver_that_workers_cannot_resolve_is_named(spark):
-    settings = {"spark.driver.host": "no-such-name", "spark.driver.bindAddress": "0.0.0.0"}
-    found = spark.run(warned, settings, executors=0)
-    (message,) = found["warnings"]
-    assert "Spark has no executor" in message
-    assert "the driver at no-such-name:" in message
-    assert found["seconds"] < 30
+@pytest.mark.parametrize("address", ["driver", f"{network.OTHER_NETWORK}1"])
+def test_a_driver_that_workers_cannot_resolve_or_reach_is_named(tmp_path, address):
+    if REASON:
+        pytest.skip(REASON)
+    interfaces = {"driver": f"{network.OTHER_NETWORK}1"}
+    with (
+        network.Hosts(tmp_path, interfaces=interfaces, unknown=("driver",)) as made,
+        network.cluster(tmp_path, made) as spark,
+    ):
+        found = spark.run(warned, {"spark.driver.host": address, "spark.driver.bindAddress": "0.0.0.0"}, executors=0)
+        (message,) = found["warnings"]
+        assert "Spark has no executor" in message
+        assert f"the driver at {address}:" in message
+        assert found["seconds"] < 60
+        check_success(
+            {"": spark.run(train, {"spark.driver.host": f"{network.NETWORK}1", "spark.driver.bindAddress": "0.0.0.0"})}
+        )
 
 
 def test_the_doctor_names_closed_ports(spark, firewall):
@@ -242,5 +253,5 @@ def test_the_link_between_workers_is_cut_for_some_seconds(spark, hosts, tmp_path
 
 def test_the_link_between_workers_is_cut_for_good(spark, hosts, tmp_path):
     found = cut_during(spark, hosts, tmp_path, "allreduce", network.WORKERS, None)
-    assert "cannot connect to another one at worker" in found["error"]
+    assert f"cannot connect to another one at {network.NETWORK}" in found["error"]
     assert found["seconds"] < 150
