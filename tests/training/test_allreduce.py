@@ -371,6 +371,19 @@ def test_a_failure_is_an_error_without_further_restarts(groups, max_restarts, me
     assert len(training.starts) == len(groups)
 
 
+def never_met(port):
+    error = f"sparkkeras.worker.collectives.group.NeverMetError: the process of rank 1 (worker2:{port}) did not join"
+    return WorkerError(f"rank 0 of 2 failed: {error}. The traceback:", f"Traceback (most recent call last):\n{error}\n")
+
+
+@pytest.mark.filterwarnings("ignore:training continues")
+def test_a_group_that_never_met_is_tried_once_more():
+    training = Training([never_met(36000)], [never_met(36001)])  # each group has ports of its own
+    with pytest.raises(WorkerError, match=r"worker2:36001.* did not join.*\(for the second time in epoch 1\)"):
+        training.run()
+    assert len(training.starts) == 2
+
+
 def test_a_worker_that_is_lost_after_the_last_epoch_is_no_error():
     training = Training(["epoch"] * 3 + [KILLED])
     with pytest.warns(UserWarning, match="after the last epoch, rank 1 of 2 failed"):

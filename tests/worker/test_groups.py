@@ -5,8 +5,9 @@ With TensorFlow, tests/integration/test_allreduce.py trains; test_collectives.py
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import keras
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.block import from_arrays
+from sparkkeras.errors import ClusterError
 from sparkkeras.worker import collectives
 from sparkkeras.worker.collectives import PeerLostError, tensorflow_group, torch_group
 from sparkkeras.worker.collectives.jax_group import JaxGroup
@@ -84,6 +86,23 @@ def test_processes_meet(held):
             JaxGroup(2, addresses).meet(20)
         for each in waiting:
             each.result()
+
+
+def test_a_machine_that_leaves_connections_unanswered_is_named(held):
+    """A listener whose backlog is full drops connections, as a firewall does."""
+    with socket.socket() as full, ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            connection = stack.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(full.getsockname())
+        began = time.monotonic()
+        with pytest.raises(
+            ClusterError, match=rf"cannot connect to another one at 127.0.0.1:{full.getsockname()[1]} .timed out"
+        ):
+            JaxGroup(0, [held[0].getsockname(), full.getsockname()]).meet(60, patience=0.5)
+        assert time.monotonic() - began < 10
 
 
 def connected_to(address):
