@@ -201,23 +201,25 @@ class _Waiting:
 
     def __init__(self, group: Group, running: Running[Any]) -> None:
         self._group, self._running = group, running
-        self._started, self._next = time.monotonic(), WAIT_SECONDS
+        self._started, self._next, self._has_joined = time.monotonic(), WAIT_SECONDS, False
 
     def check(self) -> None:
-        waited = time.monotonic() - self._started
-        if waited < self._next or not self._group.together or not (absent := self._group.absent):
+        now = time.monotonic()
+        if not self._group.together or not (absent := self._group.absent):
             return
-        if self._group.has_joined:
-            if waited < JOIN_SECONDS:  # they may be loading Keras
-                return
-            self._next = 3 * waited
+        if self._group.has_joined and not self._has_joined:
+            self._started, self._next, self._has_joined = now, JOIN_SECONDS, True
+        waited = now - self._started
+        if waited < self._next:
+            return
+        self._next *= 3
+        if self._has_joined:
             warn(
-                f"{_named(absent)} of {self._group.size} have not started for {waited:.0f} seconds, while others wait: "
-                "Spark may not have sent their tasks what they need, if executors cannot connect to each other "
+                f"{_named(absent)} of {self._group.size} did not start for {waited:.0f} seconds, while others wait: Spark "
+                "may not have sent their tasks what they need, if executors cannot connect to each other "
                 "(spark.blockManager.port)."
             )
             return
-        self._next *= 3
         size = self._group.size
         together = f"Spark starts {counted(size, 'rank')} together, which needs as many free slots, and has"
         jobs = "The ranks start when these jobs end (Spark's UI lists them)."

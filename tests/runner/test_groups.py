@@ -191,6 +191,9 @@ class WaitingTasks(Tasks):
         self.looks -= 1
         return self.looks <= 0
 
+    def cancel(self):
+        self.looks = 0
+
     def slots_while_waiting(self):
         return next(self.slots, None)
 
@@ -221,6 +224,18 @@ def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, rec
     with pytest.raises(ClusterError, match="was cancelled"):
         run_group(group, ranks(lambda address: WaitingTasks(1, (0, 4))))
     assert not recwarn.list
+
+
+def test_a_rank_that_does_not_start_while_another_one_waits_is_named(monkeypatch):
+    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None))
+    monkeypatch.setattr(Group, "wait", lambda group, seconds: None)
+    group = Group(2)
+    group.join(0, 1, "host", 1)
+    monkeypatch.setattr(Group, "failure", lambda group, is_final: None)
+    with pytest.warns(UserWarning, match="rank 1 of 2 did not start for 6") as caught, pytest.raises(ClusterError):
+        run_group(group, ranks(lambda address: WaitingTasks(100, None)))
+    assert len(caught) == 1
+    assert "spark.blockManager.port" in str(caught[0].message)
 
 
 def test_the_driver_answers_what_all_ranks_ask():
