@@ -94,6 +94,8 @@ class Hosts:
         """
         lines = ['iif "lo" accept', "ct state established,related accept"]
         for port, sources in rules:
+            if not sources:
+                continue
             lines.append(f"ip saddr {{ {', '.join(map(self.addresses.get, sources))} }} tcp dport {port} accept")
         self._rules(host, "firewall", "filter", "drop", lines)
 
