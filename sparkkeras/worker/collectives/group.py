@@ -74,13 +74,15 @@ def holding_port(ports: range | None) -> Iterator[int]:
             yield stack.enter_context(closing(hold_port())).getsockname()[1]
             return
         for port in ports:
-            # Of the ports that others hold, too, each is free for `hold_port`: a name tells them apart.
+            # `hold_port` succeeds also for a port that another process holds: a name that one process gets tells.
             name = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-            with suppress(OSError):
+            try:
                 name.bind(f"\0sparkkeras-port-{port}")
                 stack.enter_context(closing(hold_port(port=port)))
-                yield port
-                return
+            except OSError:
+                continue
+            yield port
+            return
         raise ClusterError(
             f"the ports {ports[0]} to {ports[-1]} of {socket.gethostname()} are all taken: spark.sparkkeras.worker.ports "
             "has to name one for each worker that runs on a machine."
