@@ -385,6 +385,7 @@ class _Hadoop:
         except Exception as error:
             java = getattr(error, "java_exception", None)
             reason = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
+            reason = reason.partition("\n\tat ")[0]  # the stack of a NameNode
             if "FileAlreadyExists" in reason:
                 raise StorageError(_exists(self._given)) from error
             kind = ChecksumError if "ChecksumException" in reason else StorageError
