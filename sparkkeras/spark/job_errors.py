@@ -74,6 +74,12 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the SparkContext was stopped while a job was running.")
         if re.search(r"\bJob \d+ cancelled\b", text):
             return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
+        over_limit = _memory_exceeded(context) if _LOST_EXECUTORS.search(text) and not _OVER_LIMIT.search(text) else ""
+        if over_limit:
+            return WorkerError(
+                f"executors were ended, because they used more memory than they have. To prevent it, "
+                f"{_less_memory(None if context is None else context.master)}. Spark's message: {over_limit}"
+            )
         if _SILENT.search(text):
             return WorkerError(_executor_silent(text))
         if _WORKER_DIED.search(text):
@@ -251,6 +257,27 @@ _SILENT = re.compile(r"Not receiving heartbeat|Executor heartbeat timed out")
 """How Spark and its standalone master say that an executor, or its machine, has not answered."""
 
 _WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Container killed")
+
+
+_LOST_EXECUTORS = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|FetchFailed")
+"""What Spark says if executors died, perhaps with rows that later tasks need: the failure of one that fetches them."""
+
+_OVER_LIMIT = re.compile(r"exceeding (?:physical |virtual )?memory limits|OOMKilled")
+"""What YARN and Kubernetes say of an executor that they have ended for its memory."""
+
+
+def _memory_exceeded(context: SparkContext | None) -> str:
+    """What Spark says of an executor that was ended for its memory; empty if there was none."""
+    from sparkkeras.spark.activity import executor_states  # which imports this module
+
+    found: list[str] = []
+
+    def look() -> None:
+        if context is not None and context._jsc is not None:
+            found.extend(state.lost for state in executor_states(context).values() if _OVER_LIMIT.search(state.lost))
+
+    quietly(look)
+    return found[-1] if found else ""
 
 
 def _until_java(text: str, start: int) -> str:
