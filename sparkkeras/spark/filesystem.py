@@ -296,6 +296,11 @@ def replace_folder(draft: str, folder: str) -> None:
             raise StorageError(f"cannot write {folder!r}: {draft!r} cannot be renamed to it.")
 
 
+def shows_parts(path: str) -> bool:
+    """Whether readers see a file while it is written, and for good if its writer is killed: on HDFS, which can rename."""
+    return path.partition(":")[0] in ("hdfs", "viewfs")
+
+
 def has_scheme(path: str) -> bool:
     """Whether a path is a URI."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
