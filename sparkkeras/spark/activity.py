@@ -105,7 +105,7 @@ def incidents(before: dict[str, ExecutorState], after: dict[str, ExecutorState])
             again = f" on executor {name} ({now.host}); Spark runs a task up to spark.task.maxFailures times"
             found.append(Incident("retry", f"{counted(failed, 'task')} failed{'' if name == 'driver' else again}"))
         if now.lost and (then is None or not then.lost) and before:
-            found.append(Incident("executor", f"executor {name} on {now.host} was lost: {now.lost}"))
+            found.append(Incident("executor", f"executor {name} on {now.host} was lost: {now.lost.rstrip('.')}"))
     return found
 
 
