@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,8 @@ SMALL = {
     "spark.executor.memoryOverhead": OVERHEAD,
     "spark.driver.memory": "512m",
     "spark.driver.memoryOverhead": OVERHEAD,
+    "spark.driver.extraJavaOptions": SHORT_LIVED_JAVA,
+    "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.yarn.archive": "hdfs:///spark/jars.zip",
@@ -100,9 +101,7 @@ class Submit:
 
     def properties(self, settings):
         """A file with the recipe's settings, and those of the tests; ``a_b`` stands for ``a.b`` in names."""
-        java = " ".join([SHORT_LIVED_JAVA, *self._hadoop.java_options])
-        given = SMALL | {"spark.driver.extraJavaOptions": java, "spark.executor.extraJavaOptions": java}
-        given |= {name.replace("_", "."): value for name, value in settings.items()}
+        given = SMALL | {name.replace("_", "."): value for name, value in settings.items()}
         path = self._folder / f"{time.time_ns()}.conf"
         added = "".join(f"\n{name} {value}" for name, value in given.items())
         path.write_text((RECIPE / "spark-defaults.conf").read_text() + added + "\n")
@@ -116,8 +115,7 @@ class Submit:
         environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "KERAS_BACKEND": BACKEND}
         if mode == "client":
             environment["PYTHONPATH"] = str(ROOT)
-        options = " ".join([SHORT_LIVED_JAVA, *self._hadoop.java_options])
-        return environment | {"HADOOP_CONF_DIR": str(self._hadoop.conf), "SPARK_SUBMIT_OPTS": options}
+        return environment | {"HADOOP_CONF_DIR": str(self._hadoop.conf)}
 
     def stop(self):
         for application in self._started:
@@ -145,11 +143,12 @@ def archive(tmp_path_factory):
     return path
 
 
-@contextmanager
-def running(request, folder, **options):
+@pytest.fixture(scope="session")
+def hadoop(tmp_path_factory, request):
     """A running cluster, with Spark's jars and the packed environment on HDFS."""
+    folder = tmp_path_factory.mktemp("hadoop")
     try:
-        cluster = Hadoop(folder, **options)
+        cluster = Hadoop(folder)
     except MissingError as error:
         pytest.skip(f"Hadoop is missing: {error}")
     archive = request.getfixturevalue("archive")
@@ -161,13 +160,6 @@ def running(request, folder, **options):
         cluster.fs("-mkdir", "-p", "/spark")
         cluster.fs("-D", "dfs.replication=1", "-put", packed, archive, "/spark")
         packed.unlink()
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def hadoop(tmp_path_factory, request):
-    """A cluster that believes everyone's name."""
-    with running(request, tmp_path_factory.mktemp("hadoop")) as cluster:
         yield cluster
 
 
