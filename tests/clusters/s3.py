@@ -102,6 +102,16 @@ class S3:
             "spark.hadoop.fs.s3a.secret.key": "secret",
         }
 
+    def environment(self):
+        """The environment variables with which pyarrow reads and writes it."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
     def __exit__(self, *_):
         self._relay.__exit__()
         self._process.terminate()

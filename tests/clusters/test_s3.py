@@ -33,7 +33,7 @@ def spark(s3, *command, seconds=1200, **settings):
     chosen = {"spark.driver.extraJavaOptions": SHORT_LIVED_JAVA, "spark.ui.enabled": "false"} | s3.settings() | settings
     given = " ".join(f"--conf '{name}={value}'" for name, value in chosen.items())
     environment = clean_environment() | {"PYSPARK_SUBMIT_ARGS": f"--master local[2] {given} pyspark-shell"}
-    environment |= {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"}
+    environment |= {"PYTHONPATH": str(ROOT)} | s3.environment()
     command = [sys.executable, *map(str, command)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
 
