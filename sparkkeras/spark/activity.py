@@ -25,7 +25,7 @@ from sparkkeras.spark.master import is_local
 POLL_SECONDS = 1.0
 """The shortest interval at which the store is read."""
 
-STALLED_SECONDS = 10.0
+STALLED_SECONDS = 20.0
 """How long no task may end, before it is checked whether Spark can run tasks at all."""
 
 CONNECT_SECONDS = 5.0
