@@ -14,8 +14,7 @@ from sparkkeras import ConfigurationError, DataError, to_data_frame
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, uniform
-from sparkkeras.runner import connect_hosts
-from sparkkeras.spark import connect
+from sparkkeras.spark import connect, connectivity
 from tests.connect import cases
 
 
@@ -84,7 +83,7 @@ def test_spark_trials(spark):
 
 
 def test_workers_that_cannot_connect_end_the_search_before_a_trial(spark, monkeypatch):
-    monkeypatch.setattr(connect_hosts, "PREFLIGHT_SECONDS", 0.5)
+    monkeypatch.setattr(connectivity, "PREFLIGHT_SECONDS", 0.5)
     monkeypatch.setattr(connect, "client_address", lambda session: DriverAddress("192.0.2.1", "127.0.0.1", is_local=False))
     with pytest.raises(DriverConnectionError, match=r"cannot connect to the driver .* with Search, ask\(\) and tell\(\)"):
         minimized(objective=abs, max_evals=1)

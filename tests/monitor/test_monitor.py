@@ -216,7 +216,7 @@ def test_a_saved_page_needs_no_escapes_in_data(monitor, tmp_path):
 
 def test_errors_of_the_monitor_are_warnings(monitor, tmp_path):
     monitor.on_event(RunStarted("fit", "model"))
-    monitor._save_to = tmp_path / "gone" / "run.html"
+    monitor._save_to = str(tmp_path / "gone" / "run.html")
     with pytest.warns(UserWarning, match="the page of the monitor was not saved: .*gone"):
         monitor.on_event(RunEnded())
 

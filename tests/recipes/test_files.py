@@ -18,8 +18,8 @@ RECIPES = ROOT / "recipes"
 FOLDERS = sorted(path for path in RECIPES.iterdir() if path.is_dir() and path.name != "__pycache__")
 SCRIPTS = sorted(RECIPES.rglob("*.sh"))
 SETTINGS = re.compile(r"(?<![\w./])spark\.(?:archives|[A-Za-z]+\.[A-Za-z0-9_.-]*[A-Za-z0-9])(?![\w(])")
-OF_OTHERS = {"spark.emr-serverless.", "spark.apache.org"}
-"""What begins like a setting and is none of Spark, or of a vendor."""
+OF_OTHERS = {"spark.emr-serverless.", "spark.apache.org", "spark.sparkkeras."}
+"""What begins like a setting and is none of Spark: settings of a vendor and of sparkkeras, and an address."""
 
 BUILT = [
     r"spark\.(driver|executor|task|worker)\.resource\.gpu\.(amount|vendor|discoveryScript)",

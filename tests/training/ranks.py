@@ -61,6 +61,7 @@ class Threads:
     """Runs each host in a thread: a `Hosts`."""
 
     driver = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+    ports = None
 
     def start(self, host, handles):
         def run_all():
