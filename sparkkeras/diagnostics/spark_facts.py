@@ -26,9 +26,9 @@ from sparkkeras.rpc.options import ServerOptions, check_seconds
 from sparkkeras.spark.activity import executor_addresses
 from sparkkeras.spark.cluster import SparkRunning, driver_address
 from sparkkeras.spark.connect import RemoteRunning, client_address, is_remote, slots_of_session, task_cores
-from sparkkeras.spark.connectivity import worker_ports
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.spark.master import is_local
+from sparkkeras.spark.ports import worker_ports
 from sparkkeras.spark.slots import slots_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from sparkkeras.runner.spark_hosts import ConnectionCheck, placement_of
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
-from sparkkeras.spark.connectivity import Preflight, check_reached, worker_ports
+from sparkkeras.spark.connectivity import Preflight, check_reached
+from sparkkeras.spark.ports import worker_ports
 from sparkkeras.spark.resources import TaskResources
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from sparkkeras.runner.processes import fork, spawn
 from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached, worker_ports
+from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached
+from sparkkeras.spark.ports import worker_ports
 from sparkkeras.spark.resources import TaskResources
 from sparkkeras.worker import device
 

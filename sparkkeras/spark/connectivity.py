@@ -1,13 +1,11 @@
-"""The driver's server at the address that Spark's settings give, the workers' ports, and a check that workers reach it."""
+"""The driver's server at the address that Spark's settings give, and a check that workers reach it."""
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, DriverAddress, TaskContext
@@ -18,32 +16,6 @@ from sparkkeras.rpc.wire import Secret
 
 PREFLIGHT_SECONDS = 10.0
 """How long a worker tries to reach the driver before training or a search begins."""
-
-WORKER_PORTS = "spark.sparkkeras.worker.ports"
-"""The setting of Spark that limits the ports on which workers of all-reduce training and of `SparkRunner` listen."""
-
-
-class Settings(Protocol):
-    """The settings of a SparkContext, or of a session of Spark Connect."""
-
-    def get(self, key: str, default: str, /) -> str | None:
-        """The value of a setting."""
-        ...
-
-
-def worker_ports(settings: Settings) -> range | None:
-    """The ports of `WORKER_PORTS`; ``None``: any free ones.
-
-    Raises:
-        ConfigurationError: The setting is not a range of ports.
-    """
-    value = settings.get(WORKER_PORTS, "")
-    if not value:
-        return None
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
-    if not found or not 0 < int(found[1]) <= int(found[2]) < 1 << 16:
-        raise ConfigurationError(f"{WORKER_PORTS}={value!r}: expected the first and the last port, such as '36000-36031'.")
-    return range(int(found[1]), int(found[2]) + 1)
 
 
 @contextmanager
