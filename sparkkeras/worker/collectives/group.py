@@ -382,7 +382,7 @@ def _call(address: HostAndPort, rank: int, waiting: _Waiting) -> socket.socket |
 
 
 def _accept(listening: socket.socket, ranks: Sequence[int], waiting: _Waiting, further: int) -> dict[int, socket.socket]:
-    """The connections from other processes by rank, as many as there are in time; they are told a further port."""
+    """The connections from other processes by rank, as many as there are in time; each gets a further port."""
     found: dict[int, socket.socket] = {}
     while len(found) < len(ranks) and (remaining := waiting.remaining) > 0:
         listening.settimeout(min(remaining, HEARTBEAT_SECONDS))
