@@ -240,7 +240,7 @@ def cut_during(spark, hosts, folder, mode, ends, seconds, settings=QUICK):
 def test_a_link_to_the_driver_is_cut_for_some_seconds(spark, hosts, tmp_path, mode, seconds):
     settings = QUICK | {"spark.network.timeout": "120s"}
     found = cut_during(spark, hosts, tmp_path, mode, ("worker1", "driver"), seconds, settings)
-    assert len(found["result"]) == 12, found
+    assert len(found.get("result", ())) == 12, found
     assert found["result"][-1] < 1.0
     assert found["seconds"] < 60 + 2.5 * seconds + 30
 
@@ -248,14 +248,14 @@ def test_a_link_to_the_driver_is_cut_for_some_seconds(spark, hosts, tmp_path, mo
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])
 def test_a_worker_host_is_cut_off_for_good(spark, hosts, tmp_path, mode):
     found = cut_during(spark, hosts, tmp_path, mode, ("worker1",), None)
-    assert len(found["result"]) == 12, found
+    assert len(found.get("result", ())) == 12, found
     assert found["seconds"] < 200
 
 
 @pytest.mark.parametrize("seconds", [5, 40])
 def test_the_link_between_workers_is_cut_for_some_seconds(spark, hosts, tmp_path, seconds):
     found = cut_during(spark, hosts, tmp_path, "allreduce", network.WORKERS, seconds)
-    assert len(found["result"]) == 12, found
+    assert len(found.get("result", ())) == 12, found
 
 
 def test_the_link_between_workers_is_cut_for_good(spark, hosts, tmp_path):

@@ -164,6 +164,16 @@ def test_all_optimizers_and_numbers_of_workers(rows, name, counts):
         assert difference(replicas, model) < 1e-5
 
 
+@pytest.mark.parametrize("units", [(150, 150), (700, 400)])
+def test_gradients_that_are_summed_on_their_way(three, rows, units):
+    """Those of the other tests are gathered; the last ones here travel alone."""
+    layers = [keras.layers.Dense(count, "relu", name=f"d{number}") for number, count in enumerate(units)]
+    model = dense(optimizer=OPTIMIZERS["sgd"](), layers=layers)
+    replicas = trained(three, model, rows())
+    plain(model, rows())
+    assert difference(replicas, model) < 1e-5
+
+
 def test_weights_inputs_and_outputs(three, rows):
     """Sample weights of several outputs, a scaled loss, a clipped mean, accumulation and a schedule in one."""
     optimizer = keras.optimizers.SGD(schedule(), clipnorm=0.05, gradient_accumulation_steps=2)

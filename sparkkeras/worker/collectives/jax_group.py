@@ -55,6 +55,7 @@ class JaxGroup(Group):
             raise self._incomplete(timeout, error) from error
         first = {device.process_index: device for device in reversed(jax.devices())}
         self._mesh = sharding.Mesh(np.array([first[rank] for rank in range(self.size)]), ("ranks",))
+        self.uses_gpus = self._mesh.local_devices[0].platform != "cpu"
         self._replicated = sharding.NamedSharding(self._mesh, sharding.PartitionSpec())
         self._gathered = self._mapped(lambda vector: jax.lax.all_gather(vector, "ranks"))
         with _without_output():  # of gloo
@@ -105,6 +106,9 @@ class JaxGroup(Group):
 
     def _sum(self, vector: Any) -> Any:
         return _jax().lax.psum(vector, "ranks")
+
+    def _vectors(self, vector: Any) -> Sequence[Any]:
+        return list(_jax().lax.all_gather(vector, "ranks"))
 
     def _mapped(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """A function of arrays that all processes share, compiled for one device of each process."""

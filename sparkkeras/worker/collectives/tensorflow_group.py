@@ -39,10 +39,12 @@ class TensorFlowGroup(Group):
 
         os.environ["TF_GRPC_REUSE_PORT"] = "1"  # beside the socket that holds the port
         self._context = context.context()
-        gpus = bool(tf.config.list_physical_devices("GPU"))
-        self._hint = "nccl" if gpus else "ring"
+        self.uses_gpus = bool(tf.config.list_physical_devices("GPU"))
+        self._hint = "nccl" if self.uses_gpus else "ring"
         self._context.configure_collective_ops(
-            collective_leader=_task(0), device_filters=(f"/job:worker/task:{self.rank}",), use_nccl_communication=gpus
+            collective_leader=_task(0),
+            device_filters=(f"/job:worker/task:{self.rank}",),
+            use_nccl_communication=self.uses_gpus,
         )
         cluster = tf.train.ClusterSpec({"worker": [host_and_port(*address) for address in self.addresses]})
         self._context.enable_collective_ops(
@@ -121,6 +123,12 @@ class TensorFlowGroup(Group):
             communication_hint=self._hint,
         )
 
+    def _vectors(self, vector: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        found: Sequence[Any] = tf.unstack(self._gathered(vector), self.size)
+        return found
+
     def _weighted(self, vector: Any, weight: Any) -> Any:
         import tensorflow as tf
 
@@ -130,7 +138,7 @@ class TensorFlowGroup(Group):
         import tensorflow as tf
 
         # On GPUs, optimizers add the values for a row in any order, which would let replicas differ in their last bits.
-        return isinstance(gradient, tf.IndexedSlices) and self._hint == "ring"
+        return isinstance(gradient, tf.IndexedSlices) and not self.uses_gpus
 
     def _sparse_means(self, gradients: Sequence[Any], weight: Any, dtype: str | None) -> Sequence[Any]:
         import tensorflow as tf

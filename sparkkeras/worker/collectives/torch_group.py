@@ -38,7 +38,8 @@ class TorchGroup(Group):
         gloo._set_default_timeout(_FOREVER)
         self._host: Any = gloo
         self._device: Any = gloo
-        if torch.cuda.is_available():
+        self.uses_gpus = torch.cuda.is_available()
+        if self.uses_gpus:
             on_gpu = distributed.PrefixStore("nccl", store)
             chosen = distributed.ProcessGroupNCCL.Options()
             chosen._timeout = _FOREVER
@@ -76,15 +77,19 @@ class TorchGroup(Group):
     def _gather(self, words: Array) -> Array:
         import torch
 
-        mine = torch.from_numpy(words.copy())
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        self._wait(self._host.allgather([found], [mine]))
-        return np.stack([each.numpy() for each in found])
+        return np.stack([each.numpy() for each in self._vectors(torch.from_numpy(words.copy()))])
 
     def _sum(self, vector: Any) -> Any:
         vector = vector.detach().contiguous()
-        self._wait(self._device.allreduce([vector]), on_gpu=self._device is not self._host)
+        self._wait(self._device.allreduce([vector]), self.uses_gpus)
         return vector
+
+    def _vectors(self, vector: Any) -> Sequence[Any]:
+        import torch
+
+        found = [torch.empty_like(vector) for _ in range(self.size)]
+        self._wait(self._host.allgather([found], [vector.detach().contiguous()]))
+        return found
 
     # The same with PyTorch's functions: those of Keras take longer than the gradients of a small model on their way.
 
