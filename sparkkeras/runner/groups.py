@@ -174,7 +174,9 @@ def _watch(
     while True:
         is_done = running.done
         display.update()
-        waiting.check()
+        cannot_start = waiting.check()
+        if cannot_start is not None:
+            return cannot_start
         if answer is not None:
             _answer(group, answer)
         failure = group.failure(is_done)
@@ -202,16 +204,18 @@ class _Waiting:
     def __init__(self, group: Group, running: Running[Any]) -> None:
         self._group, self._running = group, running
         self._started, self._next, self._has_joined = time.monotonic(), WAIT_SECONDS, False
+        self._has_lost_slots = False
 
-    def check(self) -> None:
+    def check(self) -> WorkerError | None:
+        """Warn if it is time; returns the error of ranks for which there are no slots any more."""
         now = time.monotonic()
         if not self._group.together or not (absent := self._group.absent):
-            return
+            return None
         if self._group.has_joined and not self._has_joined:
             self._started, self._next, self._has_joined = now, JOIN_SECONDS, True
         waited = now - self._started
         if waited < self._next:
-            return
+            return None
         self._next *= 3
         if self._has_joined:
             warn(
@@ -219,19 +223,27 @@ class _Waiting:
                 "may not have sent their tasks what they need, if executors cannot connect to each other "
                 "(spark.blockManager.port)."
             )
-            return
+            return None
         size = self._group.size
         together = f"Spark starts {counted(size, 'rank')} together, which needs as many free slots, and has"
         jobs = "The ranks start when these jobs end (Spark's UI lists them)."
         if not isinstance(self._running, WaitsForSlots):
             warn(f"{together} not started any for {waited:.0f} seconds: other jobs may use the slots. {jobs}")
-            return
-        free, total = self._running.slots_while_waiting() or (size, 0)
-        if free < size:
+            return None
+        free, total = self._running.slots_while_waiting() or (size, size)
+        if total < size:  # Spark itself waits for ten minutes
+            if self._has_lost_slots:
+                return WorkerError(
+                    f"Spark has only {counted(total, 'slot')} left for {counted(size, 'rank')} that start together: an "
+                    "executor was lost, and none has replaced it."
+                )
+            self._has_lost_slots, self._next = True, waited + WAIT_SECONDS
+        elif free < size:
             warn(
                 f"{together} had too few for {waited:.0f} seconds: {free} of {total} are free, and other jobs use the rest. "
                 f"{jobs}"
             )
+        return None
 
 
 def _end(group: Group, running: Running[Any], seconds: tuple[float, float]) -> bool:

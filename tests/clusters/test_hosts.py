@@ -222,7 +222,7 @@ def cut_during(spark, hosts, folder, mode, ends, seconds, settings=QUICK):
     marker = folder / "marker"
     try:
         with ThreadPoolExecutor(1) as threads:
-            arguments = {"marker": str(marker), "mode": mode, "seconds": 400}
+            arguments = {"marker": str(marker), "mode": mode, "seconds": 300}
             running = threads.submit(spark.run, train_while_cut, settings, **arguments)
             while not (marker.exists() or running.done()):
                 time.sleep(0.1)

@@ -211,6 +211,17 @@ def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
     assert [text in str(each.message) for text, each in zip(expected, caught, strict=True)] == [True] * 3
 
 
+def test_a_group_whose_slots_are_lost_ends(monkeypatch, recwarn):
+    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None))
+    monkeypatch.setattr(Group, "wait", lambda group, seconds: None)
+    back = WaitingTasks(100, (0, 1), (2, 2))
+    with pytest.raises(ClusterError, match="cancelled"):
+        run_group(Group(2), ranks(lambda address: back))
+    with pytest.raises(WorkerError, match="only 1 slot left for 2 ranks"):
+        run_group(Group(2), ranks(lambda address: WaitingTasks(1000, (0, 1), (1, 1))))
+    assert not recwarn.list
+
+
 def test_a_group_that_waits_without_knowing_the_slots_warns(monkeypatch):
     """Spark Connect does not say how many slots are free."""
     monkeypatch.setattr(groups, "WAIT_SECONDS", 0.0)
