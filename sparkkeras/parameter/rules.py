@@ -118,9 +118,10 @@ class UpdateRule(Protocol):
 class AsynchronousRule(UpdateRule, Protocol):
     """How a worker and the center exchange weights in the asynchronous modes.
 
-    An exchange is always pull, exchange, push: the worker pulls the center and calls `exchange`. It continues training from
-    the second result, and pushes the first result, which the server passes to `apply`. Both halves see only the trainable
-    weights; the server averages the statistics. A custom rule::
+    An exchange is pull, exchange, push: the worker pulls the center and calls `exchange`. It continues training from the
+    second result, and pushes the first result, which the server passes to `apply`. Both halves see only the trainable
+    weights; the server averages the statistics. (`Downpour` and `AGN` push first, and get the center with the reply, in
+    half the round trips.) A custom rule::
 
         @dataclass(frozen=True)
         class Clipped:
@@ -551,6 +552,12 @@ def apply_in_place(rule: UpdateRule, center: Array, state: State, update: Worker
         raise ConfigurationError(
             f"the rule {rule!r} returned something from apply: it must change center in place and return None."
         )
+
+
+def adds_progress(rule: UpdateRule) -> bool:
+    """Whether a worker sends its own progress, whatever the center is, and continues from the center with it."""
+    kind: Any = type(rule)
+    return getattr(kind, "exchange", None) in (Downpour.exchange, AGN.exchange) and kind.apply is _AdditiveRule.apply
 
 
 def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:

@@ -8,7 +8,8 @@ call           purpose                                                          
 `renew`        renew the lease, and get a directive                                    - / -
 `parameters`   pull the weights, if they are newer, or those of the end of an epoch    - / weights, integers
 `optimizer`    send the optimizer variables at the end of an epoch, for checkpoints    optimizer variables / -
-`update`       push an update                                                          update, integers, metric state / -
+`update`       push an update, and pull the weights after it if asked to               update, integers, metric state /
+                                                                                       weights, integers, or -
 `report`       report on the validation rows                                           metric state / -
 `finish`       end the partition: nothing is left to do                                - / -
 `release`      give the lease up: another attempt continues                            - / -
@@ -40,7 +41,7 @@ from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client, Service
 from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, backoff
-from sparkkeras.rpc.wire import Body
+from sparkkeras.rpc.wire import Body, Fields
 from sparkkeras.weights import Array, Flat
 
 DIVERGED = "diverged"
@@ -246,10 +247,10 @@ class ParameterService(Service):
             return Reply({"version": snapshot.version, "unchanged": True})
         return self._weights(snapshot, snapshot.release)
 
-    def _weights(self, snapshot: Snapshot, sent: Callable[[], None]) -> Reply:
+    def _weights(self, snapshot: Snapshot, sent: Callable[[], None], fields: Fields | None = None) -> Reply:
         weights = snapshot.weights
         body = (_view(weights.vector), *_bytes(self._payload_format.integer_variables.pack(weights.integer_variables)))
-        return Reply({"version": snapshot.version}, body, sent)
+        return Reply({**(fields or {}), "version": snapshot.version}, body, sent)
 
     def _update(self, call: Call) -> Reply:
         payload_format = self._payload_format
@@ -261,7 +262,13 @@ class ParameterService(Service):
             if new:
                 self._apply(worker, base, point, update)
                 self._ledger.pushed(worker, point)
-        return self._directive(call)
+        reply = self._directive(call)
+        if not call.fields.get("pull"):
+            return reply
+        with self._lock:
+            self._counts["pulls"] += 1
+        snapshot = self._store.snapshot()
+        return self._weights(snapshot, snapshot.release, reply.fields)
 
     def _passing(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self._cuts is None else self._cuts.passing()
@@ -454,7 +461,9 @@ class ParameterClient(Client):
         _, body = self._weights({"epoch": epoch})
         return self._payload_format.weights(body)
 
-    def push(self, parts: Sequence[Array], integers: Sequence[Array], base: int, point: ExchangePoint) -> Directive:
+    def push(
+        self, parts: Sequence[Array], integers: Sequence[Array], base: int, point: ExchangePoint, pull: bool = False
+    ) -> tuple[Directive, PulledWeights | None]:
         """Push an update. It is applied exactly once, however often it is sent.
 
         Args:
@@ -462,12 +471,16 @@ class ParameterClient(Client):
             integers: The integer variables of the worker's weights.
             base: The version that the worker has trained from since its last exchange.
             point: The worker's progress.
+            pull: Whether to pull the weights after it.
         """
         small = self._payload_format.integer_variables.pack(integers) + self._payload_format.metrics.pack(point.metrics)
         self._sequence += 1
-        fields = {**self._identity(), "sequence": self._sequence, "base": base, **point.pack()}
+        fields = {**self._identity(), "sequence": self._sequence, "base": base, **point.pack(), "pull": pull}
         body = (*(_view(part) for part in parts if part.size), *_bytes(small))
-        return _directive(self._call("update", fields, body)[0])
+        reply, received = self._call("update", fields, body, self._buffer if pull else None)
+        if pull:
+            self._pulled = PulledWeights(int(reply["version"]), self._payload_format.weights(received))
+        return _directive(reply), self._pulled
 
     def keep_optimizer(self, optimizer: Flat) -> None:
         """Send the optimizer variables at the end of an epoch, before the push."""

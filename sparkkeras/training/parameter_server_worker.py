@@ -20,7 +20,7 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, ResumePoint
-from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow
+from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, adds_progress
 from sparkkeras.parameter.service import ParameterClient, PayloadFormat
 from sparkkeras.rpc.transport import Address
 from sparkkeras.training.worker_validation import ValidationPlan
@@ -117,22 +117,29 @@ class WorkerExchange:
 
     def __call__(self, weights: Flat, point: ExchangePoint, optimizer: Flat | None = None) -> ExchangeResult:
         """Exchange weights with the server; see `Exchange`."""
-        plan = self._plan
+        plan, pulls_after = self._plan, adds_progress(self._rule)
         trained = slice(None, plan.trainable)
-        center = self._client.pull()
+        center = None if pulls_after else self._client.pull()
         window = ExchangeWindow(point.steps, point.rows, point.learning_rate, plan.num_workers)
-        given = self._rule.exchange(weights.vector[trained], self._base[trained], center.weights.vector[trained], window)
+        shared = self._base if center is None else center.weights.vector
+        given = self._rule.exchange(weights.vector[trained], self._base[trained], shared[trained], window)
         statistics = weights.vector[plan.trainable :]
-        theirs = center.weights.vector[plan.trainable :]
         sent, onward = self._checked(given)
-        self._base[trained] = onward
-        self._base[plan.trainable :] = theirs + (statistics - theirs) / plan.num_workers
         point = dataclasses.replace(point, metrics=self._metrics(point.metrics))
         if optimizer is not None:
             self._client.keep_optimizer(optimizer)
-        directive = self._client.push((sent, statistics), weights.integer_variables, self._version, point)
-        # The worker continues from weights with its own update, which the server applies after the version that was pulled.
-        self._version = center.version + 1
+        parts, integers = (sent, statistics), weights.integer_variables
+        directive, after = self._client.push(parts, integers, self._version, point, pulls_after)
+        if center is None:
+            assert after is not None, "it was asked for"
+            self._base[:] = after.weights.vector
+            self._version = after.version
+        else:
+            theirs = center.weights.vector[plan.trainable :]
+            self._base[trained] = onward
+            self._base[plan.trainable :] = theirs + (statistics - theirs) / plan.num_workers
+            # It has its own update, which the server applies after the version that was pulled.
+            self._version = center.version + 1
         self.directive = self._client.proceed() if directive.wait else directive
         return ExchangeResult(Flat(self._base, weights.integer_variables), self._settings(), self.directive.stop)
 

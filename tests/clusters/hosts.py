@@ -13,6 +13,7 @@ from tests.integration.standalone import Standalone
 
 NETWORK = "10.77.0."
 ADDRESSES = {"driver": f"{NETWORK}1", "master": f"{NETWORK}2", "worker1": f"{NETWORK}3", "worker2": f"{NETWORK}4"}
+IPV6_ADDRESSES = {name: f"fd77::{number}" for number, name in enumerate(ADDRESSES, 1)}
 WORKERS = ("worker1", "worker2")
 
 OTHER_NETWORK = "10.78.0."
@@ -103,6 +104,14 @@ class Hosts:
         """Undo `allow`."""
         self._nft(host, "table inet firewall {}\ndelete table inet firewall")
 
+    def translate(self, host, ports):
+        """Let a host listen at its address of the second network only, and be reached at the first one, as behind NAT."""
+        self._nft(
+            host,
+            f"table ip nat {{ chain in {{ type nat hook prerouting priority dstnat; ip daddr {self.addresses[host]} "
+            f"tcp dport {ports} dnat to {self.interfaces[host]}; }} }}",
+        )
+
     def cut(self, host, *others):
         """Drop what comes to a host from others, and to others from it; without others, all that it sends and receives."""
         peers = others or [each for each in self.addresses if each != host]
@@ -132,10 +141,15 @@ class Hosts:
                 plug = f"p{number}{place}"
                 _ip("-n", switch, "link", "add", plug, "type", "veth", "peer", "name", device, "netns", namespace)
                 _ip("-n", switch, "link", "set", plug, "master", f"br{place}", "up")
-                _ip("-n", namespace, "addr", "add", f"{own}/24", "dev", device)
+                words = (f"{own}/64", "dev", device, "nodad") if ":" in own else (f"{own}/24", "dev", device)
+                _ip("-n", namespace, "addr", "add", *words)
                 _ip("-n", namespace, "link", "set", device, "up")
             known = [name for name in self.addresses if name == host or name not in self.unknown]
-            lines = ["127.0.0.1 localhost", *(f"{self.addresses[name]} {name}" for name in known)]
+            lines = [
+                *([] if ":" in address else ["127.0.0.1 localhost"]),
+                "::1 localhost",
+                *(f"{self.addresses[name]} {name}" for name in known),
+            ]
             (self.folder / f"{host}-hosts").write_text("\n".join(lines) + "\n")
 
     def _rules(self, host, table, priority, policy, lines):

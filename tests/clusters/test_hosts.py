@@ -1,5 +1,7 @@
 """Training over several hosts: with default settings, behind firewalls, with hosts that the network cuts off."""
 
+import os
+import subprocess
 import threading
 import time
 import warnings
@@ -102,6 +104,32 @@ def warned(context, **options):
     return {"warnings": [str(each.message) for each in caught], "seconds": seconds, "ended": ended}
 
 
+def search(context):
+    from pyspark.sql import SparkSession
+
+    from sparkkeras.hyperopt import HyperParamModel, choice
+
+    given = {"model": build, "data": arrays(), "space": {"units": choice(16, 32)}, "max_evals": 4, "validation_split": 0.2}
+    found = HyperParamModel(SparkSession(context))
+    return timed(lambda: found.minimize(**given, epochs=2, seed=1, verbose=0) and len(found.trials))
+
+
+def build(params):
+    return compiled(params["units"])
+
+
+def watched(context, url):
+    """Train with a page that other hosts can open, whose address is in a file, until that is removed."""
+    from sparkkeras import Monitor
+
+    with Monitor(host="driver", verbose=False) as monitor:
+        found = train(context, callbacks=[monitor])
+        Path(url).write_text(monitor.url)
+        while Path(url).exists():
+            time.sleep(0.1)
+    return found
+
+
 def examined(context):
     from pyspark.sql import SparkSession
 
@@ -113,7 +141,7 @@ def examined(context):
 def all_of_it(context, port=0):
     modes = ("synchronous", "asynchronous", "allreduce")
     found = {mode: train(context, mode=mode, **({"port": port} if port else {})) for mode in modes}
-    return found | {"runner": run(context, port=port)}
+    return found | {"runner": run(context, port=port), "search": search(context)}
 
 
 def check_success(found):
@@ -141,6 +169,41 @@ def firewall(hosts):
 
 def test_everything_works_by_default(spark):
     check_success(spark.run(all_of_it, {}, seconds=600))
+
+
+def test_another_host_opens_the_page_of_a_monitor(spark, hosts, tmp_path):
+    url = tmp_path / "url"
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(spark.run, watched, {}, url=str(url))
+        while not (running.done() or (url.exists() and url.read_text())):
+            time.sleep(0.1)
+        read = [*hosts.command("worker1"), "curl", "--silent", "--show-error", "--max-time", "10", url.read_text()]
+        page = subprocess.run(read, capture_output=True, text=True)
+        url.unlink()
+        check_success({"": running.result()})
+    assert "<title>" in page.stdout, page
+
+
+def test_everything_works_behind_nat(tmp_path):
+    """The driver listens at another address than the one that workers connect to."""
+    if REASON:
+        pytest.skip(REASON)
+    own = f"{network.OTHER_NETWORK}1"
+    with network.Hosts(tmp_path, interfaces={"driver": own}) as made, network.cluster(tmp_path, made) as spark:
+        made.translate("driver", f"35000-{PORT}")
+        settings = network.SPARK_PORTS | {"spark.driver.host": f"{network.NETWORK}1", "spark.driver.bindAddress": own}
+        check_success(spark.run(all_of_it, settings, seconds=600, port=PORT))
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_everything_works_with_ipv6_only(tmp_path, monkeypatch, backend):
+    if REASON:
+        pytest.skip(REASON)
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setenv("SPARK_PREFER_IPV6", "true")
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.net.preferIPv6Addresses=true")
+    with network.Hosts(tmp_path, network.IPV6_ADDRESSES) as made, network.cluster(tmp_path, made) as spark:
+        check_success(spark.run(all_of_it, {}, seconds=600))
 
 
 @pytest.mark.parametrize(("backend", "ports"), [("tensorflow", ()), ("jax", ("32768-60999",)), ("torch", ("32768-60999",))])

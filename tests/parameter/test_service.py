@@ -93,7 +93,7 @@ POINT = ExchangePoint(epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1, seco
 
 
 def push(client, delta=(1, 1, 1, 4), *, integer_variables=INTEGER_VARIABLES, base=0, **point):
-    return client.push([np.array(delta, np.float32)], integer_variables, base, replace(POINT, **point))
+    return client.push([np.array(delta, np.float32)], integer_variables, base, replace(POINT, **point))[0]
 
 
 def same(arrays, others):
@@ -186,6 +186,21 @@ def test_unchanged_weights_are_not_sent_again(bench):
     assert second.version == 1
     assert second.weights.vector.tolist() == [2, 3, 4, 4]
     assert (bench.stats.pulls, bench.stats.cached_pulls, bench.stats.sent_bytes) == (3, 1, 2 * sent)
+
+
+def test_a_push_brings_the_weights_after_it(bench):
+    client, other = bench.client(), bench.client(1)
+    client.pull()
+    push(other)
+    parts = [np.array([1, 1, 1, 4], np.float32)]
+    for _ in range(2):  # the second time as if the first reply had been lost
+        _, pulled = client.push(parts, INTEGER_VARIABLES, 0, POINT, pull=True)
+        client._sequence -= 1
+        assert pulled.version == 2
+        assert pulled.weights.vector.tolist() == bench.values
+    assert (bench.stats.pulls, bench.stats.pushes, bench.stats.duplicates) == (3, 2, 1)
+    with bench.store.snapshot() as before, bench.store.snapshot() as again:
+        assert np.shares_memory(before.weights.vector, again.weights.vector)
 
 
 def test_a_pull_releases_its_snapshot(bench):
