@@ -109,7 +109,7 @@ class Hosts:
         self._nft(
             host,
             f"table ip nat {{ chain in {{ type nat hook prerouting priority dstnat; ip daddr {self.addresses[host]} "
-            f"tcp dport {ports} dnat to {self.interfaces[host]}; }} }}",
+            f"tcp dport {ports} dnat to {self.interfaces[host]}; }}\n}}",
         )
 
     def cut(self, host, *others):

@@ -104,13 +104,13 @@ def warned(context, **options):
     return {"warnings": [str(each.message) for each in caught], "seconds": seconds, "ended": ended}
 
 
-def search(context):
+def search(context, port=0):
     from pyspark.sql import SparkSession
 
     from sparkkeras.hyperopt import HyperParamModel, choice
 
     given = {"model": build, "data": arrays(), "space": {"units": choice(16, 32)}, "max_evals": 4, "validation_split": 0.2}
-    found = HyperParamModel(SparkSession(context))
+    found = HyperParamModel(SparkSession(context), port=port)
     return timed(lambda: found.minimize(**given, epochs=2, seed=1, verbose=0) and len(found.trials))
 
 
@@ -141,7 +141,7 @@ def examined(context):
 def all_of_it(context, port=0):
     modes = ("synchronous", "asynchronous", "allreduce")
     found = {mode: train(context, mode=mode, **({"port": port} if port else {})) for mode in modes}
-    return found | {"runner": run(context, port=port), "search": search(context)}
+    return found | {"runner": run(context, port=port), "search": search(context, port)}
 
 
 def check_success(found):
