@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -26,17 +27,34 @@ def read(variable: Any) -> Array:
     return value
 
 
+def read_all(variables: Sequence[Any]) -> list[Array]:
+    """The values of variables, as `read` returns them. JAX copies all from the device at once."""
+    if keras.backend.backend() != "jax":
+        return [read(variable) for variable in variables]
+    import jax
+
+    return list(jax.device_get([variable.value for variable in variables]))
+
+
 def assign(variable: Any, value: Array) -> None:
     """Copy an array of the same shape and dtype into a variable."""
-    resource = _resource(variable)
-    if resource is not None:
-        import tensorflow as tf
+    assign_all([variable], [value])
 
-        tf.raw_ops.AssignVariableOp(resource=resource.handle, value=tf.constant(value))  # the array itself might be shared
-    elif keras.backend.backend() == "jax":
-        variable.assign(value.copy())  # JAX uses aligned memory without a copy
-    else:
-        variable.assign(value)
+
+def assign_all(variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Copy arrays of the same shapes and dtypes into variables. JAX copies all to the device at once."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        values = jax.device_put([value.copy() for value in values])  # it uses aligned memory as it is, even if told not to
+    for variable, value in zip(variables, values, strict=True):
+        resource = _resource(variable)
+        if resource is None:
+            variable.assign(value)
+        else:
+            import tensorflow as tf
+
+            tf.raw_ops.AssignVariableOp(resource=resource.handle, value=tf.constant(value))  # the array might be shared
 
 
 def seed(number: int) -> None:

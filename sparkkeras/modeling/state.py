@@ -259,12 +259,11 @@ def put_generators(states: Sequence[Array], model: keras.Model) -> None:
 
 
 def _take(variables: Sequence[Any]) -> Flat:
-    return layout(variables).pack([backends.read(variable) for variable in variables])
+    return layout(variables).pack(backends.read_all(variables))
 
 
 def _put(flat: Flat, variables: Sequence[Any]) -> None:
-    for variable, value in zip(variables, layout(variables).unpack(flat), strict=True):
-        backends.assign(variable, value)
+    backends.assign_all(variables, layout(variables).unpack(flat))
 
 
 def layout(variables: Sequence[Any]) -> Layout:
