@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import subprocess
-from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from tests.integration.standalone import Standalone
@@ -54,21 +53,6 @@ def missing():
     return f"bridges or firewalls do not work here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-@dataclass(frozen=True)
-class Link:
-    """What connects each host with the network.
-
-    Attributes:
-        delay: From one host to another one, in milliseconds.
-        rate: In Mbit/s; 0: any.
-        loss: The share of frames that are lost.
-    """
-
-    delay: float = 0.0
-    rate: float = 0.0
-    loss: float = 0.0
-
-
 class Hosts:
     """Hosts on one network; a context manager that removes them. The bridge is in a namespace of its own.
 
@@ -77,14 +61,11 @@ class Hosts:
         addresses: The address of each host by its name.
         interfaces: Further addresses of hosts, by name, on a second network, which no other host reaches.
         unknown: The hosts whose names the others cannot resolve.
-        link: What connects each host, instead of a cable; without further interfaces. ``relay.c`` passes the frames on,
-            since not every kernel has netem.
     """
 
-    def __init__(self, folder, addresses=ADDRESSES, interfaces=None, unknown=(), link=None):
+    def __init__(self, folder, addresses=ADDRESSES, interfaces=None, unknown=()):
         self.folder, self.addresses, self.interfaces = Path(folder), dict(addresses), interfaces or {}
-        self.unknown, self.link = unknown, link
-        self._relay = None
+        self.unknown = unknown
         self._prefix = f"sk{os.getpid()}-{next(_numbers)}"
 
     def __enter__(self):
@@ -96,8 +77,6 @@ class Hosts:
         return self
 
     def __exit__(self, *_):
-        if self._relay is not None:
-            self._relay.communicate()
         for name in ("switch", *self.addresses):
             subprocess.run(["ip", "netns", "del", self._namespace(name)], capture_output=True)
 
@@ -148,34 +127,29 @@ class Hosts:
                 self._nft(each, f"table inet cut_{host} {{}}\ndelete table inet cut_{host}")
 
     def _make(self):
-        namespaces = [self._namespace(name) for name in ("switch", *self.addresses)]
-        for namespace in namespaces:
-            _ip("netns", "add", namespace)
-            _ip("-n", namespace, "link", "set", "lo", "up")
+        switch = self._namespace("switch")
+        _ip("netns", "add", switch)
         for bridge in ("br0", "br1"):
-            _ip("-n", namespaces[0], "link", "add", bridge, "type", "bridge")
-            _ip("-n", namespaces[0], "link", "set", bridge, "up")
-        if self.link is not None:
-            program = self.folder / "relay"
-            subprocess.run(["cc", "-O2", "-o", program, Path(__file__).with_name("relay.c")], check=True)
-            words = [program, *map(str, astuple(self.link)), *namespaces[1:]]
-            self._relay = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            assert self._relay.stdout.readline()
+            _ip("-n", switch, "link", "add", bridge, "type", "bridge")
+            _ip("-n", switch, "link", "set", bridge, "up")
         for number, (host, address) in enumerate(self.addresses.items()):
             namespace = self._namespace(host)
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
             links = [("eth0", address), *((("eth1", self.interfaces[host]),) if host in self.interfaces else ())]
             for place, (device, own) in enumerate(links):
-                if self.link is None:
-                    plug = f"p{number}{place}"
-                    ends = (plug, "type", "veth", "peer", "name", device, "netns", namespace)
-                    _ip("-n", namespaces[0], "link", "add", *ends)
-                    _ip("-n", namespaces[0], "link", "set", plug, "master", f"br{place}", "up")
+                plug = f"p{number}{place}"
+                _ip("-n", switch, "link", "add", plug, "type", "veth", "peer", "name", device, "netns", namespace)
+                _ip("-n", switch, "link", "set", plug, "master", f"br{place}", "up")
                 words = (f"{own}/64", "dev", device, "nodad") if ":" in own else (f"{own}/24", "dev", device)
                 _ip("-n", namespace, "addr", "add", *words)
                 _ip("-n", namespace, "link", "set", device, "up")
             known = [name for name in self.addresses if name == host or name not in self.unknown]
-            local = ["::1 localhost"] if ":" in address else ["127.0.0.1 localhost", "::1 localhost"]
-            lines = [*local, *(f"{self.addresses[name]} {name}" for name in known)]
+            lines = [
+                *([] if ":" in address else ["127.0.0.1 localhost"]),
+                "::1 localhost",
+                *(f"{self.addresses[name]} {name}" for name in known),
+            ]
             (self.folder / f"{host}-hosts").write_text("\n".join(lines) + "\n")
 
     def _rules(self, host, table, priority, policy, lines):
