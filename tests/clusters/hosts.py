@@ -3,10 +3,14 @@
 `Hosts` runs commands on them. `cluster` starts a standalone Spark: the driver, the master and two workers on four hosts.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
 import subprocess
+import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.standalone import Standalone
@@ -53,6 +57,21 @@ def missing():
     return f"bridges or firewalls do not work here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
+@dataclass(frozen=True)
+class Link:
+    """The network between hosts, which has no limits by default.
+
+    Attributes:
+        delay: The milliseconds from one host to another, in each direction.
+        rate: The Mbit/s that each host can send, and can receive.
+        loss: The percentage of packets that are lost.
+    """
+
+    delay: float = 0
+    rate: float = 0
+    loss: float = 0
+
+
 class Hosts:
     """Hosts on one network; a context manager that removes them. The bridge is in a namespace of its own.
 
@@ -61,11 +80,14 @@ class Hosts:
         addresses: The address of each host by its name.
         interfaces: Further addresses of hosts, by name, on a second network, which no other host reaches.
         unknown: The hosts whose names the others cannot resolve.
+        link: The network between them.
+        cores: The cores that the processes of a host have, by name; all by default.
     """
 
-    def __init__(self, folder, addresses=ADDRESSES, interfaces=None, unknown=()):
+    def __init__(self, folder, addresses=ADDRESSES, interfaces=None, unknown=(), link=None, cores=None):
         self.folder, self.addresses, self.interfaces = Path(folder), dict(addresses), interfaces or {}
-        self.unknown = unknown
+        self.unknown, self.link, self.cores = unknown, link or Link(), cores or {}
+        self._relay, self._groups = None, {}
         self._prefix = f"sk{os.getpid()}-{next(_numbers)}"
 
     def __enter__(self):
@@ -77,6 +99,15 @@ class Hosts:
         return self
 
     def __exit__(self, *_):
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.communicate()
+        for group in self._groups.values():
+            deadline = time.monotonic() + 10
+            while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            with contextlib.suppress(OSError):  # its processes still run
+                group.rmdir()
         for name in ("switch", *self.addresses):
             subprocess.run(["ip", "netns", "del", self._namespace(name)], capture_output=True)
 
@@ -84,7 +115,10 @@ class Hosts:
         """The words before a command that runs on a host."""
         names = self.folder / f"{host}-hosts"
         inside = ["unshare", "--uts", "sh", "-c", IN_HOST, "sh", str(names), host]
-        return [*_inside(self._namespace(host)), *inside, "env", f"SPARK_LOCAL_DIRS={self.folder / host}"]
+        joined = []
+        if host in self._groups:  # before the namespace, in which /sys has no groups
+            joined = ["sh", "-c", 'echo $$ > "$1" && shift && exec "$@"', "sh", str(self._groups[host] / "cgroup.procs")]
+        return [*joined, *_inside(self._namespace(host)), *inside, "env", f"SPARK_LOCAL_DIRS={self.folder / host}"]
 
     def allow(self, host, *rules):
         """Let others connect to these ports of a host only; what comes to any other one is dropped without an answer.
@@ -132,6 +166,9 @@ class Hosts:
         for bridge in ("br0", "br1"):
             _ip("-n", switch, "link", "add", bridge, "type", "bridge")
             _ip("-n", switch, "link", "set", bridge, "up")
+        delayed = self.link.delay and not _has_netem(switch)
+        if delayed:
+            self._start_relay(switch)
         for number, (host, address) in enumerate(self.addresses.items()):
             namespace = self._namespace(host)
             _ip("netns", "add", namespace)
@@ -139,11 +176,21 @@ class Hosts:
             links = [("eth0", address), *((("eth1", self.interfaces[host]),) if host in self.interfaces else ())]
             for place, (device, own) in enumerate(links):
                 plug = f"p{number}{place}"
-                _ip("-n", switch, "link", "add", plug, "type", "veth", "peer", "name", device, "netns", namespace)
+                if delayed:
+                    _ip("-n", switch, "link", "set", f"h{number}{place}", "netns", namespace, "name", device)
+                else:
+                    _ip("-n", switch, "link", "add", plug, "type", "veth", "peer", "name", device, "netns", namespace)
                 _ip("-n", switch, "link", "set", plug, "master", f"br{place}", "up")
                 words = (f"{own}/64", "dev", device, "nodad") if ":" in own else (f"{own}/24", "dev", device)
                 _ip("-n", namespace, "addr", "add", *words)
                 _ip("-n", namespace, "link", "set", device, "up")
+                self._limit(switch, plug, 0 if delayed else self.link.delay)
+                self._limit(namespace, device, 0)
+            if self.link.loss:
+                lost = f'iif != "lo" numgen random mod 100000 < {self.link.loss * 1000:.0f} drop'
+                self._rules(host, "loss", "filter - 20", "accept", [lost])
+            if host in self.cores:
+                self._groups[host] = _cpu_group(namespace, self.cores[host])
             known = [name for name in self.addresses if name == host or name not in self.unknown]
             lines = [
                 *([] if ":" in address else ["127.0.0.1 localhost"]),
@@ -151,6 +198,26 @@ class Hosts:
                 *(f"{self.addresses[name]} {name}" for name in known),
             ]
             (self.folder / f"{host}-hosts").write_text("\n".join(lines) + "\n")
+
+    def _limit(self, namespace, device, delay):
+        """Limit what leaves a device."""
+        if delay:
+            rate = ["rate", f"{self.link.rate}mbit"] if self.link.rate else []
+            _tc(namespace, device, "netem", "delay", f"{delay}ms", *rate, "limit", "100000")
+        elif self.link.rate:
+            _tc(namespace, device, "tbf", "rate", f"{self.link.rate}mbit", "burst", "128kb", "latency", "50ms")
+        if self.link.loss:  # of packets of the size that a network has
+            _ip("-n", namespace, "link", "set", device, "gso_max_segs", "1")
+
+    def _start_relay(self, switch):
+        pairs = [
+            f"h{number}{place},p{number}{place}"
+            for number, host in enumerate(self.addresses)
+            for place in range(1 + (host in self.interfaces))
+        ]
+        program = [sys.executable, str(Path(__file__).with_name("relay.py")), str(self.link.delay / 1000), *pairs]
+        self._relay = subprocess.Popen([*_inside(switch), *program], stdout=subprocess.PIPE)
+        assert self._relay.stdout.readline(), "the relay has not started"
 
     def _rules(self, host, table, priority, policy, lines):
         chain = f"type filter hook input priority {priority}; policy {policy};"
@@ -176,3 +243,27 @@ def _inside(namespace):
 
 def _ip(*words):
     subprocess.run(["ip", *words], check=True)
+
+
+def _tc(namespace, device, *words, check=True):
+    command = ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *words]
+    return subprocess.run(command, check=check, capture_output=not check)
+
+
+def _has_netem(namespace):
+    return _tc(namespace, "lo", "netem", check=False).returncode == 0
+
+
+def _cpu_group(name, cores):
+    """A control group whose processes have so many cores, of version 1 or 2."""
+    first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    group = (first if first.exists() else second) / name
+    if not first.exists():
+        (second / "cgroup.subtree_control").write_text("+cpu")
+    group.mkdir()
+    quota = f"{100_000 * cores:.0f}"
+    if first.exists():
+        (group / "cpu.cfs_quota_us").write_text(quota)
+    else:
+        (group / "cpu.max").write_text(f"{quota} 100000")
+    return group
