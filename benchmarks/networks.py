@@ -1,7 +1,7 @@
 """Measure the modes over networks with delay, rate and loss: ``python benchmarks/networks.py [--only NAME...]``.
 
 It needs root. Driver, master and two workers have hosts of their own on this machine (`tests.clusters.hosts`), and share its
-cores. A case that was measured before is not measured again, unless ``--output`` is another folder.
+cores. A case that was measured before without a problem is not measured again: remove ``results/networks`` for a new run.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ class Weights:
     modes: tuple[str, ...] = tuple(MODES)
     networks: tuple[str, ...] = tuple(NETWORKS)
 
+    @property
+    def steps(self) -> int:
+        """The steps of each of two workers in an epoch."""
+        return math.ceil(self.rows / 2 / data.BATCH_SIZE)
+
 
 def _large() -> Any:
     import keras
@@ -97,6 +102,8 @@ def main() -> int:
     """Measure what is chosen and was not measured before, write it after each case, and print tables."""
     options = _options()
     path = options.output / "latest.json"
+    stored = _stored(path)
+    report.save(options.output, path.stem, stored | {"cases": [case for case in stored["cases"] if "problem" not in case]})
     for network in NETWORKS:
         wanted = [
             {"network": network, "weights": weights, "mode": mode}
@@ -122,7 +129,7 @@ def summary(cases: list[dict[str, Any]]) -> str:
     lines: list[str] = []
     for weights, of_weights in _grouped(cases, "weights").items():
         modes = [mode for mode in MODES if mode in _grouped(of_weights, "mode")]
-        head = f"{weights} of weights, {of_weights[0]['steps']} steps of each worker in an epoch"
+        head = f"{weights} of weights, {WEIGHTS[weights].steps} steps of each worker in an epoch"
         lines += [f"| {head} | {' | '.join(modes)} |", "| --- |" + " --- |" * len(modes)]
         for network, of_network in _grouped(of_weights, "network").items():
             found = {case["mode"]: case for case in of_network}
@@ -130,8 +137,8 @@ def summary(cases: list[dict[str, Any]]) -> str:
             lines.append(f"| {network} | {' | '.join(cells)} |")
         lines.append("")
     note = (
-        f"Seconds of an epoch / to {ACCURACY:.0%} accuracy on other rows, both without the start of training. With ~, the number "
-        "of epochs was measured without delay: in synchronous and all-reduce training, the network does not change it."
+        f"Seconds of an epoch / to {ACCURACY:.0%} accuracy on other rows, both without the start of training. With ~, the "
+        "number of epochs is that without delay: in synchronous and all-reduce training, it is the same in all networks."
     )
     return "\n".join([*lines, note, ""])
 
@@ -222,9 +229,7 @@ def measure(context: Any, cases: list[dict[str, str]], path: str) -> None:
         size = WEIGHTS[case["weights"]]
         rows = data.vectors(size.rows, digits=order[VALIDATION_DIGITS:])
         found = _train(context, size, MODES[case["mode"]], rows, held_out, to_accuracy=_is_measured(case))
-        steps = math.ceil(size.rows / 2 / data.BATCH_SIZE)
-        _store(Path(path), case | {"steps": steps, "limit": size.limit} | found)
-        print(case, found, file=sys.stderr)
+        _store(Path(path), case | {"steps": size.steps, "limit": size.limit} | found)
 
 
 def _is_measured(case: dict[str, str]) -> bool:
