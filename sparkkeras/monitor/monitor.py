@@ -146,7 +146,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            self._end(RunEnded(error))
+            self.on_event(RunEnded(error))
         self.close()
 
     def __reduce__(self) -> NoReturn:

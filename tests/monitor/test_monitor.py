@@ -221,6 +221,19 @@ def test_errors_of_the_monitor_are_warnings(monitor, tmp_path):
         monitor.on_event(RunEnded())
 
 
+def test_a_page_that_cannot_be_written_hides_no_error_of_the_block(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def block():
+        with Monitor(save_to=folder / "run.html", verbose=0):
+            folder.rmdir()
+            raise ZeroDivisionError
+
+    with pytest.warns(UserWarning, match="was not saved: .*folder"), pytest.raises(ZeroDivisionError):
+        block()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
