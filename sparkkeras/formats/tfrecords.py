@@ -34,7 +34,7 @@ from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.connect import check_slots_for, cluster_of, is_remote
 from sparkkeras.spark.filesystem import has_scheme
-from sparkkeras.spark.job_errors import translated
+from sparkkeras.spark.job_errors import kerberos_advice, translated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -296,7 +296,7 @@ class InputFiles:
             reason = reasons[1] if reasons[0].startswith("An error occurred while calling") else reasons[0]  # a line of Py4J
             if "PATH_NOT_FOUND" in reason:
                 reason = "the path does not exist."
-            raise StorageError(f"cannot read {path!r}: {reason}") from error
+            raise StorageError(f"cannot read {path!r}: {reason}{kerberos_advice(reason)}") from error
         local = all(_local(file) for file in sizes)
         for file, size in sizes.items():
             if not local and size > _LARGEST_FILE:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from sparkkeras.data.files import draft_of
 from sparkkeras.errors import StorageError
 from sparkkeras.spark.connect import active_remote_session
+from sparkkeras.spark.job_errors import kerberos_advice
 from sparkkeras.spark.remote_files import SUFFIX, ChecksumError, RemoteFiles, read_data_set
 
 _OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "cosn"}
@@ -394,7 +395,7 @@ class _Hadoop:
             if "FileAlreadyExists" in reason:
                 raise StorageError(_exists(self._given)) from error
             kind = ChecksumError if "ChecksumException" in reason else StorageError
-            raise kind(f"cannot {verb} {self._given!r}: {reason}") from error
+            raise kind(f"cannot {verb} {self._given!r}: {reason}{kerberos_advice(reason)}") from error
 
 
 @contextmanager

@@ -94,6 +94,9 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
                 f"a disk that Spark writes to is full: {first} Free some space, or have Spark use another one "
                 "(spark.local.dir)."
             )
+        advice = kerberos_advice(text)
+        if advice:
+            return StorageError(f"a task{where or ' on a worker'} cannot access HDFS: {first}{advice}")
         return WorkerError(f"Spark could not finish the job: {first}")
     missing = MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
@@ -139,6 +142,24 @@ def _where(text: str) -> str:
 
 _DISK_FULL = "No space left on device"
 """What the message of an executor says if it cannot write the rows of a shuffle."""
+
+_TOKEN_EXPIRED = re.compile(r"Token\b.* has expired, current time|token\b.* can't be found in cache", re.IGNORECASE)
+_NO_TICKET = re.compile(r"GSS initiate failed|GSSException|Client cannot authenticate via:")
+
+
+def kerberos_advice(reason: str) -> str:
+    """What to append to the reason of an error of Hadoop: what to do if Kerberos caused it, else nothing."""
+    if _TOKEN_EXPIRED.search(reason):
+        cause = "The application's delegation token has expired."
+    elif _NO_TICKET.search(reason):
+        cause = "There is no valid Kerberos ticket: it has expired, or no one has logged in with kinit."
+    else:
+        return ""
+    return (
+        f". {cause} Submit with spark.kerberos.principal and spark.kerberos.keytab, with which Spark renews tickets and "
+        "tokens. In client mode, kinit may renew the ticket, with spark.kerberos.renewal.credentials=ccache."
+    )
+
 
 _OURS = re.compile(r'^  File ".*/sparkkeras/')
 

@@ -59,6 +59,17 @@ def test_a_full_disk_of_an_executor_is_named():
     assert "spark.local.dir" in str(error)
 
 
+def test_an_expired_delegation_token_is_named():
+    message = (
+        f"{LOST}org.apache.hadoop.ipc.RemoteException(org.apache.hadoop.security.token.SecretManager$InvalidToken): Token  "
+        "has expired, current time: 2026-11-27 01:59:48,146+0000 expected renewal time: 2026-11-27 01:59:43,185+0000\n\tat "
+    )
+    error = translated(RuntimeError(message))
+    assert isinstance(error, StorageError)
+    assert "01:59:43,185+0000. The application's delegation token has expired" in str(error)
+    assert "spark.kerberos.keytab" in str(error)
+
+
 LOST = (
     "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: org.apache.spark."
     "SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task "
