@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,6 @@ SMALL = {
     "spark.executor.memoryOverhead": OVERHEAD,
     "spark.driver.memory": "512m",
     "spark.driver.memoryOverhead": OVERHEAD,
-    "spark.driver.extraJavaOptions": SHORT_LIVED_JAVA,
-    "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.yarn.archive": "hdfs:///spark/jars.zip",
@@ -92,16 +91,20 @@ class Submit:
         """Run ``recipes/yarn/submit.sh``, in cluster mode."""
         return self._start(["bash", RECIPE / "submit.sh", ARCHIVE, *arguments], settings)
 
-    def program(self, path, *arguments, mode="cluster", **settings):
+    def program(self, path, *arguments, mode="cluster", master="yarn", **settings):
         """Run ``spark-submit`` with the recipe's settings."""
-        submit = ["spark-submit", "--master", "yarn", "--deploy-mode", mode, "--archives", f"{ARCHIVE}#environment"]
+        submit = ["spark-submit", "--master", master, "--deploy-mode", mode]
+        if master == "yarn":
+            submit += ["--archives", f"{ARCHIVE}#environment"]
         if mode == "client":
             submit += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
         return self._start([*submit, "--properties-file", self.properties(settings), path, *arguments], settings, mode)
 
     def properties(self, settings):
         """A file with the recipe's settings, and those of the tests; ``a_b`` stands for ``a.b`` in names."""
-        given = SMALL | {name.replace("_", "."): value for name, value in settings.items()}
+        java = " ".join([SHORT_LIVED_JAVA, *self._hadoop.java_options])
+        given = SMALL | {"spark.driver.extraJavaOptions": java, "spark.executor.extraJavaOptions": java}
+        given |= {name.replace("_", "."): value for name, value in settings.items()}
         path = self._folder / f"{time.time_ns()}.conf"
         added = "".join(f"\n{name} {value}" for name, value in given.items())
         path.write_text((RECIPE / "spark-defaults.conf").read_text() + added + "\n")
@@ -115,7 +118,8 @@ class Submit:
         environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "KERAS_BACKEND": BACKEND}
         if mode == "client":
             environment["PYTHONPATH"] = str(ROOT)
-        return environment | {"HADOOP_CONF_DIR": str(self._hadoop.conf)}
+        options = " ".join([SHORT_LIVED_JAVA, *self._hadoop.java_options])
+        return environment | {"HADOOP_CONF_DIR": str(self._hadoop.conf), "SPARK_SUBMIT_OPTS": options}
 
     def stop(self):
         for application in self._started:
@@ -143,12 +147,11 @@ def archive(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="session")
-def hadoop(tmp_path_factory, request):
+@contextmanager
+def running(request, folder, **options):
     """A running cluster, with Spark's jars and the packed environment on HDFS."""
-    folder = tmp_path_factory.mktemp("hadoop")
     try:
-        cluster = Hadoop(folder)
+        cluster = Hadoop(folder, **options)
     except MissingError as error:
         pytest.skip(f"Hadoop is missing: {error}")
     archive = request.getfixturevalue("archive")
@@ -160,6 +163,13 @@ def hadoop(tmp_path_factory, request):
         cluster.fs("-mkdir", "-p", "/spark")
         cluster.fs("-D", "dfs.replication=1", "-put", packed, archive, "/spark")
         packed.unlink()
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def hadoop(tmp_path_factory, request):
+    """A cluster that believes everyone's name."""
+    with running(request, tmp_path_factory.mktemp("hadoop")) as cluster:
         yield cluster
 
 

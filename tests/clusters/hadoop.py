@@ -35,6 +35,7 @@ POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 ARTIFACTS = [
     "org.apache.hadoop:hadoop-client-minicluster:{version}",
     "org.apache.hadoop:hadoop-client-runtime:{version}",
+    "org.apache.hadoop:hadoop-minikdc:{version}",
     "org.bouncycastle:bcpkix-jdk18on:1.79",  # the ResourceManager needs it, and does not declare it
     "org.slf4j:slf4j-reload4j:1.7.36",
 ]
@@ -46,6 +47,7 @@ NODE_MEMORY_MB = 6144
 NODE_CORES = 4
 
 KINDS = {
+    "kdc": "minikdc.MiniKdc",
     "namenode": "hdfs.server.namenode.NameNode",
     "datanode": "hdfs.server.datanode.DataNode",
     "resourcemanager": "yarn.server.resourcemanager.ResourceManager",
@@ -106,20 +108,30 @@ class Hadoop:
 
     Args:
         folder: For the files and logs of the daemons. Its subfolder ``conf`` is the client's HADOOP_CONF_DIR.
+        secured: Whether it has a KDC, and asks for Kerberos tickets. The user ``me`` is in the keytab.
+
+    Attributes:
+        keytab: The keytab of all users and daemons, if it is secured.
+        java_options: What Java needs to find the KDC, if it is secured.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, secured=False):
         self.folder = Path(folder).resolve()
         self.conf = self.folder / "conf"
+        self.secured = secured
+        self.keytab = self.folder / "keytab"
+        self.java_options = [f"-Djava.security.krb5.conf={self.folder}/kdc/krb5.conf"] if secured else []
         self._ports = {name: free_port() for name in ("namenode", "namenode-http", "web", *_RM_ADDRESSES)}
         self.url = f"hdfs://127.0.0.1:{self._ports['namenode']}"
-        self._settings = self._defaults()
+        self._settings = self._defaults() | (self._security() if secured else {})
         self._classpath = classpath()
         self.daemons = {}
 
     def __enter__(self):
         try:
             self._write(self.conf, {})
+            if self.secured:
+                self._start_kdc()
             self._format()
             for name in ("namenode", "resourcemanager", "nodemanager0", "nodemanager1"):
                 self.start(name)
@@ -141,7 +153,7 @@ class Hadoop:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def start(self, name):
+    def start(self, name, *arguments):
         """Start a daemon: ``namenode``, ``resourcemanager``, ``datanode0``, ``nodemanager1``, ..."""
         kind = name.rstrip("0123456789")
         conf = self.conf
@@ -150,7 +162,7 @@ class Hadoop:
             self._write(conf, self._of_node(name, NODES[int(name.removeprefix(kind))]))
         with (self.folder / f"{name}.log").open("ab") as log:
             self.daemons[name] = subprocess.Popen(
-                [*END_WITH_PARENT, *self._java(conf, f"org.apache.hadoop.{KINDS[kind]}")],
+                [*END_WITH_PARENT, *self._java(conf, f"org.apache.hadoop.{KINDS[kind]}", *arguments)],
                 env=_bare_environment(),
                 cwd=self.folder,
                 stdout=log,
@@ -216,7 +228,10 @@ class Hadoop:
     def client(self, tool, *arguments, check=True):
         """Run a command-line tool of Hadoop; returns the output."""
         command = self._java(self.conf, f"org.apache.hadoop.{tool}", *map(str, arguments))
-        done = subprocess.run(command, env=_bare_environment(), capture_output=True, text=True, timeout=300)
+        environment = _bare_environment()
+        if self.secured:
+            environment |= {"KRB5PRINCIPAL": "hdfs/localhost", "KRB5KEYTAB": str(self.keytab)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 or not check, done.stdout + done.stderr
         return done.stdout
 
@@ -226,7 +241,46 @@ class Hadoop:
         return "\n".join(f"=== {path.parent.name} {path.name}\n{path.read_text(errors='replace')}" for path in files)
 
     def _java(self, conf, name, *arguments):
-        return ["java", *JAVA_OPTIONS, "-Xmx256m", "-cp", f"{conf}:{self._classpath}", name, *arguments]
+        return ["java", *JAVA_OPTIONS, *self.java_options, "-Xmx256m", "-cp", f"{conf}:{self._classpath}", name, *arguments]
+
+    def _start_kdc(self):
+        """Start the KDC, which writes krb5.conf and the keytab."""
+        work = self.folder / "kdc"
+        work.mkdir()
+        settings = {
+            "org.name": "EXAMPLE",
+            "org.domain": "COM",
+            "kdc.bind.address": "127.0.0.1",
+            "kdc.port": "0",
+            "instance": "DefaultKrbServer",
+            "transport": "TCP",
+            "debug": "false",
+            "max.ticket.lifetime": "86400000",
+            "max.renewable.lifetime": "604800000",
+        }
+        (work / "kdc.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self.start("kdc", str(work), str(work / "kdc.conf"), str(self.keytab), *_PRINCIPALS)
+        self.wait(lambda: "created keytab" in (self.folder / "kdc.log").read_text(), "the KDC has not come")
+
+    def _security(self):
+        """Settings for Kerberos; DataNodes need neither privileged ports nor TLS. Tokens end soon, and are renewed."""
+        principals = {
+            "dfs.namenode": ("kerberos.principal", "keytab.file", "hdfs/localhost"),
+            "dfs.datanode": ("kerberos.principal", "keytab.file", "hdfs/localhost"),
+            "dfs.web.authentication": ("kerberos.principal", "kerberos.keytab", "HTTP/localhost"),
+            "yarn.resourcemanager": ("principal", "keytab", "yarn/localhost"),
+            "yarn.nodemanager": ("principal", "keytab", "yarn/localhost"),
+        }
+        settings = {}
+        for name, (principal, keytab, value) in principals.items():
+            settings |= {f"{name}.{principal}": f"{value}@EXAMPLE.COM", f"{name}.{keytab}": str(self.keytab)}
+        return settings | {
+            "hadoop.security.authentication": "kerberos",
+            "dfs.block.access.token.enable": "true",
+            "dfs.namenode.delegation.token.renew-interval": "60000",
+            "dfs.namenode.delegation.token.max-lifetime": "120000",
+            "ignore.secure.ports.for.testing": "true",
+        }
 
     def _format(self):
         log = self.folder / "format.log"
@@ -301,7 +355,7 @@ class Hadoop:
     def _write(self, folder, more):
         """Write a folder of configuration files."""
         folder.mkdir(parents=True, exist_ok=True)
-        prefixes = {"core-site": ("fs.", "hadoop."), "hdfs-site": ("dfs.",), "yarn-site": ("yarn.",)}
+        prefixes = {"core-site": ("fs.", "hadoop."), "hdfs-site": ("dfs.", "ignore."), "yarn-site": ("yarn.",)}
         prefixes["capacity-scheduler"] = ("yarn.scheduler.capacity.",)
         for name, prefix in prefixes.items():
             chosen = {key: value for key, value in (self._settings | more).items() if key.startswith(prefix)}
@@ -319,6 +373,7 @@ class Hadoop:
         (folder / "log4j.properties").write_text("\n".join(logs))
 
 
+_PRINCIPALS = ("hdfs/localhost", "yarn/localhost", "HTTP/localhost", "me")
 _RM_ADDRESSES = ("address", "scheduler.address", "resource-tracker.address", "admin.address")
 
 

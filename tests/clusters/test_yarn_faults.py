@@ -11,6 +11,7 @@ import pytest
 from sparkkeras import Checkpoint, SparkModel, StorageError, WorkerError
 from tests.clusters.conftest import ARCHIVE, BACKEND, RECIPE, SMALL
 from tests.integration.faults import await_slots
+from tests.processes import SHORT_LIVED_JAVA
 
 pytestmark = [pytest.mark.programs, pytest.mark.soak]
 
@@ -30,6 +31,7 @@ def yarn(hadoop, contexts):
         "spark.driver.host": "127.0.0.1",
         "spark.executor.maxNumFailures": "100",  # the tests of this file lose many
         "spark.executorEnv.KERAS_BACKEND": BACKEND,
+        "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
     }
     variables = {"HADOOP_CONF_DIR": str(hadoop.conf), "PYSPARK_PYTHON": "./environment/bin/python3"}
     with pytest.MonkeyPatch.context() as patch:
