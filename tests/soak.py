@@ -43,7 +43,9 @@ SHARDS = {
     "connect": ["tests/integration/test_connect.py"],
     "recipes": ["tests/recipes"],
     "hosts": ["tests/clusters/test_hosts.py"],
-    "hadoop": [f"tests/clusters/test_{name}.py" for name in ("kerberos", "yarn", "yarn_faults")],  # one cluster at a time
+    "hadoop": [
+        f"tests/clusters/test_{name}.py" for name in ("kerberos", "yarn", "yarn_faults", "hdfs")
+    ],  # one cluster at a time
     "s3": ["tests/clusters/test_s3.py"],
 }
 """The pytest arguments of each shard; only tests marked ``soak`` run."""
