@@ -204,7 +204,7 @@ class _Waiting:
     def __init__(self, group: Group, running: Running[Any]) -> None:
         self._group, self._running = group, running
         self._started, self._next, self._has_joined = time.monotonic(), WAIT_SECONDS, False
-        self._has_lost_slots = False
+        self._has_too_few = False  # slots, when it looked last
 
     def check(self) -> WorkerError | None:
         """Warn if it is time; returns the error of ranks for which there are no slots any more."""
@@ -231,13 +231,14 @@ class _Waiting:
             warn(f"{together} not started any for {waited:.0f} seconds: other jobs may use the slots. {jobs}")
             return None
         free, total = self._running.slots_while_waiting() or (size, size)
-        if total < size:  # Spark itself waits for ten minutes
-            if self._has_lost_slots:
+        had_too_few, self._has_too_few = self._has_too_few, total < size
+        if self._has_too_few:  # Spark itself waits for ten minutes
+            if had_too_few:
                 return WorkerError(
                     f"Spark has only {counted(total, 'slot')} left for {counted(size, 'rank')} that start together: an "
                     "executor was lost, and none has replaced it."
                 )
-            self._has_lost_slots, self._next = True, waited + WAIT_SECONDS
+            self._next = waited + WAIT_SECONDS
         elif free < size:
             warn(
                 f"{together} had too few for {waited:.0f} seconds: {free} of {total} are free, and other jobs use the rest. "

@@ -214,7 +214,7 @@ def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
 def test_a_group_whose_slots_are_lost_ends(monkeypatch, recwarn):
     monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None))
     monkeypatch.setattr(Group, "wait", lambda group, seconds: None)
-    back = WaitingTasks(100, (0, 1), (2, 2))
+    back = WaitingTasks(1000, (0, 1), (2, 2), (0, 1), (2, 2))
     with pytest.raises(ClusterError, match="cancelled"):
         run_group(Group(2), ranks(lambda address: back))
     with pytest.raises(WorkerError, match="only 1 slot left for 2 ranks"):
