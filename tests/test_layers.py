@@ -78,7 +78,7 @@ LIBRARIES = {
     "tensorboard": {"tracking"},
     "tensorflow": {"modeling", "worker"},
     "torch": {"modeling", "worker"},
-    "jax": {"worker"},
+    "jax": {"modeling", "worker"},
 }
 """Which packages import which of the libraries that not every process needs or has."""
 
