@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 
 HERE = Path(__file__).resolve().parent
 BACKENDS = ("jax", "torch")
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
-GPU = Effort(warmup=1, turns=5, epochs=1, seeds=1)
+POLICIES = ("float32", "mixed_bfloat16")
+GPU = Effort(warmup=0, turns=4, epochs=1, seeds=1)
 CPU = Effort(warmup=1, turns=3, epochs=1, seeds=1, shrink=20)
 BATCH_SIZE = 128
 JAX_STEPS = 5
 LOG_LINES = 20
 COMPARED_EPOCHS = 2
-TOLERANCE = {"float32": 1e-2, "mixed_bfloat16": 0.1, "mixed_float16": 0.1}
+TOLERANCE = {"float32": 1e-2, "mixed_bfloat16": 0.1}
 """How much weights may differ from those of plain Keras, as a share of how far training has moved them."""
 EPOCH = Metric("epoch begin -> end", "sparkkeras", "keras", target=1.05)
 PREDICT = Metric("predict", "sparkkeras", "keras")
@@ -220,7 +220,7 @@ def _case(task: Task, policy: str, effort: Effort, on_gpu: bool, utilization: An
             contestant.reset()
             contestant.fit(COMPARED_EPOCHS, shuffle=False)
             trained[attempt] = contestant.weights
-        memory[name] = peak_gpu_bytes(lambda fit=contestant.fit: fit(effort.warmup)) - before if on_gpu else None
+        memory[name] = peak_gpu_bytes(lambda fit=contestant.fit: fit(1)) - before if on_gpu else None
         contestant.predict()
     spans: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
 

@@ -307,8 +307,7 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
 
     pieces = _alike(pieces, spec)
     if keras.backend.backend() != "tensorflow":
-        batches = (_in_tuple(_packed(batch)) for piece in pieces for batch in piece.batches(batch_size or piece.rows))
-        yield _transferred(batches, "cuda") if keras.backend.backend() == "torch" and _has_gpu() else batches
+        yield (_in_tuple(_packed(batch)) for piece in pieces for batch in piece.batches(batch_size or piece.rows))
         return
     if batch_size is not None:
         ahead = _read_ahead(pieces, EPOCH_BYTES)
@@ -376,32 +375,9 @@ def _flagged(pairs: Iterable[tuple[Any, bool]]) -> Iterator[Any]:
         yield batch, np.full(1, flag, np.float32)
 
 
-def _transferred(batches: Iterator[Any], target: str) -> Iterator[Any]:
-    """The batches as tensors of PyTorch on a device, one ahead: transfers from pinned memory run beside training."""
-    import keras
-    import torch
-
-    def moved(array: Any) -> Any:
-        tensor = torch.from_numpy(array)
-        return (tensor.pin_memory() if target == "cuda" else tensor).to(target, non_blocking=True)
-
-    following: deque[Any] = deque()
-    for batch in batches:
-        following.append(keras.tree.map_structure(moved, batch))
-        if len(following) > 1:
-            yield following.popleft()
-    yield from following
-
-
 @functools.cache
 def _has_gpu() -> bool:
-    """Whether this process may use a GPU with TensorFlow or PyTorch. Initializes the backend."""
-    import keras
-
-    if keras.backend.backend() == "torch":
-        import torch
-
-        return bool(torch.cuda.is_available())
+    """Whether this process may use a GPU with TensorFlow. Initializes the backend."""
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))
@@ -452,6 +428,13 @@ def to_predict(model: Any) -> Any:
     if keras.backend.backend() == "torch":
         model.eval()
     return model
+
+
+def predicts_ahead() -> bool:
+    """Whether ``predict`` for several batches is faster than ``predict_on_batch`` for each, which waits for the device."""
+    import keras
+
+    return bool(keras.backend.backend() == "jax")
 
 
 def padded(block: Block, batch_size: int) -> Block:

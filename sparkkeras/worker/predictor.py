@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +24,9 @@ from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, pieces_of
 from sparkkeras.worker.progress import reporting_rows
 
+CALL_SECONDS = 0.25
+"""Calls that take longer do not get more batches: the user wants to see progress."""
+
 T = TypeVar("T")
 
 
@@ -29,7 +34,8 @@ class Predictor:
     """Calls a model on blocks of features. The first block loads the model.
 
     It calls ``predict_on_batch`` for each batch: for small models, the data pipeline of ``keras.Model.predict`` takes
-    longer than the model.
+    longer than the model. With JAX, it calls ``predict`` for many batches at once: ``predict_on_batch`` stores the state
+    and waits for each batch, for as long as a GPU takes for two.
 
     Args:
         archive: The model.
@@ -52,24 +58,39 @@ class Predictor:
         self._spec: BlockSpec | None = None
 
     def batches(self, blocks: Iterable[Block]) -> Iterator[Any]:
-        """Yield what ``keras.Model.predict_on_batch`` returns for each batch of blocks, in the order of the rows.
+        """Yield what the model returns for the rows of blocks, in their order: for each batch, or for several at once.
 
         Raises:
             DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
         """
-        rows = 0
+        rows, at_once = 0, 1
         with reporting_rows(self._options.progress, self._context.worker) as report:
-            for piece in pieces_of(iter(blocks), self._options):
-                size = self._options.of(piece).batch_size
-                self._prepare(piece.spec)
-                (check_batch if self._options.in_batches else check_whole_batches)(self._model, piece.rows)
-                for batch in piece.batches(size):
-                    padded = device.padded(batch, size)
-                    with _single_steps(self._model):
-                        predicted = self._model.predict_on_batch(device.call_argument(padded).x)
-                    yield predicted if padded is batch else _mapped(lambda array, rows=batch.rows: array[:rows], predicted)
-                    rows += batch.rows
-                    report(rows)
+            batches = self._split(blocks)
+            while ahead := list(islice(batches, at_once)):
+                started = time.monotonic()
+                predicted = self._call([padded.x for _, padded in ahead])
+                if device.predicts_ahead() and time.monotonic() - started < CALL_SECONDS:
+                    size = _nbytes(predicted) + sum(padded.nbytes for _, padded in ahead)
+                    at_once *= 2 if 2 * size <= HELD_BYTES else 1
+                real = np.concatenate([np.arange(padded.rows) < batch.rows for batch, padded in ahead])
+                yield predicted if real.all() else _mapped(lambda array, real=real: array[real], predicted)
+                rows += int(real.sum())
+                report(rows)
+
+    def _split(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Block]]:
+        """Each batch, and what the model is called with: the same rows, and perhaps further ones to ignore."""
+        for piece in pieces_of(iter(blocks), self._options):
+            size = self._options.of(piece).batch_size
+            self._prepare(piece.spec)
+            (check_batch if self._options.in_batches else check_whole_batches)(self._model, piece.rows)
+            for batch in piece.batches(size):
+                yield batch, device.call_argument(device.padded(batch, size))
+
+    def _call(self, inputs: list[Any]) -> Any:
+        with _single_steps(self._model):
+            if len(inputs) == 1:
+                return self._model.predict_on_batch(inputs[0])
+            return self._model.predict(((x,) for x in inputs), steps=len(inputs), verbose=0)
 
     def predict(self, block: Block) -> Any:
         """What ``keras.Model.predict`` returns for a block that has rows."""

@@ -188,18 +188,6 @@ def test_rows_that_a_backend_may_overwrite_are_copied(tmp_path):
     assert not any(np.shares_memory(array, mapped) for array in device.overwritable(block).arrays)
 
 
-@pytest.mark.core
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch only")
-def test_batches_are_transferred_in_order_and_one_ahead():
-    read = []
-    batches = ((read.append(n), {"a": np.full(2, n)}, np.full(1, -n))[1:] for n in range(3))
-    transferred = device._transferred(batches, "cpu")  # as for a GPU, without pinned memory
-    first = next(transferred)
-    assert read == [0, 1]
-    found = [first, *transferred]
-    assert [(x["a"].tolist(), y.tolist()) for x, y in found] == [([n, n], [-n]) for n in range(3)]
-
-
 @pytest.mark.parametrize(("given", "expected"), [(None, "3"), ("1", "3"), ("0", "0"), ("2", "2")])
 def test_workers_log_as_the_user_has_set_and_not_as_jax(monkeypatch, given, expected):
     monkeypatch.setitem(os.environ, "TF_CPP_MIN_LOG_LEVEL", given or "")

@@ -1,5 +1,6 @@
 """One worker without Spark: equal to plain Keras on the same batches, up to rounding errors."""
 
+import itertools
 from collections import OrderedDict
 
 import keras
@@ -662,14 +663,53 @@ def test_predict_equals_keras_predict(linear, blocks):
 
 
 @pytest.mark.core
-def test_jax_predicts_batches_of_few_sizes(linear, monkeypatch):
+def test_jax_predicts_batches_of_few_sizes(monkeypatch):
     """It compiles the model for each; the last batch of a block may have any number of rows."""
-    kind = type(linear.trainer().archive.cached())
-    whole, sizes = kind.predict_on_batch, []
-    monkeypatch.setattr(kind, "predict_on_batch", lambda self, x: [sizes.append(len(x)), whole(self, x)][1])
-    found = predicted(linear, [from_arrays(X[:11], None, None), from_arrays(X[11:], None, None)], BatchOptions(8))
-    assert sizes == [8, 4, 8, 4] if keras.backend.backend() == "jax" else [8, 3, 8, 3]
-    assert np.allclose(found, linear.anew().predict(X, verbose=0), rtol=0, atol=1e-6)
+    given = Model(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)], name="sizes"))
+    dense, sizes = keras.layers.Dense.call, set()
+    spy = lambda self, inputs, training=None: [sizes.add(inputs.shape[0]), dense(self, inputs)][1]  # noqa: E731
+    monkeypatch.setattr(keras.layers.Dense, "call", spy)
+    found = predicted(given, [from_arrays(X[:11], None, None), from_arrays(X[11:], None, None)], BatchOptions(8))
+    if keras.backend.backend() != "tensorflow":  # which does not know the size
+        assert {size for size in sizes if size and size <= 11} == {8, 4 if keras.backend.backend() == "jax" else 3}
+    assert np.allclose(found, given.anew().predict(X, verbose=0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.core
+def test_many_batches_with_incomplete_ones_among_them_are_predicted_in_order(linear):
+    """JAX predicts several at once, and incomplete ones with rows that do not count."""
+    rows = np.random.default_rng(0).normal(size=(203, 3)).astype(np.float32)
+    blocks = [from_arrays(part, None, None) for part in np.split(rows, [61, 70])]
+    found = list(linear.predictor(BatchOptions(4)).batches(blocks))
+    batches = sum(-(-block.rows // 4) for block in blocks)
+    assert (len(found) < batches) == (keras.backend.backend() == "jax")
+    assert np.allclose(np.concatenate(found), linear.anew().predict(rows, verbose=0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.core
+def test_a_model_predicts_after_a_failure_in_the_middle(linear, monkeypatch):
+    """The next task of the process uses the same model."""
+    block = from_arrays(np.ones((64, 3), np.float32), None, None)
+    predicted(linear, [block], BatchOptions(4))  # so that there is a model with a function
+    model = linear.archive.cached(block.spec.ranks[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "predict_function", failing(model.predict_function))
+        with pytest.raises(MemoryError):
+            predicted(linear, [block], BatchOptions(4))
+    found = predicted(linear, [block], BatchOptions(4))
+    assert np.allclose(found, linear.anew().predict(block.x, verbose=0), rtol=0, atol=1e-6)
+
+
+def failing(function, after=2):
+    """The function, which fails at the call after the next ``after`` ones."""
+    calls = itertools.count()
+
+    def call(*arguments):
+        if next(calls) >= after:
+            raise MemoryError
+        return function(*arguments)
+
+    return call
 
 
 @pytest.mark.core
