@@ -435,9 +435,12 @@ class ParameterClient(Client):
             with heartbeat:
                 while not stop.wait(every):
                     try:
-                        self.stopped = heartbeat.renew().stop
-                    except SparkKerasError:
+                        reply, _ = heartbeat._caller.call("renew", heartbeat._identity())
+                    except TransportError:
+                        continue  # the network may come back within an epoch, before the worker's next call
+                    except RefusedError:
                         return  # the worker's next call raises the same error
+                    self.stopped = _directive(reply).stop
 
         thread = threading.Thread(target=renew, name="sparkkeras-lease", daemon=True)
         thread.start()

@@ -18,7 +18,7 @@ from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat, is_finite
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Store
-from sparkkeras.rpc.transport import Call, Endpoint, RefusedError, connect, make_transport
+from sparkkeras.rpc.transport import Call, Endpoint, RefusedError, TransportError, connect, make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.weights import Flat
 
@@ -700,15 +700,26 @@ def test_renewing_ends_when_the_lease_is_lost(bench):
         client.renew()
 
 
-def test_renewing_ends_when_the_server_has_stopped():
-    with serving(timeout=0.1) as bench:
-        client = bench.client()
-        renewing = client.renewing(0.001)
-        renewing.__enter__()
-        (thread,) = lease_threads()
-    thread.join(120)
-    assert not thread.is_alive()
-    renewing.__exit__(None, None, None)
+def test_renewing_goes_on_after_an_outage_that_is_longer_than_the_timeout(monkeypatch):
+    """As when it begins and ends within an epoch, in which the worker makes no call."""
+    with serving(timeout=0.01) as bench:
+        client = bench.client(0, 1)
+        lease, call, failed = bench.ledger._leases.of(0), type(client._caller).call, []
+
+        def fail(caller, name, *arguments):
+            failed.append(name)
+            raise TransportError("the network is down")
+
+        monkeypatch.setattr(type(client._caller), "call", fail)
+        with client.renewing(0.001):
+            while len(failed) < 50:
+                time.sleep(0.001)
+            before, limit = lease.expires, time.monotonic() + 60
+            monkeypatch.setattr(type(client._caller), "call", call)
+            while lease.expires <= before:
+                assert time.monotonic() < limit, "the lease was not renewed"
+                time.sleep(0.001)
+        assert lease_threads() == []
 
 
 # A server that has stopped
