@@ -137,8 +137,9 @@ def summary(cases: list[dict[str, Any]]) -> str:
             lines.append(f"| {network} | {' | '.join(cells)} |")
         lines.append("")
     note = (
-        f"Seconds of an epoch / to {ACCURACY:.0%} accuracy on other rows, both without the start of training. With ~, the "
-        "number of epochs is that without delay: in synchronous and all-reduce training, it is the same in all networks."
+        f"Seconds of an epoch / to {ACCURACY:.0%} accuracy on other rows, both without the start of training; - if that was "
+        "not reached in time. With ~, the number of epochs is that without delay: in synchronous and all-reduce training, it "
+        "is the same in all networks."
     )
     return "\n".join([*lines, note, ""])
 
@@ -152,7 +153,7 @@ def _cell(case: dict[str, Any], plain: dict[str, Any] | None) -> str:
         return f"more than {case['limit']:.0f}"
     shown = f"{epoch:.{1 if epoch < 10 else 0}f}"
     measured = case["epochs_to_accuracy"]
-    epochs = measured or (plain or {}).get("epochs_to_accuracy")
+    epochs = measured or (plain if plain and case["mode"] in INDEPENDENT else {}).get("epochs_to_accuracy")
     return f"{shown} / {'' if measured else '~'}{epoch * epochs:.0f}" if epochs else f"{shown} / -"
 
 
