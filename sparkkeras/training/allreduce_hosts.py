@@ -24,8 +24,8 @@ from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.spark.slots import check_free_slots, held_slots
 from sparkkeras.worker.device import forking_environment
 
-SLOTS_SECONDS = 8.0
-"""How long executors that were lost have to come back, before training continues with fewer workers."""
+SLOTS_SECONDS = 30.0
+"""How long a cluster has to replace lost executors, before training continues with fewer workers for the rest of it."""
 
 
 def all_slots(cluster: AnyCluster, num_workers: int | None) -> int:
