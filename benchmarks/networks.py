@@ -137,8 +137,8 @@ def summary(cases: list[dict[str, Any]]) -> str:
             lines.append(f"| {network} | {' | '.join(cells)} |")
         lines.append("")
     note = (
-        f"Seconds of an epoch / to {ACCURACY:.0%} accuracy on other rows, both without the start of training; - if that was "
-        "not reached in time. With ~, the number of epochs is that without delay: in synchronous and all-reduce training, it "
+        f"Seconds of an epoch / to {ACCURACY:.0%} accuracy on other rows, both without the start of training; - if it was "
+        "not reached in time. With ~, the number of epochs is that without delay: in synchronous and all-reduce training it "
         "is the same in all networks."
     )
     return "\n".join([*lines, note, ""])

@@ -82,7 +82,9 @@ def test_processes_meet(held):
     addresses = [each.getsockname() for each in held]
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(JaxGroup(rank, addresses).meet, 20) for rank in range(2)]
-        with closing(connected_to(addresses[0])):  # someone else
+        with closing(connected_to(addresses[0], b"GET / HTTP/1.1")), closing(connected_to(addresses[1], b"\0")):
+            connected_to(addresses[1], b"").close()
+            connected_to(addresses[0], JaxGroup(2, addresses[::-1])._greeting(2)).close()  # of another group
             JaxGroup(2, addresses).meet(20)
         for each in waiting:
             each.result()
@@ -105,13 +107,13 @@ def test_a_machine_that_leaves_connections_unanswered_is_named(held):
         assert time.monotonic() - began < 10
 
 
-def connected_to(address):
+def connected_to(address, sent):
     while True:
         try:
             connection = socket.create_connection(address)
         except ConnectionError:
             continue
-        connection.sendall(b"GET / HTTP/1.1")
+        connection.sendall(sent)
         return connection
 
 

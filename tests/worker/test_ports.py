@@ -38,3 +38,9 @@ def test_processes_share_a_range_of_ports():
             pass
     with holding_port(ports) as one, holding_port(ports) as other:
         assert (one, other) == tuple(ports)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_an_error(host):
+    with pytest.raises(ClusterError, match=rf"cannot listen on {host} \(.+\).* set SPARK_LOCAL_IP"):
+        hold_port(host)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import hashlib
 import itertools
 import math
 import operator
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
@@ -51,17 +53,34 @@ def hold_port(host: str = "", port: int = 0) -> socket.socket:
     Args:
         host: The host; empty: all addresses of this machine.
         port: The port, perhaps one that another such socket holds; 0: a free one.
+
+    Raises:
+        ClusterError: The host is not this machine.
+        OSError: The port is taken, or may not be used.
     """
-    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise ClusterError(_not_here(host, error)) from error
+    held = socket.socket(family)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((host, port))
-    except BaseException:
+        held.bind(address)
+    except BaseException as error:
         held.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise ClusterError(_not_here(host, error)) from error
         raise
     return held
+
+
+def _not_here(host: str, error: OSError) -> str:
+    return (
+        f"the worker on {socket.gethostname()} cannot listen on {host} ({error.strerror}), where other workers "
+        "connect to it: set SPARK_LOCAL_IP on this machine to an address of its own that the others reach."
+    )
 
 
 @contextmanager
@@ -72,7 +91,7 @@ def holding_port(ports: range | None) -> Iterator[int]:
         ports: The ports to choose from; ``None``: any free one.
 
     Raises:
-        ClusterError: All are taken.
+        ClusterError: All are taken, or one may not be used.
     """
     with ExitStack() as stack:
         if ports is None:
@@ -84,8 +103,13 @@ def holding_port(ports: range | None) -> Iterator[int]:
             try:
                 name.bind(f"\0sparkkeras-port-{port}")
                 stack.enter_context(closing(hold_port(port=port)))
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise ClusterError(
+                    f"a worker cannot listen on port {port} of {socket.gethostname()} ({error.strerror}): "
+                    f"spark.sparkkeras.worker.ports is {ports[0]}-{ports[-1]}, and has to name ports that it may use."
+                ) from error
             yield port
             return
         raise ClusterError(
@@ -211,8 +235,10 @@ class Group(ABC):
                 beside.listen(self.size)
                 further = beside.getsockname()[1]
             with ThreadPoolExecutor(len(self._others)) as threads:
-                tried = threads.map(lambda rank: _call(self.addresses[rank], self.rank, waiting), self._others)
-                callers = _accept(listening, self._others, waiting, further)
+                tried = threads.map(
+                    lambda rank: _call(self.addresses[rank], self._greeting(self.rank), waiting), self._others
+                )
+                callers = _accept(listening, {self._greeting(rank): rank for rank in self._others}, waiting, further)
             called = {rank: connection for rank, connection in zip(self._others, tried, strict=True) if connection}
             for connection in (*called.values(), *callers.values()):
                 stack.enter_context(closing(connection))
@@ -236,6 +262,10 @@ class Group(ABC):
     @property
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _greeting(self, rank: int) -> bytes:
+        """What a process of this group sends first, and no process of another one."""
+        return hashlib.sha256(repr((rank, self.addresses)).encode()).digest()[:16]
 
     @abstractmethod
     def connect(self, held: socket.socket, timeout: float) -> None:
@@ -386,14 +416,14 @@ class _Waiting:
         return None
 
 
-def _call(address: HostAndPort, rank: int, waiting: _Waiting) -> socket.socket | None:
-    """A connection to another process, to which it has sent the rank of this one; ``None`` if there is none in time."""
+def _call(address: HostAndPort, greeting: bytes, waiting: _Waiting) -> socket.socket | None:
+    """A connection to another process, which this one has greeted; ``None`` if there is none in time."""
     while waiting.remaining > 0:
         connection = waiting.connect(address)
         if connection is None:
             break
         with suppress(OSError):
-            connection.sendall(rank.to_bytes(4))
+            connection.sendall(greeting)
             if reply := connection.recv(4):  # it is accepted only then
                 further = int.from_bytes(reply)
                 beside = waiting.connect((address[0], further)) if further else None
@@ -404,16 +434,25 @@ def _call(address: HostAndPort, rank: int, waiting: _Waiting) -> socket.socket |
     return None
 
 
-def _accept(listening: socket.socket, ranks: Sequence[int], waiting: _Waiting, further: int) -> dict[int, socket.socket]:
-    """The connections from other processes by rank, as many as there are in time; each gets a further port."""
+def _accept(
+    listening: socket.socket, ranks: Mapping[bytes, int], waiting: _Waiting, further: int
+) -> dict[int, socket.socket]:
+    """The connections from other processes by rank, as many as there are in time; each gets a further port.
+
+    Args:
+        listening: Where they connect to.
+        ranks: Their ranks, by what they send.
+        waiting: How long to wait.
+        further: The port that they get.
+    """
     found: dict[int, socket.socket] = {}
     while len(found) < len(ranks) and (remaining := waiting.remaining) > 0:
         listening.settimeout(min(remaining, HEARTBEAT_SECONDS))
         with suppress(OSError):
             connection, _ = listening.accept()
             connection.settimeout(HEARTBEAT_SECONDS)
-            rank = int.from_bytes(connection.recv(4))
-            if rank in ranks:
+            rank = ranks.get(connection.recv(16))
+            if rank is not None:
                 connection.sendall(further.to_bytes(4))
                 found[rank] = connection
             else:
