@@ -74,7 +74,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the SparkContext was stopped while a job was running.")
         if re.search(r"\bJob \d+ cancelled\b", text):
             return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
-        over_limit = _memory_exceeded(context) if _LOST_EXECUTORS.search(text) and not _OVER_LIMIT.search(text) else ""
+        over_limit = _memory_exceeded(context, text) if _LOST_EXECUTORS.search(text) and not _OVER_LIMIT.search(text) else ""
         if over_limit:
             return WorkerError(
                 f"executors were ended, because they used more memory than they have. To prevent it, "
@@ -287,15 +287,25 @@ _OVER_LIMIT = re.compile(r"exceeding (?:physical |virtual )?memory limits|OOMKil
 """What YARN and Kubernetes say of an executor that they have ended for its memory."""
 
 
-def _memory_exceeded(context: SparkContext | None) -> str:
-    """What Spark says of an executor that was ended for its memory; empty if there was none."""
+_EXECUTOR = re.compile(r"\b(?:executor |BlockManagerId\()(\w+)")
+"""The ID of an executor: of one that ran the task, or had what it fetched."""
+
+
+def _memory_exceeded(context: SparkContext | None, text: str) -> str:
+    """What Spark says of an executor in a message that was ended for its memory; empty if there was none.
+
+    A fetch that fails since all copies are lost (``null``) names no executor: then it may be any one.
+    """
     from sparkkeras.spark.activity import executor_states  # which imports this module
 
     found: list[str] = []
+    named = set() if "FetchFailed(null" in text else set(_EXECUTOR.findall(text))
 
     def look() -> None:
         if context is not None and context._jsc is not None:
-            found.extend(state.lost for state in executor_states(context).values() if _OVER_LIMIT.search(state.lost))
+            states = executor_states(context)
+            lost = [state.lost for name, state in states.items() if not named or name in named]
+            found.extend(filter(_OVER_LIMIT.search, lost))
 
     quietly(look)
     return found[-1] if found else ""

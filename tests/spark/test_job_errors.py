@@ -1,10 +1,13 @@
 """A task that failed: the first line of the error names the user's exception."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from sparkkeras.errors import ClusterError, StorageError, WorkerError
+from sparkkeras.spark import activity
+from sparkkeras.spark.activity import ExecutorState
 from sparkkeras.spark.job_errors import interruptible, translated
 
 FAILED = """An error occurred while calling o1.collect: PythonException: Traceback (most recent call last):
@@ -132,6 +135,23 @@ def test_an_executor_that_was_not_heard_is_blamed_on_the_network(reason):
     assert str(error).startswith("an executor on worker2 was lost while it ran a task: Spark received no heartbeats")
     assert reason in str(error)
     assert "memory" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "blamed"),
+    [
+        ("Python worker exited unexpectedly (crashed)", False),
+        ("FetchFailed(BlockManagerId(2, worker1, 35010, None), shuffleId=0)", True),
+        ("FetchFailed(null, shuffleId=0)", True),
+    ],
+)
+def test_memory_is_blamed_only_for_an_executor_of_this_failure(monkeypatch, cause, blamed):
+    lost = "Container killed by YARN for exceeding physical memory limits. 1.1 GB of 1 GB physical memory used."
+    states = {"1": ExecutorState("worker2:1", 1, ""), "2": ExecutorState("worker1:1", 0, lost)}
+    monkeypatch.setattr(activity, "executor_states", lambda context: states)
+    stopped = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+    message = str(translated(RuntimeError(LOST + cause), SimpleNamespace(_jsc=stopped, master="yarn")))
+    assert ("1.1 GB of 1 GB" in message) == blamed
 
 
 def log(error, path):
