@@ -25,7 +25,7 @@ from sparkkeras.worker.batches import BatchOptions, pieces_of
 from sparkkeras.worker.progress import reporting_rows
 
 CALL_SECONDS = 0.25
-"""Calls that take longer do not get more batches: the user wants to see progress."""
+"""Reading batches and calling the model take about so long at most: the user wants to see progress."""
 
 T = TypeVar("T")
 
@@ -66,16 +66,19 @@ class Predictor:
         rows, at_once = 0, 1
         with reporting_rows(self._options.progress, self._context.worker) as report:
             batches = self._split(blocks)
+            started = time.monotonic()
             while ahead := list(islice(batches, at_once)):
-                started = time.monotonic()
                 predicted = self._call([padded.x for _, padded in ahead])
-                if device.predicts_ahead() and time.monotonic() - started < CALL_SECONDS:
+                if time.monotonic() - started >= CALL_SECONDS:
+                    at_once = max(1, at_once // 2)
+                elif device.predicts_ahead():
                     size = _nbytes(predicted) + sum(padded.nbytes for _, padded in ahead)
                     at_once *= 2 if 2 * size <= HELD_BYTES else 1
                 real = np.concatenate([np.arange(padded.rows) < batch.rows for batch, padded in ahead])
                 yield predicted if real.all() else _mapped(lambda array, real=real: array[real], predicted)
                 rows += int(real.sum())
                 report(rows)
+                started = time.monotonic()
 
     def _split(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Block]]:
         """Each batch, and what the model is called with: the same rows, and perhaps further ones to ignore."""

@@ -1,6 +1,7 @@
 """One worker without Spark: equal to plain Keras on the same batches, up to rounding errors."""
 
 import itertools
+import time
 from collections import OrderedDict
 
 import keras
@@ -684,6 +685,22 @@ def test_many_batches_with_incomplete_ones_among_them_are_predicted_in_order(lin
     batches = sum(-(-block.rows // 4) for block in blocks)
     assert (len(found) < batches) == (keras.backend.backend() == "jax")
     assert np.allclose(np.concatenate(found), linear.anew().predict(rows, verbose=0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.core
+def test_batches_of_a_slow_reader_are_predicted_as_they_come(linear, monkeypatch):
+    predictor = linear.predictor(BatchOptions(4))
+    predictor.predict(from_arrays(X[:4], None, None))  # which loads the model
+    monkeypatch.setattr("sparkkeras.worker.predictor.CALL_SECONDS", 0.1)
+    read = []
+
+    def blocks():
+        for number in range(6):
+            time.sleep(0.11)
+            read.append(number)
+            yield from_arrays(X[:4], None, None)
+
+    assert [len(read) for _ in predictor.batches(blocks())] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.core
