@@ -120,18 +120,21 @@ class Hosts:
             joined = ["sh", "-c", 'echo $$ > "$1" && shift && exec "$@"', "sh", str(self._groups[host] / "cgroup.procs")]
         return [*joined, *_inside(self._namespace(host)), *inside, "env", f"SPARK_LOCAL_DIRS={self.folder / host}"]
 
-    def allow(self, host, *rules):
-        """Let others connect to these ports of a host only; what comes to any other one is dropped without an answer.
+    def allow(self, host, *rules, rejects=False):
+        """Let others connect to these ports of a host only.
 
         Args:
             host: The host.
             *rules: Pairs of a port, or a range such as "35010-35015", and the hosts that may connect to it.
+            rejects: Whether connections to any other port are refused; otherwise they remain without an answer.
         """
         lines = ['iif "lo" accept', "ct state established,related accept"]
         for port, sources in rules:
             if not sources:
                 continue
             lines.append(f"ip saddr {{ {', '.join(map(self.addresses.get, sources))} }} tcp dport {port} accept")
+        if rejects:
+            lines.append("meta l4proto tcp reject with tcp reset")
         self._rules(host, "firewall", "filter", "drop", lines)
 
     def open(self, host):

@@ -153,11 +153,11 @@ WORKER_PORTS = "36000-36003"
 SETTINGS = network.SPARK_PORTS | {"spark.sparkkeras.worker.ports": WORKER_PORTS}
 
 
-def close_all_but_documented(hosts, *worker_ports, driver=(PORT,), spark=("driver", *network.WORKERS)):
+def close_all_but_documented(hosts, *worker_ports, driver=(PORT,), spark=("driver", *network.WORKERS), rejects=False):
     """Open the ports that docs/settings.md names, and no others."""
     hosts.allow("driver", *((port, network.WORKERS) for port in ("35000", "35001", *driver)), ("35000", ("master",)))
     for worker in network.WORKERS:
-        hosts.allow(worker, ("35010", spark), *((port, network.WORKERS) for port in worker_ports))
+        hosts.allow(worker, ("35010", spark), *((port, network.WORKERS) for port in worker_ports), rejects=rejects)
 
 
 @pytest.fixture
@@ -177,6 +177,8 @@ def test_another_host_opens_the_page_of_a_monitor(spark, hosts, tmp_path):
         running = threads.submit(spark.run, watched, {}, url=str(url))
         while not (running.done() or (url.exists() and url.read_text())):
             time.sleep(0.1)
+        if running.done():
+            check_success({"": running.result()})
         read = [*hosts.command("worker1"), "curl", "--silent", "--show-error", "--max-time", "10", url.read_text()]
         page = subprocess.run(read, capture_output=True, text=True)
         url.unlink()
@@ -223,14 +225,16 @@ def test_closed_ports_of_the_driver_are_named(spark, firewall):
         assert each["seconds"] < 60  # of which the check takes 10
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_closed_ports_between_workers_are_named(spark, firewall, monkeypatch, backend):
-    firewall(*(() if backend == "tensorflow" else (WORKER_PORTS,)))
+@pytest.mark.parametrize(("backend", "rejects"), [("tensorflow", False), ("jax", False), ("tensorflow", True)])
+def test_closed_ports_between_workers_are_named(spark, firewall, monkeypatch, backend, rejects):
+    """Connections that are rejected look like those to workers that have not started."""
+    firewall(*(() if backend == "tensorflow" else (WORKER_PORTS,)), rejects=rejects)
     monkeypatch.setenv("KERAS_BACKEND", backend)
     found = spark.run(train, SETTINGS, mode="allreduce", port=PORT)
-    assert f"cannot connect to another one at {network.NETWORK}" in found["error"]
+    assert f"{'cannot reach each other' if rejects else 'cannot connect to another one at'}" in found["error"]
+    assert network.NETWORK in found["error"]
     assert "spark.sparkkeras.worker.ports" in found["error"]
-    assert found["seconds"] < 120
+    assert found["seconds"] < (200 if rejects else 120)
 
 
 def test_closed_ports_of_executors_are_named(spark, firewall):
