@@ -120,8 +120,8 @@ class AsynchronousRule(UpdateRule, Protocol):
 
     An exchange is pull, exchange, push: the worker pulls the center and calls `exchange`. It continues training from the
     second result, and pushes the first result, which the server passes to `apply`. Both halves see only the trainable
-    weights; the server averages the statistics. (`Downpour` and `AGN` push first, and get the center with the reply, in
-    half the round trips.) A custom rule::
+    weights; the server averages the statistics. (`Downpour` and `AGN` themselves push first, and get the center with
+    the reply, in half the round trips.) A custom rule::
 
         @dataclass(frozen=True)
         class Clipped:

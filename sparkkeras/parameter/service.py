@@ -483,7 +483,7 @@ class ParameterClient(Client):
         reply, received = self._call("update", fields, body, self._buffer if pull else None)
         if pull:
             self._pulled = PulledWeights(int(reply["version"]), self._payload_format.weights(received))
-        return _directive(reply), self._pulled
+        return _directive(reply), self._pulled if pull else None
 
     def keep_optimizer(self, optimizer: Flat) -> None:
         """Send the optimizer variables at the end of an epoch, before the push."""
