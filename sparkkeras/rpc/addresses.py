@@ -1,6 +1,8 @@
-"""Network addresses as text."""
+"""Network addresses as text, and sockets at them. Imports only the standard library, for the doctor."""
 
 from __future__ import annotations
+
+import socket
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -12,3 +14,26 @@ def split_address(address: str) -> tuple[str, int]:
     """The inverse of `host_and_port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Args:
+        host: The host name or IP address to listen on.
+        port: The port; 0: any free one.
+
+    Raises:
+        OSError: The address is not one of this machine's, or the port is in use.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
+        listening.bind(address)
+        listening.listen(256)
+    except BaseException:
+        listening.close()
+        raise
+    return listening

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from sparkkeras.rpc.addresses import open_listener
 from sparkkeras.rpc.capacity import Capacity
 from sparkkeras.rpc.transport import (
     Address,
@@ -34,7 +35,6 @@ from sparkkeras.rpc.transport import (
     discard_body,
     error_reply,
     handle,
-    open_listener,
     read_body,
 )
 from sparkkeras.rpc.wire import (
@@ -67,7 +67,7 @@ class HttpTransport:
         from sparkkeras.rpc.wsgi import serving  # the server's libraries are not needed on workers
 
         application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint)
-        listener = open_listener(endpoint)
+        listener = open_listener(endpoint.listen, endpoint.port)
         port = int(listener.getsockname()[1])
         with serving(application.flask(), listener, endpoint.timeout, application.capacity):
             yield Address("http", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)

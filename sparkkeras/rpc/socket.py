@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparkkeras.rpc.acceptor import FIRST_SECONDS, accepting
+from sparkkeras.rpc.addresses import open_listener
 from sparkkeras.rpc.capacity import Capacity
 from sparkkeras.rpc.transport import (
     Address,
@@ -30,7 +31,6 @@ from sparkkeras.rpc.transport import (
     discard_body,
     error_reply,
     handle,
-    open_listener,
     read_body,
     read_exactly,
 )
@@ -57,7 +57,7 @@ class SocketTransport:
     @contextmanager
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
         """See `Transport.serve`."""
-        listener = open_listener(endpoint)
+        listener = open_listener(endpoint.listen, endpoint.port)
         port = int(listener.getsockname()[1])
         server = _Server(handler, endpoint, Acceptor(secret, endpoint.encrypt))
         with accepting(listener, lambda data, before: HELLO_BYTES, server.handle):

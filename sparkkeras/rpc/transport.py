@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import socket
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
@@ -287,26 +286,6 @@ def retry_until(
                 raise
             time.sleep(delay)
     raise AssertionError("backoff does not end")
-
-
-def open_listener(endpoint: Endpoint) -> socket.socket:
-    """A listening socket at an endpoint.
-
-    Raises:
-        OSError: The address is not one of this machine's, or the port is in use.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        endpoint.listen, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
-        listening.bind(address)
-        listening.listen(256)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
 
 
 Readinto = Callable[[memoryview], int]
