@@ -1,6 +1,7 @@
 """Describes a Python process and its machine: versions, backend, memory, disk, and which addresses it reaches.
 
-Imports only the standard library, because workers may lack everything else; it is pickled by value.
+Imports only the standard library and `sparkkeras.rpc.addresses`, because workers may lack everything else; both are pickled
+by value.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from sparkkeras.rpc.addresses import CONNECT_SECONDS, connect_error
+
 BACKENDS = {"tensorflow": 840 << 20, "jax": 500 << 20, "torch": 615 << 20}
 """Keras's backends, and the bytes of memory that a process needs for Python, Keras, the backend and training a small model:
 measured with TensorFlow 2.21, JAX 0.10 and PyTorch 2.13."""
 
 PACKAGES = ("keras", *BACKENDS, "numpy", "pyarrow", "pandas", "pyspark", "sparkkeras")
 """The packages whose versions are of interest."""
-
-CONNECT_SECONDS = 5.0
-"""How long a worker tries to connect to the driver, or to another worker."""
 
 LOAD_SECONDS = 180.0
 """How long loading the backend may take."""
@@ -196,7 +196,7 @@ def _first_server(
 
 def unreached_executors(executors: Sequence[tuple[str, int]], pool: ThreadPoolExecutor) -> list[str]:
     """The executors to which this machine cannot connect, and why."""
-    reasons = pool.map(lambda address: refused(*address), executors)
+    reasons = pool.map(lambda address: connect_error(*address), executors)
     pairs = zip(executors, reasons, strict=True)
     return [f"{host}:{port} ({reason})" for (host, port), reason in pairs if reason]
 
@@ -210,15 +210,6 @@ def unreached(server: Server) -> str:
     except OSError as error:
         return f"{where} ({error.strerror or error})"
     return "" if received == server.token else f"{where} (another server answers there)"
-
-
-def refused(host: str, port: int) -> str:
-    """Why a connection to this port fails; empty if it does not."""
-    try:
-        socket.create_connection((host, port), CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return ""
 
 
 def versions() -> dict[str, str]:

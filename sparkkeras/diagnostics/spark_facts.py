@@ -22,6 +22,8 @@ from sparkkeras.diagnostics import inspection
 from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.diagnostics.inspection import Inspection, Server
 from sparkkeras.errors import SparkKerasError
+from sparkkeras.rpc import addresses
+from sparkkeras.rpc.addresses import connect_error
 from sparkkeras.rpc.options import ServerOptions, check_seconds
 from sparkkeras.spark.activity import executor_addresses
 from sparkkeras.spark.cluster import SparkRunning, driver_address
@@ -186,7 +188,7 @@ def _unreached_master(url: str) -> tuple[str, str] | None:
         host, _, port = address.rpartition(":") if ":" in address else (address, "", str(_CONNECT_PORT))
         if not host or not port.isdigit() or int(port) > 65535:
             return f"{address!r} is not host:port", f"Write the address as {kind}://host:port."
-        reason = inspection.refused(host.strip("[]"), int(port))
+        reason = connect_error(host.strip("[]"), int(port))
         if not reason:
             return None
         reasons.append(f"{host}:{port} does not answer ({reason})")
@@ -335,7 +337,8 @@ def _with_workers(
     """Run the inspection as a job that can be cancelled."""
     from pyspark import cloudpickle
 
-    cloudpickle.register_pickle_by_value(inspection)
+    for module in (inspection, addresses):  # which workers may lack
+        cloudpickle.register_pickle_by_value(module)
     job = running(collect)
     try:
         found = in_time(job.result, seconds + inspection.LOAD_SECONDS)

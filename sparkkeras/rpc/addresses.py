@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import socket
 
+CONNECT_SECONDS = 5.0
+"""How long the doctor, and a driver whose tasks do not end, try to connect to an address."""
+
 
 def host_and_port(host: str, port: int) -> str:
     """An address as ``host:port``; an IPv6 address is in brackets."""
@@ -14,6 +17,15 @@ def split_address(address: str) -> tuple[str, int]:
     """The inverse of `host_and_port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def connect_error(host: str, port: int) -> str:
+    """Why this process cannot connect to a port; empty if it can."""
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:  # the latter: of a name that cannot be one of a host
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 def open_listener(host: str, port: int) -> socket.socket:

@@ -7,7 +7,6 @@ see the tasks of their queries only.
 from __future__ import annotations
 
 import functools
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 from sparkkeras.errors import counted, warn
 from sparkkeras.events import Events, Incident, SparkTasks
-from sparkkeras.rpc.addresses import split_address
+from sparkkeras.rpc.addresses import connect_error, split_address
 from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.job_errors import quietly
 from sparkkeras.spark.master import is_local
@@ -27,9 +26,6 @@ POLL_SECONDS = 1.0
 
 STALLED_SECONDS = 20.0
 """How long no task may end, before it is checked whether Spark can run tasks at all."""
-
-CONNECT_SECONDS = 5.0
-"""How long the driver tries to connect to an executor."""
 
 _LAST_SECONDS = 0.05
 """If reading the store takes longer, it is not read at the end of a run, which would wait for it."""
@@ -164,7 +160,7 @@ class _Stall:
                 "reach, and open spark.driver.port and spark.driver.blockManager.port"
             )
         for host in running:
-            if host not in self._reached and (error := unreachable(host)):
+            if host not in self._reached and (error := connect_error(*split_address(host))):
                 return (
                     f"the driver cannot connect to the executor at {host} ({error}), so that Spark may wait for minutes and "
                     "fail. Set spark.blockManager.port to a port that is open from the driver to all executors, and between "
@@ -172,15 +168,6 @@ class _Stall:
                 )
             self._reached.add(host)
         return ""
-
-
-def unreachable(address: str) -> str:
-    """Why this process cannot connect to an address, as host and port; empty if it can."""
-    try:
-        socket.create_connection(split_address(address), CONNECT_SECONDS).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 class RemoteTasks:

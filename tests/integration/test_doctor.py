@@ -109,6 +109,13 @@ def test_workers_without_keras(loads, examined, python, tmp_path):
     assert not [error for error in errors if "numpy" in error]
 
 
+def test_workers_without_sparkkeras(loads, examined, python, tmp_path):
+    folder = package(tmp_path / "other", "sparkkeras", "")
+    package(folder / "sparkkeras", "spark", "")
+    (folder / "sparkkeras" / "spark" / "daemon.py").write_text("from pyspark.daemon import manager\n\nmanager()\n")
+    assert examined(python(f"export PYTHONPATH={folder}:$PYTHONPATH", "-P")) == []
+
+
 def test_a_backend_that_does_not_load(examined, python, tmp_path):
     code = "raise ImportError('libtensorflow_framework.so.2: cannot open shared object file')"
     broken = package(tmp_path / "broken", "tensorflow", code)
