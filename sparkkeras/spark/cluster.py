@@ -321,7 +321,8 @@ def driver_address(context: SparkContext) -> DriverAddress:
         return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
     conf = context.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
-    return DriverAddress(host, conf.get("spark.driver.bindAddress") or host, is_local=False)
+    listen = conf.get("spark.driver.bindAddress") or host
+    return DriverAddress(host.strip("[]"), listen.strip("[]"), is_local=False)  # Spark wants IPv6 addresses in brackets
 
 
 def running_tasks(context: SparkContext, tag: str | None = None) -> int:
