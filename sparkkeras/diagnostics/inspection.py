@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sparkkeras.rpc.addresses import CONNECT_SECONDS, connect_error
+from sparkkeras.rpc.addresses import CONNECT_SECONDS, connect_error, host_and_port, open_listener, split_address
 
 BACKENDS = {"tensorflow": 840 << 20, "jax": 500 << 20, "torch": 615 << 20}
 """Keras's backends, and the bytes of memory that a process needs for Python, Keras, the backend and training a small model:
@@ -133,8 +133,9 @@ class Inspection:
             yield found | {"loaded": load_backend(self.backend, gpus)}
             return
         token = f"{found['executor']}@{found['host']}"
-        with serving("", self.ports or (0,), token) as port:
-            address = context.getTaskInfos()[partition].address.rpartition(":")[0] or found["host"]
+        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        with serving(everywhere, self.ports or (0,), token) as port:
+            address, _ = split_address(context.getTaskInfos()[partition].address)
             mine = Server(address, port, token)
             workers = [Server(*json.loads(each)) for each in context.allGather(json.dumps([mine.host, mine.port, token]))]
             firsts = {worker.token: worker for worker in reversed(workers)}  # of each executor
@@ -175,35 +176,36 @@ def serving(host: str, ports: Sequence[int], token: str) -> Iterator[int]:
         def handle(self) -> None:
             self.request.sendall(token.encode() + b"\n")
 
-    with _first_server(host, ports, Sender) as server:
+    listening = _first_listener(host, ports)
+    with socketserver.ThreadingTCPServer(listening.getsockname()[:2], Sender, bind_and_activate=False) as server:
+        server.socket.close()
+        server.socket = listening  # of IPv4 or IPv6
         thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
         thread.start()
         try:
-            yield server.server_address[1]
+            yield listening.getsockname()[1]
         finally:
             server.shutdown()
             thread.join()
 
 
-def _first_server(
-    host: str, ports: Sequence[int], handler: type[socketserver.BaseRequestHandler]
-) -> socketserver.ThreadingTCPServer:
+def _first_listener(host: str, ports: Sequence[int]) -> socket.socket:
     for port in ports[:-1]:
         with suppress(OSError):
-            return socketserver.ThreadingTCPServer((host, port), handler)
-    return socketserver.ThreadingTCPServer((host, ports[-1]), handler)
+            return open_listener(host, port)
+    return open_listener(host, ports[-1])
 
 
 def unreached_executors(executors: Sequence[tuple[str, int]], pool: ThreadPoolExecutor) -> list[str]:
     """The executors to which this machine cannot connect, and why."""
     reasons = pool.map(lambda address: connect_error(*address), executors)
     pairs = zip(executors, reasons, strict=True)
-    return [f"{host}:{port} ({reason})" for (host, port), reason in pairs if reason]
+    return [f"{host_and_port(*address)} ({reason})" for address, reason in pairs if reason]
 
 
 def unreached(server: Server) -> str:
     """Why a server cannot be reached from here; empty if it can."""
-    where = f"{server.host}:{server.port}"
+    where = host_and_port(server.host, server.port)
     try:
         with socket.create_connection((server.host, server.port), CONNECT_SECONDS) as connection:
             received = connection.makefile("rb").readline().decode(errors="replace").strip()

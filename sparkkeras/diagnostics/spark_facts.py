@@ -23,7 +23,7 @@ from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.diagnostics.inspection import Inspection, Server
 from sparkkeras.errors import SparkKerasError
 from sparkkeras.rpc import addresses
-from sparkkeras.rpc.addresses import connect_error
+from sparkkeras.rpc.addresses import connect_error, host_and_port
 from sparkkeras.rpc.options import ServerOptions, check_seconds
 from sparkkeras.spark.activity import executor_addresses
 from sparkkeras.spark.cluster import SparkRunning, driver_address
@@ -411,7 +411,10 @@ def _token_server(driver: DriverAddress, request: Request) -> Iterator[tuple[Ser
             None,
             (
                 Finding(
-                    ERROR, "driver", f"no server can listen on {served.listen}:{port}: {error.strerror or error}.", remedy
+                    ERROR,
+                    "driver",
+                    f"no server can listen on {host_and_port(served.listen, port)}: {error.strerror or error}.",
+                    remedy,
                 ),
             ),
         )

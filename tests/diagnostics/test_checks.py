@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,6 +12,7 @@ from sparkkeras.diagnostics.checks import Needs
 from sparkkeras.diagnostics.findings import ERROR, OK, WARNING, Diagnosis, Finding
 from sparkkeras.diagnostics.spark_facts import SparkFacts
 from sparkkeras.spark.cluster import FASTER_SETTINGS
+from tests.rpc.test_transports import has_ipv6
 
 GB = 1 << 30
 PACKAGES = {"keras": "3.15.1", "tensorflow": "2.21.0", "numpy": "2.4.6", "pyarrow": "26.0.1", "pyspark": "4.3.0"}
@@ -362,12 +365,31 @@ def test_a_diagnosis_counts_prints_and_becomes_json():
     ]  # fmt: skip
 
 
-def test_a_server_is_reached_if_it_sends_its_token():
-    with inspection.serving("127.0.0.1", (0,), "token") as port:
-        assert inspection.unreached(inspection.Server("127.0.0.1", port, "token")) == ""
-        other = inspection.unreached(inspection.Server("127.0.0.1", port, "another"))
-        assert other == f"127.0.0.1:{port} (another server answers there)"
-    assert "refused" in inspection.unreached(inspection.Server("127.0.0.1", port, "token"))
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        pytest.param("::1", "[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")),
+    ],
+)
+def test_a_server_is_reached_if_it_sends_its_token(host, shown):
+    with inspection.serving(host, (0,), "token") as port:
+        assert inspection.unreached(inspection.Server(host, port, "token")) == ""
+        other = inspection.unreached(inspection.Server(host, port, "another"))
+        assert other == f"{shown}:{port} (another server answers there)"
+        with ThreadPoolExecutor(1) as pool:
+            assert inspection.unreached_executors([(host, port)], pool) == []
+    assert "refused" in inspection.unreached(inspection.Server(host, port, "token"))
+    with ThreadPoolExecutor(1) as pool:
+        assert inspection.unreached_executors([(host, port)], pool) == [f"{shown}:{port} (Connection refused)"]
+
+
+def test_a_port_is_free_again_when_a_server_has_ended():
+    port = 0
+    for _ in range(2):
+        with inspection.serving("127.0.0.1", (port,), "token") as port:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                assert connection.makefile("rb").read() == b"token\n"  # until the server closes the connection
 
 
 def test_java_of_the_environment(tmp_path):

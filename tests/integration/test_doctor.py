@@ -15,6 +15,7 @@ from sparkkeras.diagnostics.doctor import examine_driver, examine_spark
 from sparkkeras.diagnostics.spark_facts import Request
 from tests.models import classifier
 from tests.processes import clean_environment
+from tests.rpc.test_transports import has_ipv6
 
 UNREACHABLE = "192.0.2.1"
 """An address that is reserved for documentation (RFC 5737)."""
@@ -205,6 +206,15 @@ for settings in json.loads(sys.argv[1]):
 """Examines clusters with settings of the driver that only a new SparkContext takes."""
 
 
+def found_on(clusters, **environment):
+    """The findings on clusters with these settings, as lists."""
+    command = [sys.executable, "-c", CLUSTERS, json.dumps(clusters)]
+    given = clean_environment() | environment
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+
+
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory):
     """The errors of clusters that start one after the other, in one Java."""
@@ -227,11 +237,7 @@ def clusters(tmp_path_factory):
         "spark.task.resource.gpu.amount": "1",
         "start_seconds": "60",
     }
-    command = [sys.executable, "-c", CLUSTERS, json.dumps([unreachable, idle, gpus])]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
-    return dict(zip(["unreachable", "idle", "gpus"], found, strict=True))
+    return dict(zip(["unreachable", "idle", "gpus"], found_on([unreachable, idle, gpus]), strict=True))
 
 
 @pytest.mark.programs
@@ -251,6 +257,23 @@ def test_executors_that_spark_starts_when_it_needs_them(clusters):
 def test_a_gpu_that_the_backend_does_not_see(clusters):
     [error] = [message for status, message, _ in clusters["gpus"] if status == "error"]
     assert "1 GPU (77), and tensorflow sees none." in error
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+def test_addresses_of_ipv6():
+    java = "-Djava.net.preferIPv6Addresses=true"
+    settings = {
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.driver.host": "[::1]",
+        "spark.driver.bindAddress": "[::1]",
+        "spark.executor.extraJavaOptions": java,
+        "start_seconds": "60",
+    }
+    environment = {"SPARK_LOCAL_IP": "::1", "SPARK_PREFER_IPV6": "true"}
+    [found] = found_on([settings], **environment, SPARK_SUBMIT_OPTS=f"{os.environ['SPARK_SUBMIT_OPTS']} {java}")
+    assert not [message for status, message, _ in found if status == "error"]
+    assert {"workers reach the driver", "workers reach each other"} <= {message for _, message, _ in found}
 
 
 @pytest.mark.programs
