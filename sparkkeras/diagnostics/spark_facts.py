@@ -266,19 +266,28 @@ def describe(session: SparkSession, backend: str, request: Request) -> SparkFact
         backend: Keras's backend.
         request: The address and port that workers have to reach, and how long they may take to start.
     """
-    if is_remote(session):
-        return _describe_remote(session, backend, request)
-    context, seconds = session.sparkContext, request.start_seconds
-    settings = dict(context.getConf().getAll())
-    java = str(cast(Any, context._jvm).java.lang.System.getProperty("java.version"))
-    facts = SparkFacts(context.version, context.master or "", False, settings, java)
-    if not _executors_started(context, facts, seconds):
-        return replace(facts, findings=(_no_executor(settings, seconds),))
-    facts = replace(facts, slots=slots_of(context))
+    facts = _settings_of(session)
     try:
-        ports = worker_ports(context.getConf())
+        ports = worker_ports(facts.settings)
     except SparkKerasError as error:
         return replace(facts, findings=(Finding.rejected("settings", error, "Correct the setting."),))
+    return (_inspect_remote if facts.is_remote else _inspect)(session, facts, backend, ports, request)
+
+
+def _settings_of(session: SparkSession) -> SparkFacts:
+    if is_remote(session):
+        settings = dict(cast(Any, session.conf).getAll)
+        return SparkFacts(session.version, settings.get("spark.master", ""), True, settings)
+    context = session.sparkContext
+    java = str(cast(Any, context._jvm).java.lang.System.getProperty("java.version"))
+    return SparkFacts(context.version, context.master or "", False, dict(context.getConf().getAll()), java)
+
+
+def _inspect(session: SparkSession, facts: SparkFacts, backend: str, ports: range | None, request: Request) -> SparkFacts:
+    context, seconds = session.sparkContext, request.start_seconds
+    if not _executors_started(context, facts, seconds):
+        return replace(facts, findings=(_no_executor(facts.settings, seconds),))
+    facts = replace(facts, slots=slots_of(context))
     executors = () if facts.is_local else executor_addresses(context)
     with ThreadPoolExecutor(_CONNECTIONS) as pool:
         unreached = inspection.unreached_executors(executors, pool)
@@ -302,10 +311,10 @@ def _no_executor(settings: Mapping[str, str], seconds: float) -> Finding:
     )
 
 
-def _describe_remote(session: SparkSession, backend: str, request: Request) -> SparkFacts:
+def _inspect_remote(
+    session: SparkSession, facts: SparkFacts, backend: str, ports: range | None, request: Request
+) -> SparkFacts:
     seconds = request.start_seconds
-    settings = dict(cast(Any, session.conf).getAll)
-    facts = SparkFacts(session.version, settings.get("spark.master", ""), True, settings)
     slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
     if isinstance(slots, Exception):
         return replace(facts, findings=(_not_run(slots, seconds),))
@@ -318,7 +327,7 @@ def _describe_remote(session: SparkSession, backend: str, request: Request) -> S
         return replace(facts, findings=(_not_run(error, seconds),))
     with _token_server(address, request) as (server, findings):
         facts = replace(facts, findings=findings)
-        task = Inspection(backend, server, not facts.is_dynamic).on_batches
+        task = Inspection(backend, server, not facts.is_dynamic, ports).on_batches
         mapped = frame.mapInArrow(task, "result string", barrier=not facts.is_dynamic)
 
         def collect() -> list[dict[str, Any]]:

@@ -1,6 +1,9 @@
 """The doctor behind Spark Connect."""
 
+import socket
+
 from sparkkeras import diagnose
+from sparkkeras.spark.ports import WORKER_PORTS
 from tests.models import classifier
 
 
@@ -15,3 +18,17 @@ def test_a_good_set_up(spark):
 def test_a_port_that_workers_do_not_reach(spark):
     [error] = diagnose(spark, host="192.0.2.1", bind="0.0.0.0").errors
     assert "the driver at 192.0.2.1:" in error.message
+
+
+def test_the_ports_of_workers(spark):
+    try:
+        with socket.create_server(("", 0)) as other:
+            port = other.getsockname()[1]
+            spark.conf.set(WORKER_PORTS, f"{port}-{port}")
+            [taken] = diagnose(spark).errors
+        spark.conf.set(WORKER_PORTS, "36000")
+        [invalid] = diagnose(spark).errors
+    finally:
+        spark.conf.unset(WORKER_PORTS)
+    assert "Address already in use" in taken.message
+    assert invalid.message.startswith(f"{WORKER_PORTS}='36000': expected")
