@@ -290,8 +290,8 @@ def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFac
             Finding(
                 ERROR,
                 "network",
-                f"the driver at {reason} cannot be reached from {WHERE}: asynchronous training, searches and SparkRunner "
-                "would fail.",
+                f"the driver at {reason} cannot be reached from {WHERE}: asynchronous and all-reduce training, searches "
+                "and SparkRunner would fail.",
                 "Set spark.driver.host (or host= of server_options) to an address that executors reach, and port= to one "
                 "that no firewall blocks.",
             ),

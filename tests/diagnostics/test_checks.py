@@ -198,6 +198,7 @@ def test_connections_that_fail():
         "the driver at 10.0.0.1:77 (timed out) cannot be reached from one",
         "workers on one and two cannot connect to 3 other workers, such as the one at 10.0.0.2:5 (refused)",
     ]
+    assert problems(found)[0][1].endswith(": asynchronous and all-reduce training, searches and SparkRunner would fail.")
     assert "workers reach the driver" not in [finding.message for finding in found]
     assert "workers reach the driver" not in [finding.message for finding in of_workers(described(reaches_driver=None))]
 
