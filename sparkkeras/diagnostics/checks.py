@@ -284,6 +284,8 @@ def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFac
         yield from _unreached_executors(name, worker["unreached_executors"])
     tried = [(name, worker["reaches_driver"]) for name, worker in workers if worker["reaches_driver"] is not None]
     failed = [(name, reason) for name, reason in tried if reason]
+    chosen = " The doctor chose this port at random." if facts.is_any_port else ""
+    tested = " Test this port with --port (port= of diagnose)." if facts.is_any_port else ""
     yield from _grouped(
         (
             name,
@@ -291,9 +293,9 @@ def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFac
                 ERROR,
                 "network",
                 f"the driver at {reason} cannot be reached from {WHERE}: asynchronous and all-reduce training, searches "
-                "and SparkRunner would fail.",
+                f"and SparkRunner would fail.{chosen}",
                 "Set spark.driver.host (or host= of server_options) to an address that executors reach, and port= to one "
-                "that no firewall blocks.",
+                f"that no firewall blocks.{tested}",
             ),
         )
         for name, reason in failed

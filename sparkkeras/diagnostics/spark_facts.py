@@ -96,6 +96,7 @@ class SparkFacts:
         workers: The descriptions of the workers, see `Inspection`; one for each slot.
         findings: What did not work.
         unreached_executors: The executors to which the driver cannot connect, and why.
+        is_any_port: Whether the workers try to reach a port of the driver that was chosen at random.
     """
 
     version: str
@@ -107,6 +108,7 @@ class SparkFacts:
     workers: tuple[dict[str, Any], ...] = ()
     findings: tuple[Finding, ...] = field(default=())
     unreached_executors: tuple[str, ...] = ()
+    is_any_port: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -266,7 +268,7 @@ def describe(session: SparkSession, backend: str, request: Request) -> SparkFact
         backend: Keras's backend.
         request: The address and port that workers have to reach, and how long they may take to start.
     """
-    facts = _settings_of(session)
+    facts = replace(_settings_of(session), is_any_port=not request.port)
     try:
         ports = worker_ports(facts.settings)
     except SparkKerasError as error:

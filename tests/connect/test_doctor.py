@@ -18,6 +18,7 @@ def test_a_good_set_up(spark):
 def test_a_port_that_workers_do_not_reach(spark):
     [error] = diagnose(spark, host="192.0.2.1", bind="0.0.0.0").errors
     assert "the driver at 192.0.2.1:" in error.message
+    assert error.message.endswith("The doctor chose this port at random.")
 
 
 def test_the_ports_of_workers(spark):

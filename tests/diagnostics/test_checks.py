@@ -203,6 +203,14 @@ def test_connections_that_fail():
     assert "workers reach the driver" not in [finding.message for finding in of_workers(described(reaches_driver=None))]
 
 
+def test_a_port_of_the_driver_that_was_chosen_at_random():
+    facts = spark(described(reaches_driver="10.0.0.1:77 (timed out)"))
+    for chosen in (False, True):
+        facts = dataclasses.replace(facts, is_any_port=chosen)
+        *_, found = checks.check_workers(facts, described(), "tensorflow", nothing_lacks)
+        assert ("at random" in found.message, "--port" in found.remedy) == (chosen, chosen)
+
+
 def test_executors_that_are_not_reached_on_the_port_of_spark():
     found = of_workers(described(unreached_executors=["two:35010 (timed out)"]), described(host="two"))
     assert problems(found) == [
