@@ -130,18 +130,31 @@ def watched(context, url):
     return found
 
 
-def examined(context):
+def examined(context, port):
+    """The errors that the doctor finds."""
     from pyspark.sql import SparkSession
 
     from sparkkeras import diagnose
 
-    return [str(finding) for finding in diagnose(SparkSession(context), port=PORT).findings if finding.status == "error"]
+    return [str(finding) for finding in diagnose(SparkSession(context), port=port).errors]
+
+
+def diagnosed(context, port=0):
+    def check():
+        errors = examined(context, port)
+        assert not errors, "\n".join(errors)
+
+    return timed(check)
 
 
 def all_of_it(context, port=0):
     modes = ("synchronous", "asynchronous", "allreduce")
     found = {mode: train(context, mode=mode, **({"port": port} if port else {})) for mode in modes}
-    return found | {"runner": run(context, port=port), "search": search(context, port)}
+    return found | {
+        "runner": run(context, port=port),
+        "search": search(context, port),
+        "doctor": diagnosed(context, port),
+    }
 
 
 def check_success(found):
@@ -219,10 +232,10 @@ def test_closed_ports_of_the_driver_are_named(spark, firewall):
     firewall(WORKER_PORTS, driver=())
     found = spark.run(all_of_it, SETTINGS, seconds=600, port=PORT)
     assert "result" in found.pop("synchronous")
-    for each in found.values():
+    for name, each in found.items():
         assert f"driver:{PORT}" in each["error"]
         assert "port=" in each["error"]
-        assert each["seconds"] < 60  # of which the check takes 10
+        assert name == "doctor" or each["seconds"] < 60  # of which the check takes 10; the doctor loads the backend
 
 
 @pytest.mark.parametrize(("backend", "rejects"), [("tensorflow", False), ("jax", False), ("tensorflow", True)])
@@ -269,11 +282,11 @@ def test_a_driver_that_workers_cannot_resolve_or_reach_is_named(tmp_path, addres
 
 def test_the_doctor_names_closed_ports(spark, firewall):
     firewall()
-    (found,) = spark.run(examined, SETTINGS)
+    (found,) = spark.run(examined, SETTINGS, port=PORT)
     assert f"cannot connect to 2 other workers, such as the one at {network.NETWORK}" in found
     assert ":36000" in found
     firewall(WORKER_PORTS, spark=network.WORKERS)
-    (found,) = spark.run(examined, SETTINGS)
+    (found,) = spark.run(examined, SETTINGS, port=PORT)
     assert "the driver cannot connect to 2 executors, such as the one at " in found
     assert "spark.blockManager.port" in found
 
