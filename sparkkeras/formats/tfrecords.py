@@ -14,7 +14,6 @@ import re
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
@@ -126,23 +125,18 @@ def _save_through_driver(df: DataFrame, folder: str, encode_rows: _Encode, mode:
     """Write with the file systems of Spark, which only this process can use: one partition after the other."""
     if mode == "error" and filesystem.exists(folder):
         raise StorageError(f'{folder!r} already exists: set mode="overwrite" to replace it, or use another path.')
-    parent, _, name = folder.rpartition("/")
     run_id = uuid.uuid4().hex[:12]
-    draft = f"{parent}/.{name}.{run_id}.tmp"
-    try:
-        pieces = df.mapInArrow(encode_rows, "part int, data binary").toLocalIterator(prefetchPartitions=True)
-        for part, of_part in groupby(pieces, key=attrgetter("part")):
-            path = f"{draft}/part-{part:05d}-{run_id}{SUFFIXES[encode_rows.compression]}"
-            with filesystem.new_file(path, atomic=False) as file:
-                file.writelines(piece.data for piece in of_part)
-        with filesystem.new_file(f"{draft}/_SUCCESS", atomic=False):
-            pass
-        filesystem.replace_folder(draft, folder)
-    except Exception as error:
-        raise translated(error) from error
-    finally:
-        with suppress(StorageError):
-            filesystem.remove_folder(draft)
+    with filesystem.new_folder(folder, overwrite=mode == "overwrite") as draft:
+        try:
+            pieces = df.mapInArrow(encode_rows, "part int, data binary").toLocalIterator(prefetchPartitions=True)
+            for part, of_part in groupby(pieces, key=attrgetter("part")):
+                path = f"{draft}/part-{part:05d}-{run_id}{SUFFIXES[encode_rows.compression]}"
+                with filesystem.new_file(path, atomic=False) as file:
+                    file.writelines(piece.data for piece in of_part)
+            with filesystem.new_file(f"{draft}/_SUCCESS", atomic=False):
+                pass
+        except Exception as error:
+            raise translated(error) from error
 
 
 @dataclass(frozen=True)

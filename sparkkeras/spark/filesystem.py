@@ -284,17 +284,51 @@ def exists(uri: str) -> bool:
         return bool(hadoop.files.exists(hadoop.path(uri)))
 
 
-def replace_folder(draft: str, folder: str) -> None:
-    """Rename a folder on a file system of Hadoop to a name that may exist, which is removed first.
+@contextmanager
+def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
+    """A folder to write on a file system of Hadoop, which has its name when the ``with`` block has ended without an error.
+
+    A rename cannot replace a folder. So an existing one is renamed to `previous_folder` first, and removed when the new one
+    has its name. If the process dies in between, both are complete.
+
+    Args:
+        folder: The path, which the caller has checked if ``overwrite`` is ``False``.
+        overwrite: Whether to replace an existing folder.
 
     Raises:
-        StorageError: It cannot be renamed.
+        StorageError: Another process has created the folder and ``overwrite`` is ``False``, or a folder cannot be renamed.
+            Then the old folder is unchanged, and the message names the new one.
     """
     hadoop = _Hadoop(folder)
-    with hadoop.errors("write"):
-        hadoop.files.delete(hadoop.path(folder), True)
-        if not hadoop.files.rename(hadoop.path(draft), hadoop.path(folder)):
-            raise StorageError(f"cannot write {folder!r}: {draft!r} cannot be renamed to it.")
+    target, previous, draft = hadoop.path(folder), hadoop.beside(folder, "previous"), hadoop.beside(folder, uuid.uuid4().hex)
+    name = str(draft.toString())
+    try:
+        yield name
+        if not overwrite and exists(folder):  # a rename would move the new folder into it
+            raise StorageError(f"another process created {folder!r} in the meantime: save to another path.")
+    except BaseException:
+        with suppress(Exception):
+            hadoop.files.delete(draft, True)
+        raise
+    try:
+        with hadoop.errors("write"):
+            if overwrite and hadoop.files.exists(target):
+                hadoop.files.delete(previous, True)  # a process died before it removed it
+                hadoop.move(target, previous)
+            hadoop.move(draft, target)
+    except StorageError as error:
+        with suppress(Exception):
+            if not hadoop.files.exists(target):
+                hadoop.files.rename(previous, target)
+        raise StorageError(f"the new folder {name!r} is complete, but cannot be renamed: {error}") from error
+    if overwrite:
+        with suppress(Exception):  # the new folder has its name
+            hadoop.files.delete(previous, True)
+
+
+def previous_folder(folder: str) -> str:
+    """The path of a folder on a file system of Hadoop while `new_folder` replaces it."""
+    return str(_Hadoop(folder).beside(folder, "previous").toString())
 
 
 def shows_parts(path: str) -> bool:
@@ -340,7 +374,7 @@ def _put_hadoop(path: str, source: Path, overwrite: bool, atomic: bool = True) -
         if not atomic or path.partition(":")[0] in _OBJECT_STORES:
             hadoop.put(source, target)
             return
-        draft = hadoop.path(f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.{uuid.uuid4().hex}.tmp")
+        draft = hadoop.beside(path, f"{uuid.uuid4().hex}.tmp")
         try:
             hadoop.put(source, draft)
             hadoop.rename(draft, target, overwrite)
@@ -366,6 +400,20 @@ class _Hadoop:
 
     def path(self, path: str) -> Any:
         return self._fs.Path(path)
+
+    def beside(self, path: str, end: str) -> Any:
+        """The path of a hidden file or folder next to another one."""
+        target = self.files.makeQualified(self.path(path))
+        return self._fs.Path(target.getParent() or target, f".{target.getName()}.{end}")
+
+    def move(self, source: Any, target: Any) -> None:
+        """Rename a file or folder to a name that does not exist.
+
+        Raises:
+            OSError: Hadoop only returns that it could not.
+        """
+        if not self.files.rename(source, target):
+            raise OSError(f"the rename of {source.toString()} failed")
 
     def put(self, source: Path, target: Any) -> None:
         """Copy a local file; as a stream, since ``copyFromLocalFile`` of S3A waits forever for some servers."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from sparkkeras import ConfigurationError, DataError, StorageError, TFRecordData
 from sparkkeras.formats import tfrecord_writer, tfrecords
 from sparkkeras.formats.records import framed
 from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
+from sparkkeras.spark import filesystem
 from tests.conftest import long
 
 SCHEMA = (
@@ -341,6 +343,56 @@ def test_a_failed_job_leaves_the_old_folder_and_nothing_else(spark, tmp_path):
         save_as_tfrecords(nulls, str(tmp_path / "good"), mode="overwrite")
     assert names(tmp_path / "good") == before
     assert [file for file in names(tmp_path) if file != "rows"] == ["good"]
+
+
+# Through the driver
+
+
+@pytest.fixture
+def uri(sc, tmp_path):
+    """The URI of a folder that Spark can access, and pyarrow only with Hadoop's native client."""
+    table = uuid.uuid4().hex
+    sc._jsc.hadoopConfiguration().set(f"fs.viewfs.mounttable.{table}.link./data", tmp_path.as_uri())
+    return f"viewfs://{table}/data"
+
+
+def test_the_driver_writes_where_pyarrow_cannot(spark, tmp_path, uri):
+    path = f"{uri}/rows"
+    save_as_tfrecords(spark.range(0, 10, 1, 4), path)
+    with pytest.raises(StorageError, match='already exists: set mode="overwrite"'):
+        save_as_tfrecords(spark.range(3), path)
+    again = load_tfrecords(spark, path).select((F.col("id") + 5).alias("id")).repartition(2)
+    save_as_tfrecords(again, path, mode="overwrite")  # reads the rows that it replaces
+    assert sorted(row.id for row in load_tfrecords(spark, path).collect()) == list(range(5, 15))
+    assert [name.split("-")[0] for name in names(tmp_path / "rows") if name[0] != "."] == ["_SUCCESS", "part", "part"]
+    assert names(tmp_path) == ["rows"]
+
+
+def test_a_folder_that_appears_while_the_driver_writes_is_kept(spark, tmp_path, uri):
+    folder = str(tmp_path / "rows" / "theirs")
+    other = F.udf(lambda number: os.makedirs(folder, exist_ok=True) or number, "long")
+    with pytest.raises(StorageError, match=f"another process created '{uri}/rows' in the meantime: save to another path"):
+        save_as_tfrecords(spark.range(3).select(other("id")), f"{uri}/rows")
+    assert names(tmp_path) == ["rows"]
+    assert names(tmp_path / "rows") == ["theirs"]
+
+
+def test_a_rename_that_fails_loses_neither_old_nor_new_rows(spark, tmp_path, uri, monkeypatch):
+    path, move = f"{uri}/rows", filesystem._Hadoop.move
+    save_as_tfrecords(spark.range(10), path)
+
+    def refused(hadoop, source, target):
+        if target.getName() == "rows":
+            raise OSError("no")
+        move(hadoop, source, target)
+
+    monkeypatch.setattr(filesystem._Hadoop, "move", refused)
+    with pytest.raises(StorageError, match=f"is complete, but cannot be renamed: cannot write '{path}': no") as caught:
+        save_as_tfrecords(spark.range(3), path, mode="overwrite")
+    (draft,) = set(names(tmp_path)) - {"rows"}
+    assert f"the new folder '{uri}/{draft}'" in str(caught.value)
+    for folder, rows in (("rows", 10), (draft, 3)):
+        assert load_tfrecords(spark, f"{uri}/{folder}").count() == rows
 
 
 # The format "tfrecord"
