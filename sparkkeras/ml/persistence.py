@@ -11,10 +11,10 @@ import inspect
 import io
 import json
 import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
@@ -165,8 +165,8 @@ class KerasWriter(MLWriter):
         session = _session(self, "saving")
         content = Content.of(self.instance)
         extra = {"class": _saved_name(kind), _METADATA_KEY: content.notes}
-        replacement = _remote_replacement if is_remote(session) else _replacement
-        with replacement(session, target, self.shouldOverwrite) as folder:
+        replacement = partial(_remote_replacement, session) if is_remote(session) else _replacement
+        with replacement(target, self.shouldOverwrite) as folder:
             if content.model is not None:
                 _write(session, f"{folder}/{_MODEL}", content.model)
             DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, content.params)
@@ -285,76 +285,30 @@ def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
+def _replacement(path: str, overwrite: bool) -> Iterator[str]:
     """Yield a temporary folder, then rename it to the path; on failure it is removed.
-
-    A rename cannot replace a folder. So an existing one gets another name first, under which `_location` finds it until the
-    new one has its name.
 
     Raises:
         StorageError: The path exists and ``overwrite`` is false, or it cannot be replaced.
     """
-    target, files = _hadoop(session, path)
-    jvm: Any = session.sparkContext._jvm
-    target = files.makeQualified(target)
-    is_root = target.getParent() is None
-    previous = target if is_root else _previous(session, target)
-    _check_target(path, is_root, not overwrite and (files.exists(target) or files.exists(previous)))
-    temporary = jvm.org.apache.hadoop.fs.Path(target.getParent(), f".{target.getName()}.{uuid.uuid4().hex}")
-    try:
-        yield str(temporary.toString())
-        if not overwrite and files.exists(target):  # a rename would move the folder into the existing one
-            raise StorageError(f"another process created {path!r} in the meantime: save to another path.")
-    except BaseException:
-        with suppress(Exception):
-            files.delete(temporary, True)
-        raise
-    try:
-        if files.exists(target):
-            files.delete(previous, True)  # a process died before it removed it
-            _rename(files, target, previous)
-        _rename(files, temporary, target)
-    except Exception as error:
-        with suppress(Exception):
-            if not files.exists(target):
-                files.rename(previous, target)
-        raise StorageError(f"cannot replace {path!r} ({error}); the new folder is at {temporary.toString()}.") from error
-    with suppress(Exception):  # the new folder is complete
-        files.delete(previous, True)
-
-
-def _rename(files: Any, source: Any, target: Any) -> None:
-    """Rename a folder, where Hadoop may only return that it could not.
-
-    Raises:
-        OSError: It could not.
-    """
-    if not files.rename(source, target):
-        raise OSError(f"the rename of {source.toString()} failed")
-
-
-def _previous(session: SparkSession, target: Any) -> Any:
-    """The path of a folder while another one replaces it."""
-    jvm: Any = session.sparkContext._jvm
-    return jvm.org.apache.hadoop.fs.Path(target.getParent(), f".{target.getName()}.previous")
+    places = (path, filesystem.previous_folder(path))
+    _check_target(path, not overwrite and any(map(filesystem.exists, places)))
+    with filesystem.new_folder(path, overwrite=overwrite) as folder:
+        yield folder
 
 
 def _location(session: SparkSession, path: str) -> str:
     """Where the folder of a path is: there, or under its other name if a process died while it replaced the folder."""
-    if is_remote(session):
+    if is_remote(session) or filesystem.exists(path):
         return path
-    target, files = _hadoop(session, path)
-    target = files.makeQualified(target)
-    if target.getParent() is None or files.exists(target):
-        return path
-    previous = _previous(session, target)
-    if not files.exists(previous):
+    previous = filesystem.previous_folder(path)
+    if not filesystem.exists(previous):
         return path
     warn(
-        f"a process ended while it replaced {path!r}: loading the previous folder, {previous.toString()}. Save to "
-        f"{path!r} again, or rename that folder."
+        f"a process ended while it replaced {path!r}: loading the previous folder, {previous}. Save to {path!r} again, or "
+        "rename that folder."
     )
-    return str(previous.toString())
+    return previous
 
 
 @contextmanager
@@ -365,9 +319,8 @@ def _remote_replacement(session: SparkSession, path: str, overwrite: bool) -> It
         StorageError: The path exists and ``overwrite`` is false, or it cannot be written.
     """
     files = RemoteFiles(session)
-    is_root = local_part(path) == "/"
-    exists = not is_root and files.exists(path)
-    _check_target(path, is_root, exists and not overwrite)
+    exists = local_part(path) != "/" and files.exists(path)
+    _check_target(path, exists and not overwrite)
     if exists:
         files.remove_folder(path)
     try:
@@ -379,28 +332,11 @@ def _remote_replacement(session: SparkSession, path: str, overwrite: bool) -> It
         raise
 
 
-def _check_target(path: str, is_root: bool, exists: bool) -> None:
-    if is_root:
+def _check_target(path: str, exists: bool) -> None:
+    if local_part(path) == "/":
         raise StorageError(f"{path!r} is the root of a file system: choose the path of a folder below it.")
     if exists:
         raise StorageError(f"{path!r} already exists: use write().overwrite().save(path) to replace it, or another path.")
-
-
-def qualified(session: SparkSession, path: str) -> str:
-    """The path as a URI; a path without a scheme is on Spark's default file system."""
-    target, files = _hadoop(session, path)
-    return str(files.makeQualified(target).toString())
-
-
-def _hadoop(session: SparkSession, path: str) -> tuple[Any, Any]:
-    """Hadoop's Path and FileSystem objects for a path."""
-    context = session.sparkContext
-    jvm: Any = context._jvm
-    target = jvm.org.apache.hadoop.fs.Path(path)
-    try:
-        return target, target.getFileSystem(context._jsc.hadoopConfiguration())
-    except Exception as error:
-        raise StorageError(f"cannot reach {path!r}: {error}") from error
 
 
 def _write(session: SparkSession, path: str, data: bytes) -> None:
@@ -413,7 +349,7 @@ def _write(session: SparkSession, path: str, data: bytes) -> None:
 def _read(session: SparkSession, path: str) -> bytes:
     if is_remote(session):
         return RemoteFiles(session).read(path)
-    return filesystem.read_bytes(qualified(session, path))
+    return filesystem.read_bytes(filesystem.qualified(path))
 
 
 def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model:

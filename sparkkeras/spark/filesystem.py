@@ -284,6 +284,12 @@ def exists(uri: str) -> bool:
         return bool(hadoop.files.exists(hadoop.path(uri)))
 
 
+def qualified(path: str) -> str:
+    """The URI of a path on a file system of Hadoop; a path without a scheme is on Spark's default file system."""
+    hadoop = _Hadoop(path)
+    return str(hadoop.files.makeQualified(hadoop.path(path)).toString())
+
+
 @contextmanager
 def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
     """A folder to write on a file system of Hadoop, which has its name when the ``with`` block has ended without an error.

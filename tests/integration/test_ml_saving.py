@@ -32,7 +32,8 @@ from sparkkeras import (
     load_spark_model,
 )
 from sparkkeras.formats.images import image_loader
-from sparkkeras.ml import KerasEstimator, KerasTransformer, persistence
+from sparkkeras.ml import KerasEstimator, KerasTransformer
+from sparkkeras.spark import filesystem
 from tests.conftest import long
 from tests.ml import parts, stages
 from tests.models import classifier
@@ -174,14 +175,14 @@ def killed(*arguments):
 
 
 def replace_with_fault(monkeypatch, stage, path, call, fault):
-    found = persistence._hadoop
-
-    def hadoop(*given):
-        target, files = found(*given)
-        return target, Faulty(files, call, fault)
+    class Hadoop(filesystem._Hadoop):
+        def __init__(self, given):
+            super().__init__(given)
+            if given == path:
+                self.files = Faulty(self.files, call, fault)
 
     with monkeypatch.context() as patched:
-        patched.setattr(persistence, "_hadoop", hadoop)
+        patched.setattr(filesystem, "_Hadoop", Hadoop)
         stage.write().overwrite().save(path)
 
 
@@ -209,7 +210,9 @@ def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch, call):
     path = str(tmp_path / "here")
     old, new = (KerasTransformer(model=small(seed=seed)) for seed in range(2))
     old.save(path)
-    with pytest.raises(StorageError, match=f"cannot replace '{path}' .*the rename of .* failed.*; the new folder is at "):
+    with pytest.raises(
+        StorageError, match=f"the new folder .* is complete, .*: cannot write '{path}': the rename of .* failed"
+    ):
         replace_with_fault(monkeypatch, new, path, call, lambda *_: False)
     same_model(KerasTransformer.load(path).get_model(), old.get_model())
 
