@@ -12,10 +12,9 @@ A folder without a manifest was not completed. It is deleted when a later checkp
 beyond the number to keep, their manifest first.
 
 A manifest that is not valid is damage, and so are files that it does not match: a warning, and the checkpoint before is
-used; without one, an error. A folder with such a manifest is not deleted. It may also be of a writer that was killed
-while it wrote the manifest, on a store that shows parts of files; the two cannot be distinguished, so they are handled in
-the same way. (Local files and object stores show complete ones only; on HDFS the manifest is renamed.) An error of the
-store, such as a time-out, is raised: it says nothing about a checkpoint.
+used; without one, an error. A folder with such a manifest is not deleted. A writer that is killed leaves none: the manifest
+appears when it is complete, by a rename, or at once in object stores. An error of the store, such as a time-out, is raised:
+it says nothing about a checkpoint.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ class CheckpointStore:
         filesystem.make_folder(folder)
         try:
             files = self._write_files(folder, tree, arrays, save_model)
-            with filesystem.new_file(f"{folder}/{_MANIFEST}", atomic=filesystem.shows_parts(folder)) as file:
+            with filesystem.new_file(f"{folder}/{_MANIFEST}") as file:
                 file.write(_manifest(files))
         except BaseException:
             with suppress(StorageError):

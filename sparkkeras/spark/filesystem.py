@@ -337,11 +337,6 @@ def previous_folder(folder: str) -> str:
     return str(_Hadoop(folder).beside(folder, "previous").toString())
 
 
-def shows_parts(path: str) -> bool:
-    """Whether readers see a file while it is written, and for good if its writer is killed: on HDFS, which can rename."""
-    return path.partition(":")[0] in ("hdfs", "viewfs")
-
-
 def has_scheme(path: str) -> bool:
     """Whether a path is a URI."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
@@ -428,11 +423,19 @@ class _Hadoop:
 
     def rename(self, draft: Any, target: Any, overwrite: bool) -> None:
         """Rename a file, optionally over the target; atomic if the file system supports it."""
+        try:
+            context = self._fs.FileContext.getFileContext(self.files.getUri(), self._conf)
+        except Exception as error:
+            if "UnsupportedFileSystemException" not in str(error):
+                raise
+            if overwrite:
+                self.files.delete(target, False)
+            self.move(draft, target)  # some vendors' file systems have only this rename, which cannot overwrite
+            return
         option = self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename")
         chosen = self._jvm.java.lang.Enum.valueOf(option, "OVERWRITE" if overwrite else "NONE")
         options = self._jvm.java.lang.reflect.Array.newInstance(option, 1)
         options[0] = chosen
-        context = self._fs.FileContext.getFileContext(self.files.getUri(), self._conf)
         # In a FileContext, hdfs:///user is no path: it has no authority, which a FileSystem takes from fs.defaultFS.
         context.rename(self.files.makeQualified(draft), self.files.makeQualified(target), options)
 

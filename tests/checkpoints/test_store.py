@@ -208,7 +208,7 @@ def test_nothing_is_deleted_before_a_later_one_is_complete(store, tmp_path, monk
     new_file = filesystem.new_file
     for failing in ("arrays.bin", "state.json", "model.keras", "manifest.json"):
 
-        def write(path, *, atomic, failing=failing):
+        def write(path, *, atomic=True, failing=failing):
             if path.endswith(failing):
                 raise StorageError("the disk is full")
             return new_file(path, atomic=atomic)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 
 import keras
@@ -60,13 +61,36 @@ def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, digits, tmp_path, 
             np.testing.assert_array_equal(one, other)
 
 
-def test_checkpoints_at_a_uri_need_no_renames(sc, tmp_path, monkeypatch):
+def test_checkpoints_in_object_stores_need_no_renames(sc, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "_OBJECT_STORES", {"file"})
     monkeypatch.setattr(filesystem._Hadoop, "rename", None)
     store = CheckpointStore(f"file:{tmp_path}", keep=2)
     older, newest = [store.write({"number": np.full(100, number)}) for number in range(3)][1:]
     assert store.names() == [newest, older]
     assert sorted(each.name for each in (tmp_path / newest).glob("[!.]*")) == ["arrays.bin", "manifest.json", "state.json"]
     assert store.newest().values["number"][0] == 2
+
+
+@pytest.mark.parametrize("scheme", ["file", "vendor"])
+def test_a_writer_that_is_killed_leaves_no_part_of_a_manifest(sc, tmp_path, monkeypatch, scheme):
+    path, put, found = f"file:{tmp_path}", filesystem._Hadoop.put, []
+    if scheme == "vendor":  # without the part of Hadoop that renames atomically
+        conf, table = sc._jsc.hadoopConfiguration(), uuid.uuid4().hex
+        conf.set("fs.vendor.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme")
+        conf.set(f"fs.viewfs.mounttable.{table}.link./data", tmp_path.as_uri())
+        path = f"vendor://{table}/data"
+
+    def look_at_begin(hadoop, source, target):
+        hadoop.files.create(target).close()  # what is there if the writer is killed now
+        found.append(CheckpointStore(path).newest())
+        put(hadoop, source, target)
+
+    monkeypatch.setattr(filesystem._Hadoop, "put", look_at_begin)
+    name = CheckpointStore(path).write({"number": 1})
+    assert found == [None, None, None]
+    assert CheckpointStore(path).newest().values["number"] == 1
+    files = [each.name for each in (tmp_path / name).iterdir() if not each.name.endswith(".crc")]
+    assert sorted(files) == ["arrays.bin", "manifest.json", "state.json"]
 
 
 def test_refused(sc, digits, tmp_path):
