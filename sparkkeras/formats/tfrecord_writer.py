@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
-"""The file systems that cannot rename a folder, and where a file appears only when it is complete."""
+"""The file systems, by pyarrow's names, that cannot rename a folder, and where a file appears only when it is complete.
+
+Spark's have other names, in `sparkkeras.spark.filesystem`, and rename folders in Azure, as pyarrow does not (arrow#40405).
+"""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def save_as_tfrecords(
 
 def _lacks_client(path: str) -> bool:
     """Whether a path is on HDFS, and pyarrow does not find Hadoop's native client here."""
-    if path.partition(":")[0] not in ("hdfs", "viewfs"):
+    if path.partition(":")[0] not in ("hdfs", "viewfs"):  # which pyarrow opens with it
         return False
     try:
         file_system(path)
