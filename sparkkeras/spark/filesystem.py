@@ -324,7 +324,7 @@ def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
             hadoop.move(draft, target)
     except StorageError as error:
         with suppress(Exception):
-            if not hadoop.files.exists(target):
+            if overwrite and not hadoop.files.exists(target):
                 hadoop.files.rename(previous, target)
         raise StorageError(f"the new folder {name!r} is complete, but cannot be renamed: {error}") from error
     if overwrite:
