@@ -503,7 +503,7 @@ def _risky_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -
 
 
 def _is_loopback(host: str) -> bool:
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    return host in {"localhost", "::1", "[::1]"} or host.startswith("127.")
 
 
 def _grouped(found: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:

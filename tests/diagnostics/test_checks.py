@@ -295,6 +295,7 @@ def test_memory_that_each_worker_is_limited_to():
         ({"spark_python_worker_reuse": "false"}, "spark.python.worker.reuse=false"),
         ({"spark_task_maxFailures": "1"}, "spark.task.maxFailures=1"),
         ({"spark_driver_host": "localhost"}, "spark.driver.host=localhost"),
+        ({"spark_driver_host": "[::1]"}, "spark.driver.host=[::1]"),
         ({"spark_python_daemon_module": "pyspark.daemon"}, ""),
     ],
 )
