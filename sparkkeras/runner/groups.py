@@ -28,7 +28,7 @@ from sparkkeras.runner.run_checkpoints import RunCheckpoints
 from sparkkeras.runner.service import VALUE_BYTES, GroupService
 from sparkkeras.runner.values import unpack_parts
 from sparkkeras.spark.connectivity import serving
-from sparkkeras.spark.job_errors import INSTALL_MODULE, MISSING_MODULE, interrupts_here
+from sparkkeras.spark.job_errors import INSTALL_MODULE, MISSING_MODULE, OVER_LIMIT, interrupts_here
 from sparkkeras.worker.collectives import ended_by_jax
 
 TICK_SECONDS = 0.05
@@ -282,7 +282,9 @@ def _error_of(running: Running[Any]) -> BaseException | None:
 def _explains(cause: BaseException, failure: Failure | None) -> bool:
     """Whether the error of the tasks says more than the failure of a rank, for instance that the job was cancelled."""
     if failure is not None and failure.is_loss:
-        return bool(cause.worker_traceback) if isinstance(cause, WorkerError) else isinstance(cause, SparkKerasError)
+        if isinstance(cause, WorkerError):
+            return bool(cause.worker_traceback or OVER_LIMIT.search(str(cause)))
+        return isinstance(cause, SparkKerasError)
     return isinstance(cause, ClusterError) and not isinstance(cause, WorkerError)
 
 

@@ -74,7 +74,9 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the SparkContext was stopped while a job was running.")
         if re.search(r"\bJob \d+ cancelled\b", text):
             return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
-        over_limit = _memory_exceeded(context, text) if _LOST_EXECUTORS.search(text) and not _OVER_LIMIT.search(text) else ""
+        over_limit = next((line.strip() for line in text.splitlines() if OVER_LIMIT.search(line)), "")
+        if not over_limit and _LOST_EXECUTORS.search(text):
+            over_limit = _memory_exceeded(context, text)
         if over_limit:
             return WorkerError(
                 f"executors were ended, because they used more memory than they have. To prevent it, "
@@ -283,7 +285,7 @@ _WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailur
 _LOST_EXECUTORS = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|FetchFailed")
 """What Spark says if executors died, perhaps with rows that later tasks need: the failure of one that fetches them."""
 
-_OVER_LIMIT = re.compile(r"exceeding (?:physical |virtual )?memory limits|OOMKilled")
+OVER_LIMIT = re.compile(r"exceeding (?:physical |virtual )?memory limits|OOMKilled")
 """What YARN and Kubernetes say of an executor that they have ended for its memory."""
 
 
@@ -305,7 +307,7 @@ def _memory_exceeded(context: SparkContext | None, text: str) -> str:
         if context is not None and context._jsc is not None:
             states = executor_states(context)
             lost = [state.lost for name, state in states.items() if not named or name in named]
-            found.extend(filter(_OVER_LIMIT.search, lost))
+            found.extend(filter(OVER_LIMIT.search, lost))
 
     quietly(look)
     return found[-1] if found else ""

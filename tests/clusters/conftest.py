@@ -20,7 +20,7 @@ from tests.processes import SHORT_LIVED_JAVA, clean_environment
 ROOT = Path(__file__).parent.parent.parent
 RECIPE = ROOT / "recipes" / "yarn"
 BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
-OVERHEAD = "1g" if BACKEND == "jax" else "2g"
+OVERHEAD = "1536m" if BACKEND == "jax" else "2g"  # YARN counts shared memory for each process of an all-reduce worker
 
 SMALL = {
     "spark.executor.cores": "1",

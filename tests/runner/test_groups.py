@@ -79,6 +79,7 @@ def test_a_job_that_the_user_cancels_is_the_cause_of_lost_ranks(group):
     [
         (WorkerError("a task failed on a worker: OSError: no space left", "Traceback ..."), True),
         (StorageError("no space left"), True),
+        (WorkerError("a container was killed for exceeding physical memory limits: no space left"), True),
         (WorkerError("a worker process died"), False),
         (RuntimeError(), False),
     ],
