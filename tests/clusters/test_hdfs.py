@@ -82,6 +82,7 @@ def test_a_killed_writer_continues_from_the_newest(hadoop, submit, tmp_path, pro
             [sys.executable, "-W", "error:the checkpoint", "-c", START + program, folder],
             environment,
             log,
+            newest,
             rng.uniform(0, 1.5),
         )
         expected = (newest + 1, newest + 2) if program is CHECKPOINTS else (max(newest, 1), newest + 1)
@@ -90,18 +91,22 @@ def test_a_killed_writer_continues_from_the_newest(hadoop, submit, tmp_path, pro
     assert newest >= 3
 
 
-def run_and_kill(hadoop, command, environment, log, seconds):
-    """Run a writer, kill it some seconds after it has written, and return the numbers that it has written."""
+def run_and_kill(hadoop, command, environment, log, newest, seconds):
+    """Run a writer, kill it some seconds after it has written a new number, and return all that it has written."""
+
+    def written():
+        return [int(number) for number in re.findall(r"^written (\d+)$", log.read_text(), re.MULTILINE)]
+
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, env=environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
         )
     try:
-        hadoop.wait(lambda: "\nwritten" in log.read_text() or process.poll() is not None, "nothing was written")
+        hadoop.wait(lambda: max(written(), default=0) > newest or process.poll() is not None, "nothing was written")
         assert process.poll() is None, log.read_text()[-4000:]
         time.sleep(seconds)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return [int(number) for number in re.findall(r"^written (\d+)$", log.read_text(), re.MULTILINE)]
+    return written()

@@ -13,7 +13,7 @@ from tests.clusters.conftest import ARCHIVE, BACKEND, RECIPE, SMALL
 from tests.integration.faults import await_slots
 from tests.processes import SHORT_LIVED_JAVA
 
-pytestmark = [pytest.mark.programs, pytest.mark.soak]
+pytestmark = [pytest.mark.programs, pytest.mark.soak, pytest.mark.filterwarnings("ignore:os.fork")]  # by JAX
 
 FEATURES = ["x0", "x1", "x2", "x3"]
 
@@ -120,6 +120,7 @@ def kill_executor():
     os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
 
 
+@pytest.mark.filterwarnings("ignore:training continues")
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])
 def test_a_container_killed_by_a_signal_is_replaced(rows, tmp_path, mode):
     kill = kill_executor  # by value: the nodes do not have this module
