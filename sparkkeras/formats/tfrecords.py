@@ -31,7 +31,7 @@ from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_o
 from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.connect import check_slots_for, cluster_of, is_remote
+from sparkkeras.spark.connect import AnyCluster, check_slots_for, cluster_of, is_remote
 from sparkkeras.spark.filesystem import has_scheme
 from sparkkeras.spark.job_errors import kerberos_advice, translated
 
@@ -94,20 +94,23 @@ def save_as_tfrecords(
         raise ConfigurationError(f"path={path!r}: expected the path of a folder, as a str.")
     fields = fields_of(df.schema, written=True)
     session = df.sparkSession
-    _check_workers(session)
+    cluster = _checked_workers(session)
     check_slots_for(session)
-    if not is_remote(session) and _lacks_client(path):
-        _save_through_driver(df, path.rstrip("/"), _Encode(fields, compression), mode)
-        return
-    try:
-        if session not in _registered:
-            session.dataSource.register(NewTFRecordFolder)
-            _registered.add(session)
-        writer = df.write.format(NewTFRecordFolder.name()).option("compression", compression or "none")
-        absolute = path if has_scheme(path) else str(Path(path).absolute())  # Spark has another working directory
-        writer.mode("overwrite" if mode == "overwrite" else "append").save(absolute)
-    except Exception as error:
-        raise translated(error) from error
+    with cluster.cancellable():
+        if not is_remote(session) and _lacks_client(path):
+            _save_through_driver(df, path.rstrip("/"), _Encode(fields, compression), mode)
+            return
+        try:
+            if session not in _registered:
+                session.dataSource.register(NewTFRecordFolder)
+                _registered.add(session)
+            # Spark looks for data sources in the active session, which only the first thread has until it is interrupted.
+            session.createDataFrame([], "empty int")
+            writer = df.write.format(NewTFRecordFolder.name()).option("compression", compression or "none")
+            absolute = path if has_scheme(path) else str(Path(path).absolute())  # Spark has another working directory
+            writer.mode("overwrite" if mode == "overwrite" else "append").save(absolute)
+        except Exception as error:
+            raise translated(error) from error
 
 
 def _lacks_client(path: str) -> bool:
@@ -215,7 +218,7 @@ def load_tfrecords(
     if schema is not None and binary_features:
         raise ConfigurationError(BINARY_WITH_SCHEMA)
     fields = None if schema is None else _fields_of(schema)
-    _check_workers(spark)
+    _checked_workers(spark)
     found = InputFiles.of(spark, path)
     if fields is None:
         fields = _inferred(found, path, binary_features)
@@ -225,13 +228,15 @@ def load_tfrecords(
     return found.frame.mapInArrow(_Read(fields), ddl(fields))
 
 
-def _check_workers(session: SparkSession) -> None:
-    """Check that the workers can import this package and the checksum library.
+def _checked_workers(session: SparkSession) -> AnyCluster:
+    """The cluster of a session, whose workers can import this package and the checksum library.
 
     Raises:
         ClusterError: A worker lacks one of them.
     """
-    cluster_of(session).require(*LIBRARY, "TFRecord files")
+    cluster = cluster_of(session)
+    cluster.require(*LIBRARY, "TFRecord files")
+    return cluster
 
 
 def _fields_of(schema: StructType | str) -> tuple[Field, ...]:

@@ -141,6 +141,10 @@ class RemoteCluster:
             sent.add(digest)
         return FileShared(name)
 
+    def cancellable(self) -> AbstractContextManager[None]:
+        """Queries that run inside the ``with`` block are cancelled by an interrupt (Ctrl-C)."""
+        return cancelled_by_interrupt(self.session)
+
     def background(self, call: Callable[[], T]) -> RemoteRunning[T]:
         """Run a call that starts queries in a background thread."""
         return RemoteRunning(self.session, call)
@@ -158,7 +162,7 @@ class RemoteCluster:
         """
         check_slots_for(self.session)
         try:
-            with cancelled_by_interrupt(self.session):
+            with self.cancellable():
                 found = list(unpack_cells(row["result"] for row in frame.collect()))
         except Exception as error:
             raise translated(error) from error

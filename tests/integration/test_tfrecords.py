@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from sparkkeras.formats.records import framed
 from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
 from sparkkeras.spark import filesystem
 from tests.conftest import long
+from tests.processes import interrupted_when
 
 SCHEMA = (
     "id bigint, flag boolean, tiny tinyint, small smallint, number int, single float, wide double, text string, "
@@ -307,6 +309,28 @@ def test_an_existing_folder_is_kept_or_replaced_atomically(spark, tmp_path):
     assert sorted(row.id for row in load_tfrecords(spark, str(path)).collect()) == list(range(5, 15))
     assert len(names(path)) == 3
     assert names(tmp_path) == ["rows"]
+
+
+def test_an_interrupt_ends_the_job_and_leaves_nothing(spark, tmp_path):
+    """Also in a thread, which has no active session; nor has this one after the interrupt."""
+    begun = tmp_path / "begun"
+
+    def slow(number):
+        begun.touch()
+        time.sleep(60)
+        return number
+
+    rows = spark.range(2).select(F.udf(slow, "long")("id").alias("id"))
+    with interrupted_when(begun.exists, seconds=20):
+        save_as_tfrecords(rows, str(tmp_path / "rows"))
+    deadline = time.monotonic() + 60
+    while spark.sparkContext.statusTracker().getActiveJobsIds() or names(tmp_path) != ["begun"]:
+        assert time.monotonic() < deadline, names(tmp_path)
+        time.sleep(0.1)
+    save_as_tfrecords(spark.range(3), str(tmp_path / "again"))
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(save_as_tfrecords, spark.range(3), str(tmp_path / "rows")).result()
+    assert load_tfrecords(spark, str(tmp_path / "rows")).count() == 3
 
 
 @pytest.mark.usefixtures("store")
