@@ -224,10 +224,9 @@ _PLAIN = (str, bytes, numbers.Number, np.bool_, type(None), list, tuple, dict, s
 
 def port(name: str, value: Any) -> int:
     """A port number; 0 selects any free port."""
-    number = integer(name, value, low=0)
-    if number > 65535:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= 65535:
         raise ConfigurationError(f"{name}={value!r}: expected a number from 0 to 65535; 0 selects any free port.")
-    return number
+    return int(value)
 
 
 def instance(name: str, value: Any, kind: type[R]) -> R | None:

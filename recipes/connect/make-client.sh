@@ -6,7 +6,7 @@
 # Give the versions of the server's workers. PYTHON names the Python, which has the same minor version as that of the workers.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-folder=$1
+folder=${1:?usage: make-client.sh FOLDER PACKAGE==VERSION...}
 shift
 
 "${PYTHON:-python3}" -m venv "$folder"

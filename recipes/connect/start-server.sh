@@ -7,7 +7,7 @@
 # Python with Keras (PYSPARK_PYTHON), or each client sends its own: train.py --archive.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-master=$1 archive=${2:-}
+master=${1:?usage: start-server.sh spark://host:7077 [environment.tar.gz]} archive=${2:-}
 
 export SPARK_HOME=${SPARK_HOME:-$(python3 -c 'import pyspark; print(pyspark.__path__[0])')} # of the pip package
 archives=()

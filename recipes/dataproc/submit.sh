@@ -4,7 +4,8 @@
 #     bash recipes/dataproc/submit.sh NAME REGION BUCKET environment.tar.gz [arguments of train.py]
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cluster=$1 region=$2 bucket=$3 archive=$4
+usage="usage: submit.sh NAME REGION BUCKET environment.tar.gz [arguments of train.py]"
+cluster=${1:?$usage} region=${2:?$usage} bucket=${3:?$usage} archive=${4:?$usage}
 shift 4
 
 gcloud storage cp "$archive" "gs://$bucket/environment.tar.gz"

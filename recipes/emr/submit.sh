@@ -6,7 +6,8 @@
 # The cluster ends with its step.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-bucket=$1 archive=$2 subnet=$3
+usage="usage: submit.sh BUCKET environment.tar.gz SUBNET"
+bucket=${1:?$usage} archive=${2:?$usage} subnet=${3:?$usage}
 
 aws s3 cp "$archive" "s3://$bucket/environment.tar.gz"
 aws s3 cp "$here/../train.py" "s3://$bucket/train.py"

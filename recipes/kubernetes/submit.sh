@@ -7,7 +7,7 @@
 # The image of recipes/docker has the program, Spark and Python in it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-master=$1
+master=${1:?usage: submit.sh k8s://https://api.example.org:6443 [arguments of train.py]}
 shift
 
 exec spark-submit --master "$master" --deploy-mode cluster --name sparkkeras \

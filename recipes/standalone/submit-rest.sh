@@ -8,7 +8,8 @@
 # the driver, whose output is in the folder `work` of its worker.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-api=$1 master=$2 python=$3 program=$4
+usage="usage: submit-rest.sh http://host:6066 spark://host:7077 PYTHON PROGRAM [arguments of the program]"
+api=${1:?$usage} master=${2:?$usage} python=${3:?$usage} program=${4:?$usage}
 shift 4
 
 request=$(python3 - "$master" "$python" "${PROPERTIES:-$here/spark-defaults.conf}" "$program" "$@" <<'END'
@@ -39,7 +40,7 @@ print(
 END
 )
 field() {
-    python3 -c 'import json, sys; print(json.load(sys.stdin).get(sys.argv[1], ""))' "$1"
+    python3 -c 'import json, sys; text = sys.stdin.read(); print(json.loads(text).get(sys.argv[1], "") if text[:1] == "{" else "")' "$1"
 }
 
 driver=$(curl -sS -X POST --header 'Content-Type: application/json;charset=UTF-8' --data "$request" \

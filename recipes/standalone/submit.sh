@@ -6,7 +6,8 @@
 # This machine has sparkkeras installed (PYTHON names its Python), and the workers can connect to it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-master=$1 archive=$2
+usage="usage: submit.sh spark://host:7077 environment.tar.gz [arguments of train.py]"
+master=${1:?$usage} archive=${2:?$usage}
 shift 2
 
 export PYSPARK_DRIVER_PYTHON=${PYTHON:-python3}

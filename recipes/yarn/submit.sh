@@ -6,7 +6,7 @@
 # HADOOP_CONF_DIR names the cluster. An archive on HDFS (hdfs:///user/me/environment.tar.gz) is not uploaded each time.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-archive=$1
+archive=${1:?usage: submit.sh environment.tar.gz [arguments of train.py]}
 shift
 
 unset PYSPARK_DRIVER_PYTHON PYSPARK_PYTHON # of this machine

@@ -193,7 +193,15 @@ def _first_listener(host: str, ports: Sequence[int]) -> socket.socket:
     for port in ports[:-1]:
         with suppress(OSError):
             return open_listener(host, port)
-    return open_listener(host, ports[-1])
+    try:
+        return open_listener(host, ports[-1])
+    except OSError as error:
+        if isinstance(ports, range):
+            raise OSError(
+                f"no port from {ports[0]} to {ports[-1]} of {socket.gethostname()} is free ({error.strerror}): "
+                "spark.sparkkeras.worker.ports has to name one for each worker that runs on a machine"
+            ) from error
+        raise
 
 
 def unreached_executors(executors: Sequence[tuple[str, int]], pool: ThreadPoolExecutor) -> list[str]:

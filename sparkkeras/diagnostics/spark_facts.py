@@ -170,7 +170,8 @@ def start_spark(
             ERROR,
             "Spark",
             f"cannot be started: no answer from {where} within {seconds:.0f} s.",
-            "Check the address, that the server runs, and that no firewall blocks its port.",
+            "If this machine is slow, raise --start-seconds (start_seconds= of diagnose). Otherwise check the address, that "
+            "the server runs, and that no firewall blocks its port.",
         )
     if isinstance(started, Exception):
         return not_started(started, where, written)
@@ -187,7 +188,9 @@ def _unreached_master(url: str) -> tuple[str, str] | None:
         return "it is no address of Spark", f"Choose {known}."
     reasons = []
     for address in rest.partition("/")[0].partition(";")[0].split(","):  # of several masters, one is enough
-        host, _, port = address.rpartition(":") if ":" in address else (address, "", str(_CONNECT_PORT))
+        host, _, port = address.rpartition(":")
+        if kind == "sc" and not host:
+            host, port = address, str(_CONNECT_PORT)
         if not host or not port.isdigit() or int(port) > 65535:
             return f"{address!r} is not host:port", f"Write the address as {kind}://host:port."
         reason = connect_error(host.strip("[]"), int(port))

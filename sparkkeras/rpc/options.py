@@ -55,7 +55,7 @@ class ServerOptions:
             check_seconds(name, getattr(self, name))
 
 
-_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.%]+[0-9A-Za-z]*")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|(?=.*:.*:)[0-9A-Fa-f:.%]+[0-9A-Za-z]*")
 _MAX_SECONDS = 1e6  # twelve days; operating systems do not support much longer timeouts
 
 

@@ -384,6 +384,13 @@ def _put_hadoop(path: str, source: Path, overwrite: bool, atomic: bool = True) -
                 hadoop.files.delete(draft, False)
 
 
+_NO_CLIENT = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S+ not found")
+_ADD_CLIENT = (
+    ". Add the client of this file system to Spark, in the version of its Hadoop: for s3a://, which Hadoop has instead of "
+    "s3://, spark.jars.packages=org.apache.hadoop:hadoop-aws:X.Y.Z."
+)
+
+
 class _Hadoop:
     """The Hadoop file system of a URI."""
 
@@ -452,7 +459,8 @@ class _Hadoop:
             if "FileAlreadyExists" in reason:
                 raise StorageError(_exists(self._given)) from error
             kind = ChecksumError if "ChecksumException" in reason else StorageError
-            raise kind(f"cannot {verb} {self._given!r}: {reason}{kerberos_advice(reason)}") from error
+            advice = _ADD_CLIENT if _NO_CLIENT.search(reason) else kerberos_advice(reason)
+            raise kind(f"cannot {verb} {self._given!r}: {reason}{advice}") from error
 
 
 @contextmanager

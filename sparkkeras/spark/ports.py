@@ -30,5 +30,7 @@ def worker_ports(settings: Settings) -> range | None:
         return None
     found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
     if not found or not 0 < int(found[1]) <= int(found[2]) < 1 << 16:
-        raise ConfigurationError(f"{WORKER_PORTS}={value!r}: expected the first and the last port, such as '36000-36031'.")
+        raise ConfigurationError(
+            f"{WORKER_PORTS}={value!r}: expected the first and the last of 1 to 65535, such as '36000-36031'."
+        )
     return range(int(found[1]), int(found[2]) + 1)

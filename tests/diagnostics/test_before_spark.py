@@ -99,6 +99,7 @@ def test_an_address_that_spark_does_not_know(url):
     found = spark_facts.start_spark(url, None, {}, 1.0)
     assert (found.status, found.subject) == (ERROR, "Spark")
     assert found.message.startswith(f"cannot be started with {url}: ")
+    assert ("is not host:port" in found.message) == (url[:8] == "spark://")
 
 
 @pytest.mark.parametrize("url", ["", "local", "local[*,4]", "local-cluster[2,1,1024]", "yarn", "k8s://https://one:443"])

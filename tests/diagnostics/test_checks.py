@@ -402,6 +402,13 @@ def test_a_port_is_free_again_when_a_server_has_ended():
                 assert connection.makefile("rb").read() == b"token\n"  # until the server closes the connection
 
 
+def test_too_few_ports_are_named_with_their_setting():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        with pytest.raises(OSError, match=rf"no port from {taken} to {taken} .* is free .*spark.sparkkeras.worker.ports"):
+            inspection.serving("127.0.0.1", range(taken, taken + 1), "token").__enter__()
+
+
 def test_java_of_the_environment(tmp_path):
     version, error = inspection.run_java({"JAVA_HOME": str(tmp_path)})
     assert (version, error) == ("", f"{tmp_path}/bin/java cannot be run: No such file or directory")

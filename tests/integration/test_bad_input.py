@@ -77,7 +77,7 @@ class HalfARule:
         ({"mode": "asynchron"}, "Did you mean 'asynchronous'"),
         ({"parameter_server_mode": "https"}, "parameter_server_mode='https' is not known. Known: 'http', 'socket'"),
         ({"parameter_server_mode": "inprocess"}, "parameter_server_mode='inprocess' is not known"),
-        ({"port": -1}, "port=-1: expected a whole number of at least 0"),
+        ({"port": -1}, "port=-1: expected a number from 0 to 65535"),
         ({"port": 65536}, "port=65536: expected a number from 0 to 65535; 0 selects any"),
         ({"port": "80"}, "port='80': expected"),
         ({"port": True}, "port=True: expected"),
