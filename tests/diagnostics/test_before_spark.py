@@ -56,6 +56,7 @@ def test_exit_codes(capsys, monkeypatch, statuses, strict, code):
     [
         (["--port", "99999"], "port=99999: expected a number from 0 to 65535"),
         (["--host", "http://one:5"], "host='http://one:5': expected a host name"),
+        (["--host", "127.0.0.1:80"], "host='127.0.0.1:80': expected a host name"),
         (["--start-seconds", "0"], "start_seconds=0.0: expected a positive number of seconds"),
         (["--conf", "spark.executor.memory"], "expected NAME=VALUE"),
         (["--master", "local", "--remote", "sc://one"], "not allowed with"),
