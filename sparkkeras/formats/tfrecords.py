@@ -126,8 +126,7 @@ def _lacks_client(path: str) -> bool:
 
 def _save_through_driver(df: DataFrame, folder: str, encode_rows: _Encode, mode: str) -> None:
     """Write with the file systems of Spark, which only this process can use: one partition after the other."""
-    exists = filesystem.exists(folder)  # also to notice before the job that the store cannot be reached
-    if exists and mode == "error":
+    if filesystem.exists(folder) and mode == "error":  # an error before the job if the store cannot be reached
         raise StorageError(f'{folder!r} already exists: set mode="overwrite" to replace it, or use another path.')
     run_id = uuid.uuid4().hex[:12]
     with filesystem.new_folder(folder, overwrite=mode == "overwrite") as draft:
