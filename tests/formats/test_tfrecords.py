@@ -366,7 +366,7 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
         frame = SimpleNamespace(mapInArrow=lambda task, schema: [field.name for field in task.fields])
         return SimpleNamespace(sizes=sizes, frame=frame)
 
-    monkeypatch.setattr(tfrecords, "_check_workers", lambda session: None)
+    monkeypatch.setattr(tfrecords, "_checked_workers", lambda session: None)
     monkeypatch.setattr(tfrecords.InputFiles, "of", found)
     caplog.set_level("DEBUG", logger=tfrecord_reader.__name__)
 
