@@ -189,7 +189,7 @@ def test_the_death_of_a_worker_process_is_reported_with_remedies(monkeypatch, ra
             assert word in message, (master, word)
         assert absent not in message, master
     lost = str(translated(RuntimeError(LOST), Context("yarn")))
-    assert lost.startswith("a worker process died")
+    assert lost.startswith("executors were ended, because they used more memory than they have.")
     assert "Container killed by YARN for exceeding memory limits" in lost
     assert "spark.executor.memoryOverhead" in lost
 
