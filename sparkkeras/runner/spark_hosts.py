@@ -62,10 +62,7 @@ class SparkTasks:
 
         def preflight(check: Preflight) -> list[str]:
             tasks = cluster.context.parallelize((), min(host.world_size, cluster.slots)) if handles is None else handles
-            with cluster.training_workers():
-                checked: Any = tasks.mapPartitions(ConnectionCheck(check))
-                _ = checked._jrdd
-            return cluster.collect(checked)
+            return cluster.collect(tasks.mapPartitions(ConnectionCheck(check)))
 
         def run() -> list[Any]:
             if not cluster.is_local:

@@ -31,7 +31,7 @@ from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import Cluster, active_context
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
-from sparkkeras.spark.ports import Settings
+from sparkkeras.spark.ports import Settings, worker_ports
 from sparkkeras.worker.device import forking_environment
 
 if TYPE_CHECKING:
@@ -234,6 +234,7 @@ class SparkRunner:
 
     def _check(self, cluster: AnyCluster, settings: Settings, spare_slots: int = 0) -> None:
         """Reject ranks that Spark cannot start, before any rows are read."""
+        worker_ports(settings)
         if self.barrier:
             check_static_allocation(settings)
         if self.use_gpu:

@@ -87,8 +87,8 @@ def check_reached(address: Address, run: Callable[[Preflight], list[str]], advic
     Raises:
         DriverConnectionError: Some of them cannot.
     """
-    unreached = run(Preflight(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout))))
-    if unreached:
+    found = run(Preflight(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout))))
+    if unreached := list(dict.fromkeys(found)):  # several workers may run on one host
         raise DriverConnectionError(
             f"workers cannot connect to the driver at {address.url}: {', '.join(unreached[:3])}. {advice}"
         )

@@ -52,6 +52,7 @@ from sparkkeras.runner.requirements import active_settings, check_static_allocat
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
 from sparkkeras.runner.values import pack_parts, unpack_parts
 from sparkkeras.spark.job_errors import package_error
+from sparkkeras.spark.ports import worker_ports
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce_hosts import RankHosts, rank_hosts
 from sparkkeras.training.callbacks import DriverCallbacks
@@ -308,12 +309,13 @@ def check_all_reduce(model: keras.Model) -> None:
 
     Raises:
         ModelError: The loss is not a mean over rows.
-        ConfigurationError: Spark cannot start all workers together.
+        ConfigurationError: Spark cannot start all workers together, or a setting of ports is invalid.
     """
     check_mean_over_rows(model)
     settings = active_settings()
     if settings is not None:
         check_static_allocation(settings, 'use mode="synchronous".')
+        worker_ports(settings)
     if compiled_with(model).get("jit_compile") is True and not compiles_collectives():
         warn(
             f"the model {model.name!r} was compiled with jit_compile=True, but XLA does not compile TensorFlow's "

@@ -4,16 +4,19 @@
 
 import os
 import signal
+import socket
 import time
 
 import numpy as np
 import psutil
 import pytest
 
-from sparkkeras import ConfigurationError, DataError, SparkRunner, WorkerError
+from sparkkeras import ConfigurationError, DataError, SparkModel, SparkRunner, WorkerError
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.runner import connect_hosts, context
+from sparkkeras.spark.ports import WORKER_PORTS
+from tests.models import regression
 from tests.processes import interrupted_when, lines_of_ranks
 
 
@@ -72,8 +75,23 @@ def test_runs_that_cannot_start_are_errors(spark, monkeypatch):
     monkeypatch.setattr(connect_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
     with pytest.raises(
         DriverConnectionError, match=r"workers cannot connect to the driver at socket://127\.0\.0\.9:.*local_mode"
-    ):
+    ) as caught:
         SparkRunner(2).run(print)
+    assert str(caught.value).count(socket.gethostname()) == 1
+
+
+def test_the_ports_of_workers_are_checked_before_rows_are_read(spark):
+    unreadable = spark.range(4).selectExpr("CAST(raise_error('read') AS double) as features", "1.0 as label")
+    spark.conf.set(WORKER_PORTS, "36000")
+    try:
+        for call in (
+            lambda: SparkRunner(2).run(print, data=unreadable),
+            lambda: SparkModel(regression(), mode="allreduce").fit(unreadable),
+        ):
+            with pytest.raises(ConfigurationError, match=rf"{WORKER_PORTS}='36000': expected the first and the last"):
+                call()
+    finally:
+        spark.conf.unset(WORKER_PORTS)
 
 
 @pytest.mark.soak
