@@ -1,28 +1,30 @@
 """Mutation testing: checks that the test suite detects realistic bugs in the product code.
 
-    python -m tests.mutants.run                      all mutants; about an hour
-    python -m tests.mutants.run --spark none         those whose tests do not start Spark; --spark only: the others
+    python -m tests.mutants.run                      all listed mutants
+    python -m tests.mutants.run --random 200         that many of all small changes to the core, drawn with --seed
     python -m tests.mutants.run --list               list them
     python -m tests.mutants.run NAME ...             some of them, by name or by a pattern such as 'ledger-*'
     python -m tests.mutants.run --resume FILE        append each result to FILE, and skip mutants with a result there
 
-``mutants.toml`` lists the mutants: each replaces one piece of text in one file, and names the tests that should fail. The
-repository is copied to a temporary folder and mutated there, so the working tree does not change. All tests run in forks of
-this process, which has imported Keras and other slow libraries, but not ``sparkkeras`` and ``tests``.
+``mutants.toml`` lists the mutants: each is a function, an operator of ``operators.py`` and what that changes, and the tests
+that should fail. The repository is copied to a temporary folder and mutated there, so the working tree does not change. All
+tests run in forks of this process, which has imported Keras and other slow libraries, but not ``sparkkeras`` and ``tests``.
 
 A mutant is *killed* if pytest reports a failed test (exit code 1), or *killed (timeout)* if the tests exceed the time limit.
 It has *survived* if they pass. Any other outcome, such as a failed collection, is an *error* of the mutant, its tests or
-this tool. The exit code is 0 if all mutants recorded as killed were killed, and there was no error.
+this tool. The exit code is 0 if all listed mutants were killed; random ones may survive, and their share is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import compileall
 import fnmatch
 import json
 import os
 import py_compile
+import random
 import re
 import shutil
 import signal
@@ -32,10 +34,13 @@ import time
 import tomllib
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from tests.mutants.operators import changes, functions
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COPIED = (".git", ".venv", "artifacts", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "dist", "build")
@@ -46,46 +51,94 @@ PYTEST = (
 KILLED, TIMEOUT, SURVIVED, MISFIT, ERROR = "killed", "killed (timeout)", "survived", "does not apply", "error"
 
 
+CORE = {
+    "parameter.rules": ("tests/parameter/test_rules.py",),
+    "parameter.ledger": ("tests/parameter/test_ledger.py", "tests/parameter/test_ledger_chaos.py"),
+    "parameter.store": ("tests/parameter/test_store.py",),
+    "parameter.cuts": ("tests/parameter/test_cuts.py",),
+    "parameter.service": ("tests/parameter/test_service.py",),
+    "rpc.wire": ("tests/rpc/test_wire.py",),
+    "rpc.leases": ("tests/rpc/test_leases.py", "tests/parameter/test_ledger.py"),
+    "sparkkeras.weights": ("tests/test_weights.py",),
+    "modeling.metrics": ("tests/modeling/test_metrics.py",),
+    "training.averaging": ("tests/training/test_averaging.py",),
+    "data.order": ("tests/data/test_order.py",),
+    "data.placement": ("tests/data/test_placement.py",),
+    "checkpoints.store": ("tests/checkpoints",),
+    "checkpoints.values": ("tests/checkpoints",),
+}
+"""The modules of which random mutants are made, and the tests that should detect them."""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A bug that a maintainer could introduce.
 
     Attributes:
         name: A unique name, in kebab-case.
-        file: The file, relative to the repository.
-        old: The text to replace, which occurs exactly once in the file.
-        new: The replacement.
+        function: The function, by as much of its dotted name as is unique.
+        operator: The name of one of `OPERATORS`.
+        at: The first line of what it changes, as `ast.unparse` writes it; of several places in the function, the first one.
         tests: Arguments for pytest: the files or tests that should fail.
-        killed: Whether they fail, as recorded.
-        spark: Whether these tests start Spark.
-        limit: The time limit of the tests in seconds; 0: three times the time without the mutant, plus 90 s.
-        reason: The reason why the mutant survives; empty if it is killed.
     """
 
     name: str
-    file: str
-    old: str
-    new: str
+    function: str
+    operator: str
+    at: str
     tests: tuple[str, ...]
-    killed: bool
-    spark: bool = False
-    limit: float = 0.0
-    reason: str = ""
 
     @property
     def key(self) -> str:
         """Identifies the mutant; differs from that of an edited mutant of the same name."""
-        return f"{self.name}:{zlib.crc32(repr((self.file, self.old, self.new, self.tests)).encode()):08x}"
+        return f"{self.name}:{zlib.crc32(repr((self.function, self.operator, self.at, self.tests)).encode()):08x}"
 
-    def apply(self, text: str) -> str:
-        """Return the file's text with the bug.
+    def apply(self, code: Code) -> tuple[str, str]:
+        """Return the file and its text with the bug.
 
         Raises:
-            ValueError: The old text does not occur exactly once.
+            ValueError: There is not one such function, or no such place in it.
         """
-        if (count := text.count(self.old)) != 1:
-            raise ValueError(f"{self.name}: the old text occurs {count} times in {self.file}; expected once")
-        return text.replace(self.old, self.new)
+        files = [file for name, file in code.functions.items() if f".{name}".endswith(f".{self.function}")]
+        if len(files) != 1:
+            raise ValueError(f"{self.name}: {len(files)} functions are called {self.function}; expected one")
+        tree = ast.parse(code.texts[files[0]])
+        (function,) = (each for name, each in code.named(files[0], tree) if f".{name}".endswith(f".{self.function}"))
+        for operator, at, put in changes(function):
+            if (operator, at) == (self.operator, self.at):
+                put()
+                return files[0], ast.unparse(ast.fix_missing_locations(tree))
+        raise ValueError(f"{self.name}: {self.operator!r} has nothing to change at {self.at!r} in {self.function}")
+
+
+class Code:
+    """The source code of the package, in a tree.
+
+    Attributes:
+        texts: The text of each file.
+        functions: The file of each function, by its dotted name.
+    """
+
+    def __init__(self, tree: Path) -> None:
+        paths = sorted((tree / "sparkkeras").rglob("*.py"))
+        self.texts = {path.relative_to(tree).as_posix(): path.read_text() for path in paths}
+        named = {file: self.named(file, ast.parse(text)) for file, text in self.texts.items()}
+        self.functions = {name: file for file, found in named.items() for name, _ in found}
+
+    def named(self, file: str, tree: ast.Module) -> list[tuple[str, ast.AST]]:
+        """The functions of a file, with their dotted names."""
+        module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return [(f"{module}.{name}", function) for name, function in functions(tree)]
+
+    def drawn(self, count: int, seed: int) -> list[Mutant]:
+        """Random mutants of `CORE`."""
+        known = dict[tuple[str, str, str], tuple[str, ...]]()
+        for module, tests in CORE.items():
+            (file,) = (file for file in self.texts if f"/{file}".endswith(f"/{module.replace('.', '/')}.py"))
+            for name, function in self.named(file, ast.parse(self.texts[file])):
+                known |= {(name, operator, at): tests for operator, at, _ in changes(function)}
+        found = random.Random(seed).sample(sorted(known), count)
+        return [Mutant(f"random-{number}", *change, known[change]) for number, change in enumerate(found, 1)]
 
 
 @dataclass(frozen=True)
@@ -100,8 +153,8 @@ class Result:
 
 def load() -> list[Mutant]:
     """Read all mutants from ``mutants.toml``."""
-    listed = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["mutant"]
-    return [Mutant(**{**each, "tests": tuple(each["tests"])}) for each in listed]
+    listed = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
+    return [Mutant(name, *each["change"], tuple(each["tests"])) for name, each in listed.items()]
 
 
 class Runner:
@@ -113,7 +166,7 @@ class Runner:
     """
 
     def __init__(self, tree: Path, resume: Path | None) -> None:
-        self._tree, self._resume = tree, resume
+        self._tree, self._resume, self._code = tree, resume, Code(tree)
         lines = resume.read_text().splitlines() if resume is not None and resume.exists() else []
         known = (Result(**json.loads(line)) for line in lines)
         self._known = {each.key: each for each in known if each.outcome not in (MISFIT, ERROR)}
@@ -122,21 +175,20 @@ class Runner:
         """Run a mutant's tests without it (unless there is a result of that) and with it."""
         if mutant.key in self._known:
             return self._known[mutant.key]
-        path = self._tree / mutant.file
-        text = path.read_text()
         try:
-            mutated = mutant.apply(text)
+            file, mutated = mutant.apply(self._code)
         except ValueError as error:
             return Result(mutant.key, MISFIT, by=str(error))
         key = f"baseline:{' '.join(mutant.tests)}"
         baseline = self._known.get(key) or self._tested(key, mutant.tests, 900)
         if baseline.outcome != SURVIVED:
             return Result(mutant.key, ERROR, by=f"without the mutant: {baseline.outcome} {baseline.by}")
+        path = self._tree / file
         try:
             path.write_text(mutated)
-            return self._tested(mutant.key, mutant.tests, mutant.limit or 3 * baseline.seconds + 90)
+            return self._tested(mutant.key, mutant.tests, 3 * baseline.seconds + 30)
         finally:
-            path.write_text(text)
+            path.write_text(self._code.texts[file])
 
     def _tested(self, key: str, tests: Sequence[str], limit: float) -> Result:
         """Run tests on the current state of the copy, for at most ``limit`` seconds."""
@@ -223,53 +275,42 @@ def copied() -> Iterator[Path]:
         yield tree
 
 
-def report(results: Mapping[Mutant, Result]) -> int:
-    """Print a table of results; return the number of unexpected ones."""
-    unexpected = 0
-    sys.stdout.write(f"\n{'mutant':60} {'recorded':10} {'found':17} seconds\n")
-    for mutant, result in results.items():
-        failed = result.outcome in (MISFIT, ERROR) or (mutant.killed and result.outcome == SURVIVED)
-        improved = not mutant.killed and result.outcome in (KILLED, TIMEOUT)
-        remark = "  <- unexpected" if failed else "  <- now killed: update mutants.toml" if improved else ""
-        recorded = KILLED if mutant.killed else SURVIVED
-        sys.stdout.write(f"{mutant.name:60} {recorded:10} {result.outcome:17} {result.seconds:7.1f}{remark}\n")
-        unexpected += failed
-    return unexpected
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run mutants and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.run", description="Check that the tests detect bugs.")
-    parser.add_argument("names", nargs="*", help="names of mutants, or patterns (default: all)")
+    parser.add_argument("names", nargs="*", default=["*"], help="names of mutants, or patterns (default: all)")
     parser.add_argument("--list", action="store_true", help="list the mutants without running them")
-    parser.add_argument("--spark", choices=("none", "only"), help="run no mutants, or only those, whose tests start Spark")
+    parser.add_argument("--random", type=int, metavar="COUNT", help="draw that many of all small changes to the core")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of --random (default: 1)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="append results to FILE, and skip mutants it contains")
     given = parser.parse_args(arguments)
-    chosen = [each for each in load() if given.spark is None or each.spark == (given.spark == "only")]
+    listed = load() if given.random is None else Code(ROOT).drawn(given.random, given.seed)
     for name in given.names:
-        if not any(fnmatch.fnmatch(each.name, name) for each in chosen):
+        if not any(fnmatch.fnmatch(each.name, name) for each in listed):
             parser.error(f"unknown mutant {name!r}: --list shows all")
-    chosen = [each for each in chosen if not given.names or any(fnmatch.fnmatch(each.name, name) for name in given.names)]
+    chosen = [each for each in listed if any(fnmatch.fnmatch(each.name, name) for name in given.names)]
     if given.list:
         for each in chosen:
-            recorded = KILLED if each.killed else f"{SURVIVED}: {each.reason}"
-            sys.stdout.write(f"{each.name}  {each.file}  {' '.join(each.tests)}  ({recorded})\n")
+            sys.stdout.write(f"{each.name}  {each.function}: {each.operator} {each.at}  ({' '.join(each.tests)})\n")
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # to clean up forks and the copy
-    resume, started, results = given.resume and given.resume.resolve(), time.monotonic(), dict[Mutant, Result]()
+    resume, started, outcomes = given.resume and given.resume.resolve(), time.monotonic(), Counter[str]()
     warm_up()
     with copied() as tree:
         runner = Runner(tree, resume)
         for number, mutant in enumerate(chosen, 1):
-            result = results[mutant] = runner.run(mutant)
-            progress = f"[{number}/{len(chosen)}] {mutant.name}: {result.outcome} ({result.seconds} s) {result.by}"
-            sys.stdout.write(f"{progress}\n")
+            result = runner.run(mutant)
+            outcomes[result.outcome] += 1
+            change = "" if result.outcome in (KILLED, TIMEOUT) else f"{mutant.function}: {mutant.operator} {mutant.at}"
+            sys.stdout.write(
+                f"[{number}/{len(chosen)}] {mutant.name}: {result.outcome} ({result.seconds} s) {result.by}{change}\n"
+            )
             sys.stdout.flush()
-    unexpected = report(results)
-    sys.stdout.write(f"\n{len(results)} mutants in {time.monotonic() - started:.0f} s; {unexpected} unexpected results.\n")
-    return 1 if unexpected else 0
+    killed = outcomes[KILLED] + outcomes[TIMEOUT]
+    sys.stdout.write(f"\n{killed} of {len(chosen)} mutants killed in {time.monotonic() - started:.0f} s: {dict(outcomes)}\n")
+    return 0 if killed == len(chosen) or (given.random and killed + outcomes[SURVIVED] == len(chosen)) else 1
 
 
 if __name__ == "__main__":
