@@ -6,9 +6,12 @@ import functools
 import inspect
 import numbers
 import os
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, get_type_hints
 
 import numpy as np
 
@@ -30,6 +33,77 @@ class AsInFit(Enum):
 
 AS_IN_FIT: Final = AsInFit.AS_IN_FIT
 """The value that the last ``fit`` used for data of the same kind. Unlike it, ``None`` always means the same."""
+
+
+Check = Callable[[str, Any], Any]
+"""Receives the name of an argument and its value, and returns the value in the form in which it is used.
+
+It raises `ConfigurationError` with what was received and what was expected.
+"""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What an annotation of a `TypedDict` says of the argument with this name, which several functions take.
+
+    Attributes:
+        default: Its default.
+        check: Checks its value.
+        doc: Its description.
+        is_setting: Whether resumed training must have the same value, and those who follow training show it.
+    """
+
+    default: Any
+    check: Check
+    doc: str
+    is_setting: bool = False
+
+    @property
+    def text(self) -> str:
+        """The description in one line."""
+        return " ".join(self.doc.split())
+
+
+def declared(kind: type) -> dict[str, Argument]:
+    """The arguments that a `TypedDict` declares, by name."""
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def taking(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a function with ``**given: Unpack[kind]`` receive all arguments that a `TypedDict` declares, checked.
+
+    They take the place of ``**given`` in its signature and in its docstring.
+    """
+    known, hints = declared(kind), get_type_hints(kind)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def called(*args: P.args, **given: P.kwargs) -> R:
+            checked = {name: each.check(name, given.get(name, each.default)) for name, each in known.items()}
+            return function(*args, **cast(Any, {**given, **checked}))
+
+        signature = inspect.signature(function)
+        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        for name, each in known.items():
+            parameters.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[name])
+            )
+        cast(Any, called).__signature__ = signature.replace(parameters=parameters)
+        if called.__doc__:
+            called.__doc__ = GIVEN.sub(lambda found: described(known, found[1]), called.__doc__)
+        return called
+
+    return decorate
+
+
+GIVEN = re.compile(r"^( *)\*\*given: .*$", re.MULTILINE)
+"""The line of a docstring that stands for the declared arguments."""
+
+
+def described(known: Mapping[str, Argument], indent: str) -> str:
+    """The lines of a docstring that describe arguments."""
+    lines = (f"{name}: {each.text}" for name, each in known.items())
+    return "\n".join(textwrap.fill(line, 125, initial_indent=indent, subsequent_indent=f"{indent}    ") for line in lines)
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -130,8 +204,12 @@ _RENAMED = {
 """Argument names of Keras and other libraries, and their names here, where `difflib` would not find the match."""
 
 
-# Checks of values. Each receives the name of an argument and its value, returns the value in the form in which it is used,
-# and raises `ConfigurationError` with what was received and what was expected.
+# Checks of values
+
+
+def anything(_: str, value: Any) -> Any:
+    """Any value: it is checked with the data."""
+    return value
 
 
 def integer(name: str, value: Any, low: int = 1) -> int:

@@ -8,18 +8,15 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments
-from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments, taking
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import DriverDataset
-from sparkkeras.data.partition_stats import ClassWeight
-from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
 from sparkkeras.events import Events, PhaseStarted, WorkersChanged, listeners
@@ -51,9 +48,10 @@ from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.callbacks import DriverCallbacks, as_callbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.description import describe_fit
+from sparkkeras.training.fit_arguments import FitArguments
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, packed, prepare_fit
 from sparkkeras.training.progress import Progress
@@ -316,36 +314,10 @@ class SparkModel:
         return self.model
 
     @known_arguments
+    @taking(FitArguments)
     @_exclusive
     @interruptible()
-    def fit(
-        self,
-        data: Any,
-        y: Any = None,
-        *,
-        epochs: int = 1,
-        batch_size: int | None = None,
-        verbose: Verbose = "auto",
-        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        validation_col: str | None = None,
-        validation_freq: int = 1,
-        validation_batch_size: int | None = None,
-        shuffle: Shuffle = True,
-        class_weight: ClassWeight | None = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        features: Columns | None = None,
-        label: Columns | None = None,
-        loader: Loaders | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalid = "error",
-        worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-        checkpoint: Checkpoint | None = None,
-        resume: bool = False,
-    ) -> keras.callbacks.History:
+    def fit(self, data: Any, y: Any = None, **given: Unpack[FitArguments]) -> keras.callbacks.History:
         """Train the model on Spark. Further calls continue from the current weights.
 
         Only one call at a time can train a model: a second call, from another thread, from a callback, or through another
@@ -367,50 +339,7 @@ class SparkModel:
                 ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``.
                 Their order and size are not changed: ``shuffle`` and ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
-            epochs: The number of epochs, including those before ``initial_epoch``, as in ``keras.Model.fit``.
-            batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
-            verbose: 0: silent; 1: a progress line; 2: one line per epoch; ``"auto"``: 1.
-            callbacks: Keras callbacks. They run on the driver with the driver's model, once per epoch.
-            validation_split: The fraction of rows to validate on, in [0, 1): the last rows of arrays, as in Keras, and the
-                last ones of each partition of an RDD or a DataFrame; with ``shuffle="global"`` random ones.
-            validation_data: A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to
-                validate on.
-            validation_col: A boolean or numeric column of the DataFrame; rows where it is true or not 0 are used for
-                validation and not for training.
-            validation_freq: The number of epochs between two validations.
-            validation_batch_size: Rows in each batch of validation; ``None``: ``batch_size``.
-            shuffle: Whether each worker shuffles its rows before each epoch, and arrays are dealt to the workers at random.
-                ``"global"`` also redistributes the rows of an RDD or a DataFrame at random over the workers, once, while
-                they are stored: for rows that are sorted, by label, date or key. ``False`` keeps the order of all rows.
-            class_weight: A weight for each class, as in ``keras.Model.fit``. Cannot be combined with sample weights.
-                ``"balanced"``: inversely proportional to the rows of each class, ``rows / (classes * rows of the class)``.
-            sample_weight: For arrays, weights of 0 or more, shape (samples,). For a DataFrame, the column of weights.
-            initial_epoch: The epoch at which training starts.
-            steps_per_epoch: The maximum number of batches of each worker per epoch; workers with fewer batches end earlier.
-                ``None``: all rows. Required if ``data`` is a function whose batches have no end, such as those of
-                ``dataset.repeat()`` or of a generator with ``while True``.
-            features: The columns of a DataFrame to use as model inputs: one column (numbers, arrays, vectors, bytes of raw
-                tensors), a list of columns to concatenate, or for several inputs ``{input name: column(s)}``, nested as they
-                are, or a list with a column for each: by name if these are the names of the inputs, else by position.
-                ``None``: the column ``features``, or columns with the names of the inputs.
-            label: The label columns, in the same form by output. ``None``: the column ``label``, or columns with the names
-                of the outputs.
-            loader: A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or
-                ``{input name: loader}``. `PadSequences` also converts rows of RDDs and arrays.
-            transform: ``transform(x, y) -> (x, y)``, which the workers apply to each batch. Data without labels has ``None``
-                as ``y``. To check the result, the driver also calls it before the job starts: with the first batch of
-                arrays, or with one row of zeros for a DataFrame or an RDD. If it fails on zeros, the first rows on the
-                workers are checked instead.
-            on_invalid: How to handle rows with nulls, NaN or infinite values: ``"error"`` raises, ``"drop"`` drops them,
-                ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.
-            worker_callbacks: Keras callbacks that run on the workers. In synchronous training each worker gets new copies in
-                each round; in the other modes it keeps one copy for all epochs.
-            checkpoint: Where and how often to write checkpoints. SIGTERM, Ctrl-C and errors of Spark end training with a
-                checkpoint of the last completed round, or with a parameter server of the updates so far.
-            resume: Whether to continue from the newest checkpoint. Synchronous and all-reduce training end with the
-                same bits as without the interruption; with a parameter server, every update counts once. If there is none,
-                training begins at the start; if it was completed, the data is compared, and nothing is trained. The model,
-                the data and the other arguments must be the same, ``epochs`` may be larger.
+            **given: See `FitArguments`.
 
         Returns:
             A ``keras.callbacks.History`` with the logs of each epoch: loss and metrics over the full dataset.
@@ -433,46 +362,23 @@ class SparkModel:
         """
         check_trainable(self.model)
         start_workers()
-        if batch_size is not None and is_batch_function(data):
+        if given["batch_size"] is not None and is_batch_function(data):
             warn(
-                f"batch_size={batch_size} has no effect: data is a function, and the batches that it returns are used as "
-                "they are. Return batches of this size, for instance with dataset.batch(batch_size)."
+                f"batch_size={given['batch_size']} has no effect: data is a function, and the batches that it returns are "
+                "used as they are. Return batches of this size, for instance with dataset.batch(batch_size)."
             )
         self._check_mode()
         self._check_model()
         rule = make_rule(self._given_rule, self.mode)
-        recorder = CheckpointRecorder.open(checkpoint, resume, self.mode)
+        recorder = CheckpointRecorder.open(given["checkpoint"], given["resume"], self.mode)
         limit = self._slot_limit(recorder)
         saved = None if recorder is None else recorder.saved
         seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
-        progress = Progress(1 if verbose == "auto" else verbose, epochs, missing_settings())
+        verbose = 1 if given["verbose"] == "auto" else given["verbose"]
+        callbacks = as_callbacks("callbacks", given["callbacks"])
+        progress = Progress(verbose, given["epochs"], missing_settings())
         with progress.checking():
-            request = check_fit(
-                [self.model],
-                data=data,
-                y=y,
-                epochs=epochs,
-                batch_size=self.batch_size if batch_size is None else batch_size,
-                verbose=verbose,
-                callbacks=callbacks,
-                validation_split=validation_split,
-                validation_data=validation_data,
-                validation_col=validation_col,
-                validation_freq=validation_freq,
-                validation_batch_size=validation_batch_size,
-                shuffle=shuffle,
-                class_weight=class_weight,
-                sample_weight=sample_weight,
-                initial_epoch=initial_epoch,
-                steps_per_epoch=steps_per_epoch,
-                features=features,
-                label=label,
-                loader=loader,
-                transform=transform,
-                on_invalid=on_invalid,
-                worker_callbacks=worker_callbacks,
-                seed=seed if saved is None else saved.work.seed,
-            )
+            request = check_fit([self.model], data, y, given, self.batch_size, seed if saved is None else saved.work.seed)
         if self.mode == "synchronous" and self.frequency != "epoch":
             check_row_count(
                 request.source,
@@ -480,20 +386,20 @@ class SparkModel:
                 "use another mode, or steps_per_epoch= for shorter epochs. Each epoch calls the function anew: shuffle in "
                 "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
-        rows_read = RowOptions.of_fit(data, request.source, loader, on_invalid, transform)
+        rows_read = RowOptions.of_fit(data, request)
         fits = self._fits + 1 if saved is None else saved.work.settings["fits"]
         if recorder is not None:
             find_outside(self.model, self.custom_objects)
             settings = self._settings(rows_read)
             settings |= {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
-            recorder.check(Work.of(self.model, request, rule, self.frequency, settings), request.callbacks)
+            recorder.check(Work.of(self.model, request, rule, self.frequency, settings), callbacks)
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
-        others = listeners(request.callbacks)
-        events = Events([*([progress] if request.verbose else []), *others], request.verbose == 1 or bool(others))
+        others = listeners(callbacks)
+        events = Events([*([progress] if verbose else []), *others], verbose == 1 or bool(others))
         coordination = self._coordination(rule, recorder or NoRecorder(), events)
         with (
             events.running(describe_fit("fit", self.model, request, self._described(rule))),
-            watching_spark(events, hides_bars=request.verbose == 1),
+            watching_spark(events, hides_bars=verbose == 1),
             prepare_fit(
                 request,
                 [self.model],
@@ -507,8 +413,8 @@ class SparkModel:
                 recorder.check_data(job, stored)
                 vars(self)["seed"] = settings["seed"]  # users cannot set it during training
             self._fits, self._rows = fits, rows_read
-            if recorder is not None and recorder.is_complete(request.epochs):
-                return recorder.restore_result(job, request.callbacks)
+            if recorder is not None and recorder.is_complete(given["epochs"]):
+                return recorder.restore_result(job, callbacks)
             warn_of_sorted_rows(request, job.split, stored, averages=self.mode != "allreduce")
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
@@ -516,7 +422,7 @@ class SparkModel:
             rows = [job.rows_of_epoch([worker]) for worker in range(len(job.split.train))]
             events.emit(WorkersChanged(job.num_workers, rows))
             events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
-            on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.steps, progress)
+            on_driver = DriverCallbacks(callbacks, self.model, job.epochs, job.steps, progress)
             try:
                 with nullcontext() if recorder is None else recorder.recording(job.archive, job.model):
                     make_strategy(self.mode).fit(job, stored, on_driver)

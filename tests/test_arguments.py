@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparkkeras
-from sparkkeras import EnsembleModel, SparkEnsemble, SparkMLlibModel, SparkModel, keras_udf, register_keras_udf
+from sparkkeras import EnsembleModel, SparkMLlibModel, SparkModel, keras_udf, register_keras_udf
 from sparkkeras.arguments import (
     class_weight,
     flag,
@@ -288,8 +288,7 @@ def predict_accepts(value):
 def test_the_type_of_on_invalid_lists_the_accepted_values():
     to_predict = [value for value in get_args(reader.InvalidPolicy) if predict_accepts(value)]
     functions = {
-        ("error", "drop", "allow"): (SparkModel.fit, SparkModel.evaluate, SparkEnsemble.fit, EnsembleModel.evaluate)
-        + (SparkMLlibModel.fit, SparkMLlibModel.evaluate),
+        ("error", "drop", "allow"): (SparkModel.evaluate, EnsembleModel.evaluate, SparkMLlibModel.evaluate),
         tuple(to_predict): (SparkModel.predict, EnsembleModel.predict, EnsembleModel.predict_classes)
         + (SparkMLlibModel.predict, keras_udf, register_keras_udf),
     }

@@ -157,7 +157,7 @@ def test_an_optional_input_without_a_value_is_an_error_before_the_job():
 def test_settings_cannot_be_changed_while_fit_runs(spark_model, monkeypatch):
     """Both the lock on the model and the training use the settings with which fit started."""
 
-    def during_fit(models, **given):
+    def during_fit(*given):
         for name, value in (("model", regression()), ("mode", "hogwild"), ("batch_size", 8)):
             with pytest.raises(ConfigurationError, match=f"^{name} of SparkModel.* cannot be set while fit is running"):
                 setattr(spark_model, name, value)

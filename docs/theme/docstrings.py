@@ -5,6 +5,7 @@ In docstrings, names in single backticks become links and literal blocks become 
 describes none of these.
 """
 
+import ast
 import dataclasses
 import re
 from typing import Any
@@ -32,6 +33,8 @@ class Docstrings(griffe.Extension):
             if item.is_alias or item.path in seen:
                 continue
             seen.add(item.path)
+            if item.is_function:
+                _expand_declared(item)
             if item.docstring is not None:
                 item.docstring.value = self._as_markdown(item.docstring.value, item)
             if item.is_function:
@@ -81,6 +84,40 @@ def _public_names(package: griffe.Module) -> dict[str, tuple[str, Any]]:
 def _is_shown(item: Any, name: str) -> bool:
     member = item.members.get(name)
     return member is not None and not name.startswith("_") and not member.is_alias and member.has_docstring
+
+
+def _expand_declared(function: griffe.Function) -> None:
+    """Put the arguments that a `TypedDict` declares in the place of ``**given``."""
+    parameters = list(function.parameters)
+    if not parameters or parameters[-1].kind is not griffe.ParameterKind.var_keyword:
+        return
+    annotation = parameters[-1].annotation
+    if not isinstance(annotation, griffe.ExprSubscript) or str(annotation.left) != "Unpack":
+        return
+    described = []
+    for name, declared in _declared(function.package[str(annotation.slice.canonical_path).partition(".")[2]]):
+        kind, call = declared.slice.elements
+        default, _, doc, *_ = [getattr(each, "value", each) for each in call.arguments]
+        text = repr(str(default)) if isinstance(default, griffe.ExprName) else str(default)  # a string counts as a type
+        added = griffe.Parameter(name, annotation=kind, kind=griffe.ParameterKind.keyword_only, default=text)
+        parameters.insert(-1, added)
+        described.append(f"{name}: {' '.join(ast.literal_eval(str(doc)).split())}")
+    function.parameters = griffe.Parameters(*parameters[:-1])
+    docstring = function.docstring or (function.parent and function.parent.docstring)
+    if docstring is not None:
+        docstring.value = re.sub(
+            r"^( *)\*\*given: .*$",
+            lambda found: "\n".join(found[1] + each for each in described),
+            docstring.value,
+            flags=re.M,
+        )
+
+
+def _declared(kind: griffe.Class) -> list[tuple[str, Any]]:
+    """The attributes of a `TypedDict` and of its bases, and their annotations."""
+    bases = [kind.package[base.canonical_path.partition(".")[2]] for base in kind.bases if "TypedDict" not in str(base)]
+    own = [(each.name, each.annotation) for each in kind.members.values() if each.is_attribute]
+    return [pair for base in bases for pair in _declared(base)] + own
 
 
 def _expand_signature(function: griffe.Function) -> None:

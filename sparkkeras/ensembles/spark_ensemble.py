@@ -7,33 +7,28 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.arguments import known_arguments
-from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.arguments import known_arguments, taking
 from sparkkeras.data.block import describe
-from sparkkeras.data.partition_stats import ClassWeight
-from sparkkeras.data.placement import Shuffle
-from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError, counted
-from sparkkeras.events import EventListener, Events, PhaseStarted
+from sparkkeras.events import Events, PhaseStarted
 from sparkkeras.modeling.archive import find_outside
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.progress.status_line import format_logs
-from sparkkeras.scoring.inference import Verbose
 from sparkkeras.scoring.progress import ScoringProgress
-from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training.description import describe_fit
+from sparkkeras.training.fit_arguments import EnsembleArguments
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
@@ -41,7 +36,6 @@ from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit,
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import Rows, data_of
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
-from sparkkeras.worker.batches import Transform
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
 
@@ -131,65 +125,15 @@ class SparkEnsemble:
         return self._ensemble
 
     @known_arguments
+    @taking(EnsembleArguments)
     @interruptible()
-    def fit(
-        self,
-        data: Any,
-        y: Any = None,
-        *,
-        epochs: int = 1,
-        batch_size: int | None = None,
-        verbose: Verbose = "auto",
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        validation_col: str | None = None,
-        validation_freq: int = 1,
-        validation_batch_size: int | None = None,
-        shuffle: Shuffle = True,
-        class_weight: ClassWeight | None = None,
-        sample_weight: Any = None,
-        steps_per_epoch: int | None = None,
-        features: Columns | None = None,
-        label: Columns | None = None,
-        loader: Loaders | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalid = "error",
-        worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-        checkpoint: Checkpoint | None = None,
-        resume: bool = False,
-        monitor: EventListener | Sequence[EventListener] | None = None,
-    ) -> list[keras.callbacks.History]:
+    def fit(self, data: Any, y: Any = None, **given: Unpack[EnsembleArguments]) -> list[keras.callbacks.History]:
         """Train all members. A further call continues from their current weights.
 
         Args:
             data: A DataFrame, an RDD or arrays; see `SparkModel.fit`.
             y: The labels, if the data is arrays.
-            epochs: The number of epochs that each member trains.
-            batch_size: Rows in a batch; ``None``: the ensemble's ``batch_size``.
-            verbose: 0: silent; otherwise a line is printed for each member when all are trained.
-            validation_split: The fraction of rows to use for validation. No member trains on them, and each member validates
-                on all of them; with ``sampling="partition"``, on those of its partition.
-            validation_data: Data to validate on instead.
-            validation_col: A column of the DataFrame: rows where it is true are used for validation instead.
-            validation_freq: Validate every this many epochs.
-            validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
-            shuffle: Whether each member shuffles its rows before each epoch; see `SparkModel.fit`. ``"global"`` also
-                redistributes the rows, which ``sampling="partition"`` requires if they are sorted.
-            class_weight: A weight for each class, ``{class index: weight}``, or ``"balanced"``, see `SparkModel.fit`.
-            sample_weight: Sample weights: an array for arrays, the name of a column for a DataFrame.
-            steps_per_epoch: The maximum number of batches in an epoch; ``None``: all.
-            features: The input columns of a DataFrame.
-            label: The label columns of a DataFrame.
-            loader: Converts a column of a DataFrame into an input, such as `image_loader`.
-            transform: ``transform(x, y) -> (x, y)``, applied to each batch.
-            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
-            worker_callbacks: Keras callbacks that run on the workers, with a copy for each member: ``EarlyStopping``
-                monitors the metrics of its member, including validation metrics, and stops only this member.
-            checkpoint: Where to write each member when it is trained. Each trains in a Spark job of its own then.
-            resume: Whether to continue what an earlier call has written: members that were trained are not trained again,
-                and the others get the same bits as without the interruption. The models and the arguments must be the same.
-            monitor: A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets each
-                member when it is trained. Each trains in a Spark job of its own then.
+            **given: See `EnsembleArguments`.
 
         Returns:
             The history of each member.
@@ -205,49 +149,29 @@ class SparkEnsemble:
         """
         for model in self.models:
             check_trainable(model)
-        monitors = arguments.listeners("monitor", monitor)
-        checkpoints = MemberCheckpoints.open(checkpoint, resume)
+        checked: Mapping[str, Any] = {**given, "callbacks": [], "initial_epoch": 0}
+        checkpoints = MemberCheckpoints.open(given["checkpoint"], given["resume"])
         seed = self.seed, self._fits
         if checkpoints is not None and checkpoints.seed is not None:
             seed = checkpoints.seed
         with training(self.models):
             request = check_fit(
-                self.models,
-                data=data,
-                y=y,
-                epochs=epochs,
-                batch_size=self.batch_size if batch_size is None else batch_size,
-                verbose=verbose,
-                validation_split=validation_split,
-                validation_data=validation_data,
-                validation_col=validation_col,
-                validation_freq=validation_freq,
-                validation_batch_size=validation_batch_size,
-                shuffle=shuffle,
-                class_weight=class_weight,
-                sample_weight=sample_weight,
-                steps_per_epoch=steps_per_epoch,
-                features=features,
-                label=label,
-                loader=loader,
-                transform=transform,
-                on_invalid=on_invalid,
-                worker_callbacks=worker_callbacks,
-                seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
+                self.models, data, y, checked, self.batch_size, int(np.random.SeedSequence(seed).generate_state(1)[0])
             )
             if checkpoints is not None:
                 for model in self.models:
                     find_outside(model, self.custom_objects)
                 checkpoints.check(self.models, self.sampling, request)
-            progress = ScoringProgress("Training members", None, request.verbose)
-            events = Events([*([progress] if request.verbose else []), *monitors])
+            verbose = 1 if given["verbose"] == "auto" else given["verbose"]
+            progress = ScoringProgress("Training members", None, verbose)
+            events = Events([*([progress] if verbose else []), *checked["monitor"]])
             settings = {"members": len(self.models), "sampling": self.sampling, "voting": self.voting}
             with (
                 events.running(describe_fit("ensemble", self.models[0], request, settings)),
-                watching_spark(events, hides_bars=request.verbose == 1),
+                watching_spark(events, hides_bars=verbose == 1),
             ):
                 self.histories = self._train(request, seed, checkpoints, events, progress)
-            self._rows = RowOptions.of_fit(data, request.source, loader, on_invalid, transform)
+            self._rows = RowOptions.of_fit(data, request)
         return self.histories
 
     def _train(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
 
-from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments
-from sparkkeras.data.partition_stats import ClassWeight
-from sparkkeras.data.placement import Shuffle
+from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments, taking
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.mllib.conversions import (
@@ -28,14 +26,13 @@ from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark_model import SparkModel, load_saved, save_as
+from sparkkeras.training.fit_arguments import PointArguments
 from sparkkeras.worker.batches import Transform
 
 if TYPE_CHECKING:
     import keras
     from pyspark import RDD
     from pyspark.mllib.regression import LabeledPoint
-
-    from sparkkeras.checkpoints.checkpoint import Checkpoint
 
 
 class SparkMLlibModel:
@@ -133,29 +130,14 @@ class SparkMLlibModel:
         return self.spark_model.parameter_server_stats
 
     @known_arguments
+    @taking(PointArguments)
     def fit(
         self,
         lp_rdd: RDD[LabeledPoint],
         *,
         categorical: bool = False,
         nb_classes: int | None = None,
-        epochs: int = 1,
-        batch_size: int | None = None,
-        verbose: Verbose = "auto",
-        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        validation_freq: int = 1,
-        validation_batch_size: int | None = None,
-        shuffle: Shuffle = True,
-        class_weight: ClassWeight | None = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        transform: Transform | None = None,
-        on_invalid: OnInvalid = "error",
-        worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-        checkpoint: Checkpoint | None = None,
-        resume: bool = False,
+        **given: Unpack[PointArguments],
     ) -> keras.callbacks.History:
         """Train the model on Spark. A further call continues from the current weights.
 
@@ -165,27 +147,7 @@ class SparkMLlibModel:
                 ``categorical_crossentropy``. ``False`` keeps the labels as they are, for regression and
                 ``sparse_categorical_crossentropy``.
             nb_classes: The number of classes, with ``categorical`` only; ``None``: the number of units of the output.
-            epochs: Train until this epoch, counted from 0.
-            batch_size: Rows in a batch of one worker; ``None``: the model's ``batch_size``.
-            verbose: 0: silent, 1: a progress bar, 2: one line per epoch; ``"auto"``: 1.
-            callbacks: Keras callbacks, which run on the driver after each epoch.
-            validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition, or with
-                ``shuffle="global"`` random ones.
-            validation_data: An RDD of LabeledPoints, whose labels are converted like those of ``lp_rdd``; or arrays, as in
-                `SparkModel.fit`, whose labels are used unchanged.
-            validation_freq: Validate every this many epochs.
-            validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
-            shuffle: Whether each worker shuffles its rows before each epoch; ``"global"`` also redistributes the rows at
-                random, see `SparkModel.fit`.
-            class_weight: A weight for each class, ``{class index: weight}``, or ``"balanced"``, see `SparkModel.fit`.
-            initial_epoch: The epoch to start at, counted from 0.
-            steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.
-            transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers, for instance to reshape features
-                to images.
-            on_invalid: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
-            worker_callbacks: Keras callbacks that run on the workers.
-            checkpoint: Where and how often to write checkpoints; see `SparkModel.fit`.
-            resume: Whether to continue from the newest checkpoint.
+            **given: See `PointArguments`.
 
         Returns:
             A ``keras.callbacks.History`` with metrics over the full dataset, one value per epoch.
@@ -195,28 +157,10 @@ class SparkMLlibModel:
             DataError: The data is not an RDD of LabeledPoints, is empty, or does not fit the model or its loss.
             SparkKerasError: Any other error of `SparkModel.fit`.
         """
-        if is_rdd(validation_data):
-            validation_data = self._pairs(validation_data, categorical, nb_classes, transform)
-        return self.spark_model.fit(
-            self._pairs(lp_rdd, categorical, nb_classes, transform),
-            epochs=epochs,
-            batch_size=batch_size,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            validation_freq=validation_freq,
-            validation_batch_size=validation_batch_size,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            transform=transform,
-            on_invalid=on_invalid,
-            worker_callbacks=worker_callbacks,
-            checkpoint=checkpoint,
-            resume=resume,
-        )
+        transform = given["transform"]
+        if is_rdd(given["validation_data"]):
+            given["validation_data"] = self._pairs(given["validation_data"], categorical, nb_classes, transform)
+        return self.spark_model.fit(self._pairs(lp_rdd, categorical, nb_classes, transform), **given)
 
     def train(self, lp_rdd: RDD[LabeledPoint], **arguments: Any) -> keras.callbacks.History:
         """An alias of `fit`, for compatibility with Elephas."""

@@ -24,9 +24,7 @@ def describe_fit(kind: str, model: keras.Model, request: FitRequest, settings: M
     """
     shown = {
         **settings,
-        "batch_size": request.options.batch_size,
-        "validation_split": request.validation_split or None,
-        "steps_per_epoch": request.steps_per_epoch,
+        **request.settings,
         "seed": request.options.seed,
         **describe_model(model),
     }
@@ -34,8 +32,8 @@ def describe_fit(kind: str, model: keras.Model, request: FitRequest, settings: M
         kind=kind,
         name=model.name,
         settings=shown,
-        epochs=request.epochs,
-        initial_epoch=request.initial_epoch,
+        epochs=request.given["epochs"],
+        initial_epoch=request.given["initial_epoch"],
     )
 
 

@@ -22,7 +22,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.saved_progress import pack_state, unpack_state
-from sparkkeras.training.saved_run import Rates, Rows, arguments_of, initial_rate, known_rates
+from sparkkeras.training.saved_run import Rates, Rows, initial_rate, known_rates
 
 _MEMBER = re.compile("member-[0-9]{5,}")
 
@@ -95,9 +95,9 @@ class MemberCheckpoints:
             ConfigurationError: They differ.
         """
         self._work: dict[str, Any] = {
-            "epochs": request.epochs,
+            "epochs": request.given["epochs"],
             "sampling": sampling,
-            **arguments_of(request),
+            **request.settings,
             "members": [description(model) for model in members],
         }
         self._rates: Rates = {f"learning_rate of member {number}": initial_rate(each) for number, each in enumerate(members)}

@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import keras
 
-from sparkkeras import arguments
+from sparkkeras.arguments import declared
 from sparkkeras.data.block import BlockSpec, describe
 from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
-from sparkkeras.data.partition_stats import ClassWeight, CountClasses, balanced_weights
-from sparkkeras.data.placement import RowPlacement, Shuffle, TrainValidationSplit
+from sparkkeras.data.partition_stats import CountClasses, balanced_weights
+from sparkkeras.data.placement import RowPlacement, TrainValidationSplit
 from sparkkeras.data.reader import Reader
-from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, warn
-from sparkkeras.events import EventListener, Events, PhaseStarted
+from sparkkeras.events import Events, PhaseStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, warn_of_shuffle
@@ -32,8 +31,6 @@ from sparkkeras.modeling.own_methods import check_can_train
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
-from sparkkeras.scoring.inference import Verbose
-from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.sources.source import (
     NamedColumns,
     SlotLimit,
@@ -44,10 +41,11 @@ from sparkkeras.sources.source import (
     split_by_column,
 )
 from sparkkeras.spark.live_progress import live_progress
-from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
+from sparkkeras.training.callbacks import check_callbacks, check_monitors
+from sparkkeras.training.fit_arguments import FitArguments
 from sparkkeras.training.job import Coordination, Job, Validation
 from sparkkeras.worker import device
-from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
+from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,7 @@ class FitRequest:
         placement: How the rows to train on are divided among the workers.
         options: How a worker trains.
         validation_options: How rows to validate on become batches.
-        validation_freq: The number of epochs from one validation to the next.
-        epochs: The epoch, counted from 0, at which training ends.
-        initial_epoch: The epoch at which it begins.
-        steps_per_epoch: The largest number of batches of a worker in an epoch; ``None``: all.
-        callbacks: The callbacks on the driver.
-        worker_callbacks: The callbacks on the workers.
-        verbose: 0, 1 or 2.
+        given: The arguments, by name; see `FitArguments`.
     """
 
     source: Source
@@ -74,23 +66,21 @@ class FitRequest:
     placement: RowPlacement
     options: FitOptions
     validation_options: BatchOptions
-    validation_freq: int
-    epochs: int
-    initial_epoch: int
-    steps_per_epoch: int | None
-    callbacks: list[keras.callbacks.Callback]
-    worker_callbacks: list[keras.callbacks.Callback]
-    verbose: int
-
-    @property
-    def validation_split(self) -> float:
-        """The fraction of the rows that is used for validation."""
-        return self.placement.validation_split
+    given: Mapping[str, Any]
 
     @property
     def validates(self) -> bool:
         """Whether there are rows to validate on."""
-        return bool(self.validation_split) or self.held_out is not None
+        return bool(self.given["validation_split"]) or self.held_out is not None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that must be the same to resume, and that are shown, as values for JSON."""
+        known = {"batch_size": self.options.batch_size, **self.given}
+        found = {name: known[name] for name, each in declared(FitArguments).items() if each.is_setting}
+        weights = found["class_weight"]
+        by_text = {str(index): weight for index, weight in weights.items()} if isinstance(weights, Mapping) else weights
+        return found | {"class_weight": by_text}
 
 
 @dataclass(frozen=True)
@@ -109,79 +99,49 @@ class Partitioning:
     limit: SlotLimit | None = None
 
 
-def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
-    models: Sequence[keras.Model],
-    *,
-    data: Any,
-    y: Any,
-    epochs: int,
-    batch_size: int,
-    verbose: Verbose,
-    validation_split: float,
-    validation_data: Any,
-    validation_col: str | None,
-    validation_freq: int,
-    validation_batch_size: int | None,
-    shuffle: Shuffle,
-    class_weight: ClassWeight | None,
-    sample_weight: Any,
-    steps_per_epoch: int | None,
-    features: Columns | None,
-    label: Columns | None,
-    loader: Loaders | None,
-    transform: Transform | None,
-    on_invalid: OnInvalid,
-    worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None,
-    seed: int,
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-    initial_epoch: int = 0,
+def check_fit(
+    models: Sequence[keras.Model], data: Any, y: Any, given: Mapping[str, Any], batch_size: int, seed: int
 ) -> FitRequest:
-    """Check the arguments of `SparkModel.fit`, and the data as far as possible before Spark reads it.
+    """Check the arguments of `SparkModel.fit` together, and the data as far as possible before Spark reads it.
 
     Args:
         models: The models to train. The first one defines how rows are read.
+        data: The rows to train on.
+        y: The labels, if ``data`` is arrays.
+        given: The other arguments, each of which has been checked.
+        batch_size: The number of rows in a batch, where the arguments have none.
         seed: The seed of row orders and dropout masks.
 
     Raises:
-        ConfigurationError: An argument is out of range, or does not fit another one.
+        ConfigurationError: An argument does not fit another one.
         DataError: The data does not fit the models or their losses.
         ModelError: A layer synchronizes statistics between replicas.
     """
     for each in models:
         check_not_synchronized(each)
-    model = models[0]
-    epochs = arguments.integer("epochs", epochs)
-    initial_epoch = arguments.integer("initial_epoch", initial_epoch, low=0)
-    if initial_epoch >= epochs:
-        warn(f"nothing is trained: initial_epoch={initial_epoch} is not less than epochs={epochs}, the epoch to end at.")
-    validation_freq = arguments.integer("validation_freq", validation_freq)
-    steps_per_epoch = arguments.optional_integer("steps_per_epoch", steps_per_epoch)
-    arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
-    arguments.one_of("verbose", verbose, get_args(Verbose))
-    validates = _check_validation(validation_split, validation_data, validation_col)
-    on_driver = check_callbacks(callbacks, model)
-    on_workers = as_callbacks("worker_callbacks", worker_callbacks)
-    for callback in on_workers:
-        if isinstance(callback, EventListener):
-            raise ConfigurationError(
-                f"worker_callbacks: {type(callback).__name__} follows the run on the driver, where its events are: pass it "
-                "as callbacks=, or as monitor= of an ensemble."
-            )
-    placement = RowPlacement(arguments.shuffle("shuffle", shuffle), seed, validation_split)
+    model, transform = models[0], given["transform"]
+    if given["initial_epoch"] >= given["epochs"]:
+        warn(
+            f"nothing is trained: initial_epoch={given['initial_epoch']} is not less than epochs={given['epochs']}, the "
+            "epoch to end at."
+        )
+    validates = _check_validation(given)
+    check_callbacks(given["callbacks"], model)
+    placement = RowPlacement(given["shuffle"], seed, given["validation_split"])
     options = FitOptions(
-        batch_size=arguments.integer("batch_size", batch_size),
+        batch_size=given["batch_size"] or batch_size,
         transform=inference.transform_by_value(transform),
         input_structure=input_structure(model),
         shuffle=placement.shuffle,
         seed=seed,
-        class_weight=arguments.class_weight_or_balanced("class_weight", class_weight),
+        class_weight=given["class_weight"],
     )
-    validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
+    validation_size = given["validation_batch_size"] or options.batch_size
     _check_models(models, options, validates)
-    reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels(models))
-    columns = NamedColumns(features, label, loader, fits=transform is None)
-    source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
-    if steps_per_epoch is not None:
+    reader = Reader(schema_of(model).before(transform), True, given["on_invalid"], labels_optional=not needs_labels(models))
+    columns = NamedColumns(given["features"], given["label"], given["loader"], fits=transform is None)
+    source, held_out = as_sources(data, y, given["sample_weight"], given["validation_data"], reader, columns)
+    if given["steps_per_epoch"] is not None:
         source = limited(source)
     if placement.is_global and source.in_batches:
         raise ConfigurationError(
@@ -195,10 +155,10 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
                 'class_weight="balanced" counts the labels before the transform, which may change them: pass the weights, '
                 "{class index: weight}."
             )
-    if validation_split:
+    if given["validation_split"]:
         check_row_count(source, "validation_split", "pass a second function as validation_data=.")
-    if validation_col is not None:
-        source, held_out = split_by_column(source, validation_col)
+    if given["validation_col"] is not None:
+        source, held_out = split_by_column(source, given["validation_col"])
     in_batches = held_out is not None and held_out.in_batches
     request = FitRequest(
         source=source,
@@ -206,13 +166,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         placement=placement,
         options=options,
         validation_options=BatchOptions(validation_size, options.transform, options.input_structure, in_batches=in_batches),
-        validation_freq=validation_freq,
-        epochs=epochs,
-        initial_epoch=initial_epoch,
-        steps_per_epoch=steps_per_epoch,
-        callbacks=on_driver,
-        worker_callbacks=on_workers,
-        verbose=1 if verbose == "auto" else verbose,
+        given=given,
     )
     _check_rows(models, request)
     return request
@@ -258,9 +212,10 @@ def prepare_fit(
         ConfigurationError: The transform fails, or a callback monitors a metric that is not reported.
         CustomObjectError: The callbacks on the workers cannot be sent.
     """
-    monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
+    given = request.given
+    monitors = given["callbacks"], given["worker_callbacks"], request.validates, request.validates and workers_validate
     check_monitors(models, custom_objects, *monitors)
-    on_workers = dump_callbacks(request.worker_callbacks, models) if request.worker_callbacks else None
+    on_workers = dump_callbacks(given["worker_callbacks"], models) if given["worker_callbacks"] else None
     with ExitStack() as stack:
         coordination.events.emit(PhaseStarted("Starting workers, and storing rows on them"))
         training = request.source.dataset(
@@ -269,7 +224,7 @@ def prepare_fit(
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
-        split = TrainValidationSplit.split([handle.rows for handle in stored.handles], request.validation_split)
+        split = TrainValidationSplit.split([handle.rows for handle in stored.handles], given["validation_split"])
         options = request.options
         if options.class_weight == "balanced":
             weights = balanced_weights(stored.run(CountClasses(split.train)).collect())
@@ -278,18 +233,18 @@ def prepare_fit(
             options = replace(options, class_weight=weights)
         held_out_rows: Sequence[int | None] = split.validate
         validation = None
-        if request.validation_split:
+        if given["validation_split"]:
             spans = split.validation_spans
-            validation = Validation(stored, request.validation_options, request.validation_freq, spans)
+            validation = Validation(stored, request.validation_options, given["validation_freq"], spans)
         elif request.held_out is not None:
             coordination.events.emit(PhaseStarted("Storing rows to validate on"))
             held_out = request.held_out.dataset(slices=partitioning.slices)
             rows = stack.enter_context(stack.enter_context(held_out).stored())
             _check_stored(models, request.held_out, rows, request.validation_options)
-            validation = Validation(rows, request.validation_options, request.validation_freq)
+            validation = Validation(rows, request.validation_options, given["validation_freq"])
             held_out_rows = [handle.rows for handle in rows.handles]
         if not workers_validate:  # the members of ensembles train on rows of several partitions
-            check_partitions(models[0], split.train, "training", request.steps_per_epoch)
+            check_partitions(models[0], split.train, "training", given["steps_per_epoch"])
             check_partitions(models[0], held_out_rows, "validation")
         # Members of ensembles are in different epochs.
         reporting = None if workers_validate else stored
@@ -300,14 +255,14 @@ def prepare_fit(
             Job(
                 model=models[0],
                 archive=archives[0],
-                epochs=request.epochs,
-                initial_epoch=request.initial_epoch,
+                epochs=given["epochs"],
+                initial_epoch=given["initial_epoch"],
                 frequency=coordination.frequency,
                 rule=coordination.rule,
                 rule_state=coordination.rule_state,
                 split=split,
                 options=replace(options, callbacks=on_workers, progress=progress),
-                steps_per_epoch=request.steps_per_epoch,
+                steps_per_epoch=given["steps_per_epoch"],
                 validation=validation,
                 server=coordination.server,
                 gradient_dtype=coordination.gradient_dtype,
@@ -320,26 +275,25 @@ def prepare_fit(
         )
 
 
-def _check_validation(validation_split: float, validation_data: Any, validation_col: str | None) -> bool:
+def _check_validation(given: Mapping[str, Any]) -> bool:
     """Check the arguments that say which rows to validate on; returns whether there are such rows.
 
     Raises:
-        ConfigurationError: More than one of them is set, or ``validation_split`` is out of range.
+        ConfigurationError: More than one of them is set.
     """
-    arguments.fraction("validation_split", validation_split)
     terms = current_terms.get()
     column = terms.argument("validation_col")
     shown = {
-        f"validation_split={validation_split!r}": bool(validation_split),
-        f"validation_data ({describe(validation_data)})": validation_data is not None,
-        f"{column}={validation_col!r}": validation_col is not None,
+        f"validation_split={given['validation_split']!r}": bool(given["validation_split"]),
+        f"validation_data ({describe(given['validation_data'])})": given["validation_data"] is not None,
+        f"{column}={given['validation_col']!r}": given["validation_col"] is not None,
     }
-    given = [each for each, is_given in shown.items() if is_given]
-    if len(given) > 1:
+    found = [each for each, is_given in shown.items() if is_given]
+    if len(found) > 1:
         raise ConfigurationError(
-            f"{terms.give} only one of validation_split, validation_data and {column}; received {' and '.join(given)}."
+            f"{terms.give} only one of validation_split, validation_data and {column}; received {' and '.join(found)}."
         )
-    return bool(given)
+    return bool(found)
 
 
 def _check_models(models: Sequence[keras.Model], options: FitOptions, validates: bool) -> None:

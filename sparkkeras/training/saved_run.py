@@ -11,7 +11,6 @@ import keras
 from sparkkeras.checkpoints.differences import differences
 from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
 from sparkkeras.data.dataset import StoredDataset, common_spec
-from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import SAME_ROWS
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling.description import OUTSIDE, description
@@ -51,8 +50,7 @@ class Work:
             "rule": rule_config(rule),
             "frequency": frequency,
             "gradient_dtype": settings["gradient_dtype"],
-            "initial_epoch": request.initial_epoch,
-            **arguments_of(request),
+            **request.settings,
             **description(model),
         }
         return cls(fit, initial_rate(model), request.options.seed, dict(settings))
@@ -61,23 +59,6 @@ class Work:
         """What differs in another call of `fit`, in words."""
         before, after = known_rates({"learning_rate": self.learning_rate}, {"learning_rate": now.learning_rate})
         return differences({**self.fit, **before}, {**now.fit, **after})
-
-
-def arguments_of(request: FitRequest) -> dict[str, Any]:
-    """The arguments that must be the same to resume, of every kind of training, as values for JSON."""
-    options = request.options
-    return {
-        "batch_size": options.batch_size,
-        "shuffle": options.shuffle,
-        "class_weight": _by_text(options.class_weight or {}),
-        "steps_per_epoch": request.steps_per_epoch,
-        "validation_split": request.validation_split,
-        "validation": f"every {counted(request.validation_freq, 'epoch')}" if request.validates else None,
-    }
-
-
-def _by_text(weights: ClassWeight) -> str | dict[str, float]:
-    return weights if isinstance(weights, str) else {str(index): weight for index, weight in weights.items()}
 
 
 def initial_rate(model: keras.Model) -> float | None:

@@ -60,7 +60,7 @@ def warn_of_sorted_rows(request: FitRequest, split: TrainValidationSplit, datase
                 f"{_described(source, spec, found, places)}. Each worker learns from its own partition until the next "
                 f"exchange, so the model may become much worse{example}."
             )
-    if request.validation_split:
+    if request.given["validation_split"]:
         parts: dict[int, list[PartitionStats]] = {}
         for number, each in dataset.run(SplitStats(split.train)).collect():
             parts.setdefault(number, []).append(each)

@@ -12,7 +12,6 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
 from sparkkeras.training.saved_run import Rows, SavedRun
-from sparkkeras.worker.batches import FitOptions
 from tests.models import regression
 
 DATA = {"rows": 40}
@@ -31,15 +30,8 @@ def models():
 def begun(path, models, resume=False, checksum=7, **changed):
     """The checkpoints of a call of ``fit`` until it would train."""
     checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
-    fields = {
-        "options": FitOptions(32),
-        "epochs": 2,
-        "steps_per_epoch": None,
-        "validation_split": 0.0,
-        "validation_freq": 1,
-        "validates": False,
-    }
-    checkpoints.check(models, "bootstrap", SimpleNamespace(**fields | changed))
+    settings = {"batch_size": 32} | changed
+    checkpoints.check(models, "bootstrap", SimpleNamespace(given={"epochs": 2}, settings=settings))
     checkpoints.begin(DATA, Rows([40], [checksum]), models, checkpoints.seed or (3, 0))
     return checkpoints
 
@@ -75,7 +67,7 @@ def test_other_arguments_and_rates_are_refused(path, models):
     with pytest.raises(ConfigurationError, match="learning_rate of member 1: 0.05.* in the checkpoint, 0.25 now"):
         begun(path, models, resume=True)
     with pytest.raises(ConfigurationError, match="batch_size: 32 in the checkpoint, 16 now"):
-        begun(path, models, resume=True, options=FitOptions(16))
+        begun(path, models, resume=True, batch_size=16)
 
 
 def test_members_without_their_checkpoint_are_refused(path, models):

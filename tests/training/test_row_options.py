@@ -4,6 +4,7 @@ import json
 import sys
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -87,10 +88,14 @@ def test_rows_that_fit_dropped_are_an_error_to_predict():
 
 
 def test_a_transform_is_not_applied_again_and_its_name_is_in_a_warning():
-    options = RowOptions.of_fit(X, None, None, "error", parts.halved)
+    def fitted_with(transform):
+        given = {"loader": None, "on_invalid": "error", "transform": transform}
+        return RowOptions.of_fit(X, SimpleNamespace(source=None, given=given))
+
+    options = fitted_with(parts.halved)
     with pytest.warns(UserWarning, match=r"^fit had transform=halved, which predict does not apply .* or transform=None"):
         assert options.without_transform("predict", AS_IN_FIT) is None
-    assert RowOptions.of_fit(X, None, None, "error", partial(parts.halved)).transform == "partial"
+    assert fitted_with(partial(parts.halved)).transform == "partial"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert options.without_transform("predict", None) is None

@@ -1,0 +1,277 @@
+"""The arguments of `fit`, declared once: their types, defaults, checks and descriptions, for all that train.
+
+Signatures, docstrings, the params of Spark ML, what a checkpoint compares and what a `Monitor` shows follow from them.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, TypeAlias, TypedDict, get_args
+
+import keras
+
+from sparkkeras import arguments
+from sparkkeras.arguments import Argument
+from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.data.partition_stats import ClassWeight
+from sparkkeras.data.placement import Shuffle
+from sparkkeras.data.schema import OnInvalid
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.events import EventListener
+from sparkkeras.scoring.inference import Verbose
+from sparkkeras.sources.frame import Columns, Loaders
+from sparkkeras.training.callbacks import as_callbacks
+from sparkkeras.worker.batches import Transform
+
+Callbacks: TypeAlias = Sequence[keras.callbacks.Callback] | keras.callbacks.Callback
+"""One or several callbacks."""
+
+
+def _worker_callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
+    found = as_callbacks(name, value)
+    for callback in found:
+        if isinstance(callback, EventListener):
+            raise ConfigurationError(
+                f"{name}: {type(callback).__name__} follows the run on the driver, where its events are: pass it as "
+                "callbacks=, or as monitor= of an ensemble."
+            )
+    return found
+
+
+class TrainingArguments(TypedDict, total=False):
+    """Those of everything that trains."""
+
+    epochs: Annotated[
+        int,
+        Argument(
+            1,
+            arguments.integer,
+            """The number of epochs, including those before ``initial_epoch``, as in ``keras.Model.fit``.""",
+        ),
+    ]
+    verbose: Annotated[
+        Verbose,
+        Argument(
+            "auto",
+            partial(arguments.one_of, known=get_args(Verbose)),
+            """0: silent; 1: a progress line; 2: one line per epoch; ``"auto"``: 1.""",
+        ),
+    ]
+    validation_split: Annotated[
+        float,
+        Argument(
+            0.0,
+            arguments.fraction,
+            """The fraction of rows to validate on, in [0, 1): the last rows of arrays, as in Keras, and the last ones of
+            each partition of an RDD or a DataFrame; with ``shuffle="global"`` random ones. No worker trains on them.""",
+            is_setting=True,
+        ),
+    ]
+    validation_data: Annotated[
+        Any,
+        Argument(
+            None,
+            arguments.anything,
+            """A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to validate on.""",
+        ),
+    ]
+    validation_freq: Annotated[
+        int, Argument(1, arguments.integer, """The number of epochs between two validations.""", is_setting=True)
+    ]
+    validation_batch_size: Annotated[
+        int | None,
+        Argument(None, arguments.optional_integer, """Rows in each batch of validation; ``None``: ``batch_size``."""),
+    ]
+    shuffle: Annotated[
+        Shuffle,
+        Argument(
+            True,
+            arguments.shuffle,
+            """Whether each worker shuffles its rows before each epoch, and arrays are dealt to the workers at random.
+            ``"global"`` also redistributes the rows of an RDD or a DataFrame at random over the workers, once, while they
+            are stored: for rows that are sorted, by label, date or key. ``False`` keeps the order of all rows.""",
+            is_setting=True,
+        ),
+    ]
+    class_weight: Annotated[
+        ClassWeight | None,
+        Argument(
+            None,
+            arguments.class_weight_or_balanced,
+            """A weight for each class, as in ``keras.Model.fit``. Cannot be combined with sample weights.
+            ``"balanced"``: inversely proportional to the rows of each class, ``rows / (classes * rows of the class)``.""",
+            is_setting=True,
+        ),
+    ]
+    steps_per_epoch: Annotated[
+        int | None,
+        Argument(
+            None,
+            arguments.optional_integer,
+            """The maximum number of batches of each worker per epoch; workers with fewer batches end earlier. ``None``:
+            all rows. Required if ``data`` is a function whose batches have no end, such as those of ``dataset.repeat()``
+            or of a generator with ``while True``.""",
+            is_setting=True,
+        ),
+    ]
+    transform: Annotated[
+        Transform | None,
+        Argument(
+            None,
+            arguments.function,
+            """``transform(x, y) -> (x, y)``, which the workers apply to each batch. Data without labels has ``None`` as
+            ``y``. To check the result, the driver also calls it before the job starts: with the first batch of arrays, or
+            with one row of zeros for a DataFrame or an RDD. If it fails on zeros, the first rows on the workers are
+            checked instead.""",
+        ),
+    ]
+    worker_callbacks: Annotated[
+        Callbacks | None,
+        Argument(
+            None,
+            _worker_callbacks,
+            """Keras callbacks that run on the workers. In synchronous training each worker gets new copies in each round;
+            in the other modes it keeps one copy for all epochs. A member of an ensemble has its own: ``EarlyStopping``
+            monitors its metrics, including those of validation, and stops only this member.""",
+        ),
+    ]
+    checkpoint: Annotated[
+        Checkpoint | None,
+        Argument(
+            None,
+            partial(arguments.instance, kind=Checkpoint),
+            """Where and how often to write checkpoints. SIGTERM, Ctrl-C and errors of Spark end training with a checkpoint
+            of the last completed round, or with a parameter server of the updates so far. Ensembles write each member when
+            it is trained; each trains in a Spark job of its own then.""",
+        ),
+    ]
+    resume: Annotated[
+        bool,
+        Argument(
+            False,
+            arguments.flag,
+            """Whether to continue from the newest checkpoint. Synchronous and all-reduce training, and the members of an
+            ensemble, end with the same bits as without the interruption; with a parameter server, every update counts
+            once. If there is none, training begins at the start; if it was completed, the data is compared, and nothing is
+            trained. The model, the data and the other arguments must be the same, ``epochs`` may be larger.""",
+        ),
+    ]
+
+
+class BatchArguments(TypedDict, total=False):
+    """Those of rows and batches, but for Spark ML."""
+
+    batch_size: Annotated[
+        int | None,
+        Argument(
+            None, arguments.optional_integer, """Rows in each batch of a worker; ``None``: those of the constructor."""
+        ),
+    ]
+    on_invalid: Annotated[
+        OnInvalid,
+        Argument(
+            "error",
+            partial(arguments.one_of, known=get_args(OnInvalid)),
+            """How to handle rows with nulls, NaN or infinite values: ``"error"`` raises, ``"drop"`` drops them,
+            ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.""",
+        ),
+    ]
+
+
+class ModelArguments(TypedDict, total=False):
+    """Those of the training of one model."""
+
+    callbacks: Annotated[
+        Callbacks | None,
+        Argument(
+            None,
+            as_callbacks,
+            """Keras callbacks. They run on the driver with the driver's model, once per epoch.""",
+        ),
+    ]
+    initial_epoch: Annotated[
+        int,
+        Argument(
+            0,
+            partial(arguments.integer, low=0),
+            """The epoch at which training starts, counted from 0.""",
+            is_setting=True,
+        ),
+    ]
+
+
+class ColumnArguments(TypedDict, total=False):
+    """Those of columns and of arrays."""
+
+    validation_col: Annotated[
+        str | None,
+        Argument(
+            None,
+            arguments.anything,
+            """A boolean or numeric column of the DataFrame; rows where it is true or not 0 are used for validation and not
+            for training.""",
+        ),
+    ]
+    sample_weight: Annotated[
+        Any,
+        Argument(
+            None,
+            arguments.anything,
+            """For arrays, weights of 0 or more, shape (samples,). For a DataFrame, the column of weights.""",
+        ),
+    ]
+    features: Annotated[
+        Columns | None,
+        Argument(
+            None,
+            arguments.anything,
+            """The columns of a DataFrame to use as model inputs: one column (numbers, arrays, vectors, bytes of raw
+            tensors), a list of columns to concatenate, or for several inputs ``{input name: column(s)}``, nested as they
+            are, or a list with a column for each: by name if these are the names of the inputs, else by position.
+            ``None``: the column ``features``, or columns with the names of the inputs.""",
+        ),
+    ]
+    label: Annotated[
+        Columns | None,
+        Argument(
+            None,
+            arguments.anything,
+            """The label columns, in the same form by output. ``None``: the column ``label``, or columns with the names of
+            the outputs.""",
+        ),
+    ]
+
+
+class LoaderArguments(TypedDict, total=False):
+    """That of columns with images and the like."""
+
+    loader: Annotated[
+        Loaders | None,
+        Argument(
+            None,
+            arguments.anything,
+            """A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or
+            ``{input name: loader}``. `PadSequences` also converts rows of RDDs and arrays.""",
+        ),
+    ]
+
+
+class FitArguments(TrainingArguments, BatchArguments, ColumnArguments, LoaderArguments, ModelArguments):
+    """Those of `SparkModel.fit`."""
+
+
+class PointArguments(TrainingArguments, BatchArguments, ModelArguments):
+    """Those of `SparkMLlibModel.fit`."""
+
+
+class EnsembleArguments(TrainingArguments, BatchArguments, ColumnArguments, LoaderArguments, total=False):
+    """Those of `SparkEnsemble.fit`."""
+
+    monitor: Annotated[
+        EventListener | Sequence[EventListener] | None,
+        Argument(
+            None,
+            arguments.listeners,
+            """A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets each member
+            when it is trained. Each trains in a Spark job of its own then.""",
+        ),
+    ]
