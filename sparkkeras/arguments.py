@@ -20,6 +20,7 @@ from sparkkeras.events import EventListener
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class AsInFit(Enum):
@@ -89,9 +90,19 @@ def taking(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[name])
             )
         cast(Any, called).__signature__ = signature.replace(parameters=parameters)
-        if called.__doc__:
-            called.__doc__ = GIVEN.sub(lambda found: described(known, found[1]), called.__doc__)
-        return called
+        return documented(kind)(called)
+
+    return decorate
+
+
+def documented(kind: type) -> Callable[[T], T]:
+    """Have the docstring of a function or a class describe, in the line ``**given:``, what a `TypedDict` declares."""
+    known = declared(kind)
+
+    def decorate(documents: T) -> T:
+        if documents.__doc__:
+            documents.__doc__ = GIVEN.sub(lambda found: described(known, found[1]), documents.__doc__)
+        return documents
 
     return decorate
 

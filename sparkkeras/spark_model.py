@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments, taking
+from sparkkeras.arguments import AS_IN_FIT, AsInFit, declared, documented, known_arguments, taking
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
@@ -28,14 +28,12 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
     State,
     UpdateRule,
-    as_rule,
     check_optimizer,
     make_rule,
     rule_config,
     rule_from_config,
 )
 from sparkkeras.parameter.stats import ParameterServerStats
-from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
@@ -51,7 +49,7 @@ from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, as_callbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.description import describe_fit
-from sparkkeras.training.fit_arguments import FitArguments
+from sparkkeras.training.fit_arguments import FitArguments, ModeArguments, ModelSettings, SettingArguments
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, packed, prepare_fit
 from sparkkeras.training.progress import Progress
@@ -59,9 +57,8 @@ from sparkkeras.training.recorder import NoRecorder, Recorder
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
-from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
+from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, make_strategy
 from sparkkeras.worker.batches import Transform
-from sparkkeras.worker.lockstep import GRADIENT_DTYPES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,39 +84,16 @@ def _built(_: str, model: Any) -> keras.Model:
     return model
 
 
-def _mode(name: str, mode: Any) -> str:
-    if not isinstance(mode, str):
-        raise ConfigurationError(
-            f"{name}={mode!r}: expected {', '.join(map(repr, MODES))}. The second positional argument is mode; for "
-            f"the number of workers, use num_workers={mode!r}."
-        )
-    return str(arguments.one_of(name, mode, MODES))
-
-
 def _seed(name: str, value: Any) -> int:
     given = arguments.optional_integer(name, value, low=0)
     return int(np.random.default_rng().integers(2**31)) if given is None else given
 
 
-def _rule(_: str, value: Any) -> UpdateRule | None:
-    return None if value is None else as_rule(value)  # `fit` checks that it fits the mode, which may be set later
-
-
-_frequency = arguments.optional(arguments.frequency)
-
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
-    "mode": _mode,
-    "frequency": _frequency,
-    "num_workers": arguments.optional_integer,
-    "parameter_server_mode": arguments.optional(functools.partial(arguments.one_of, known=NETWORK_TRANSPORTS)),
-    "port": arguments.optional(arguments.port),
-    "rule": _rule,
-    "gradient_dtype": functools.partial(arguments.gradient_dtype, known=GRADIENT_DTYPES),
-    "max_restarts": functools.partial(arguments.optional_integer, low=0),
-    "server_options": functools.partial(arguments.instance, kind=ParameterServerOptions),
-    "batch_size": arguments.integer,
-    "seed": _seed,
-}
+    name: each.check
+    for name, each in {**declared(ModeArguments), **declared(SettingArguments)}.items()
+    if name != "custom_objects"
+} | {"seed": _seed}
 """The settings that `SparkModel.get_config` returns, and the function that checks each one when it is set."""
 
 _WITHOUT_SERVER = "which has no parameter server: leave it out, or use mode='asynchronous' or mode='hogwild'"
@@ -135,51 +109,18 @@ _OF_ALL_REDUCE: Mapping[str, tuple[bool, str]] = {
 The synchronous mode accepts settings of the parameter server, as Elephas does; they have no effect.
 """
 
-_ATTRIBUTES: Mapping[str, Callable[[str, Any], Any]] = {
-    "model": _built,
-    "custom_objects": arguments.custom_objects,
-    **_SETTINGS,
-}
+_ATTRIBUTES = {"model": _built, "custom_objects": arguments.custom_objects, **_SETTINGS}
 _OUTCOMES = ("training_histories", "parameter_server_stats")
 
 
+@documented(ModelSettings)
 class SparkModel:
     """A Keras model that trains on the partitions of a DataFrame, of an RDD, or of arrays.
 
     Args:
         model: A built ``keras.Model``, which training changes in place. `fit` and `evaluate` require a compiled model;
             `predict` needs no loss, metrics or optimizer.
-        mode: ``"synchronous"``: all workers train from the same weights until the next exchange, then their weights are
-            averaged. ``"asynchronous"``: each worker exchanges updates with a parameter server on the driver, without
-            waiting for the others. ``"hogwild"``: like asynchronous, but the server applies updates without a lock.
-            ``"allreduce"``: the workers average their gradients at every step, so n workers with batches of b rows train
-            like Keras with batches of n * b rows.
-        frequency: How long a worker trains between two exchanges: ``"epoch"``, a number of batches, or ``"batch"``, which
-            is 1. ``None``: 1 in the mode ``"allreduce"``, which has no other, and ``"epoch"`` in the others. An epoch is
-            long for asynchronous workers: start with 5 to 12 batches.
-        num_workers: The number of workers. ``None``: one for each partition of the data; for arrays, one for each Spark
-            slot. Except in synchronous mode, all workers run at the same time, each in a slot; partitions are coalesced if
-            needed. Asynchronous modes use the slots that are free, with a warning if ``num_workers`` is more. The mode
-            ``"allreduce"`` waits for slots that other jobs use, and raises an error if ``num_workers`` is more than all.
-        parameter_server_mode: The transport between workers and parameter server in the asynchronous modes: ``"http"`` or
-            ``"socket"``, which is faster. ``None``: ``"http"``.
-        port: The port of the driver to which workers connect in the asynchronous modes and in the mode ``"allreduce"``;
-            ``None`` or 0: any free one.
-        rule: The update rule, which computes new weights of the model from those of the workers. Synchronous:
-            ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
-            ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an
-            `UpdateRule`. ``None``: the default of the mode, even if the mode is changed later. The mode ``"allreduce"`` has
-            no rule.
-        gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"`` halves
-            the network traffic. ``None``: their own.
-        max_restarts: How often the mode ``"allreduce"`` continues from the last finished epoch after a worker has failed,
-            before `fit` raises the error. ``None``: 3 times.
-        server_options: Further settings of the parameter server.
-        custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
-            model.
-        batch_size: The default batch size of each worker, in rows.
-        seed: The seed for shuffling, dropout and other random numbers. ``None``: a random seed. With the same seed, data,
-            partitions and model, synchronous training gives the same weights.
+        **given: See `ModelSettings`.
 
     Attributes:
         training_histories: One entry for each worker and epoch of all calls of `fit`.
@@ -200,39 +141,31 @@ class SparkModel:
     """
 
     @known_arguments
+    @taking(SettingArguments)
     def __init__(
         self,
         model: keras.Model,
         mode: str = "synchronous",
         frequency: str | int | None = None,
         num_workers: int | None = None,
-        *,
-        parameter_server_mode: str | None = None,
-        port: int | None = None,
-        rule: str | UpdateRule | None = None,
-        gradient_dtype: str | None = None,
-        max_restarts: int | None = None,
-        server_options: ParameterServerOptions | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
-        batch_size: int = 32,
-        seed: int | None = None,
+        **given: Unpack[SettingArguments],
     ) -> None:
         self.model = model
         self.mode = mode
         self.frequency = frequency
         self.num_workers = num_workers
-        self.rule = None if rule is None else make_rule(rule, self.mode)
+        self.rule = None if given["rule"] is None else make_rule(given["rule"], self.mode)
         if model.compiled:
             check_optimizer(self.rule, model.optimizer)
-        self.gradient_dtype = gradient_dtype
-        self.max_restarts = max_restarts
-        self.parameter_server_mode = parameter_server_mode
-        self.port = port
-        self.server_options = server_options
+        self.gradient_dtype = given["gradient_dtype"]
+        self.max_restarts = given["max_restarts"]
+        self.parameter_server_mode = given["parameter_server_mode"]
+        self.port = given["port"]
+        self.server_options = given["server_options"]
         self._check_mode()
-        self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
-        self.batch_size = batch_size
-        self.seed = _seed("seed", seed)
+        self.custom_objects = arguments.custom_objects("custom_objects", given["custom_objects"])
+        self.batch_size = given["batch_size"]
+        self.seed = _seed("seed", given["seed"])
         self.training_histories: list[dict[str, Any]] = []
         self.parameter_server_stats: ParameterServerStats | None = None
         self._rule_state: State = {}
@@ -273,7 +206,7 @@ class SparkModel:
 
     @rule.setter
     def rule(self, rule: str | UpdateRule | None) -> None:
-        self._given_rule = _rule("rule", rule)
+        self._given_rule = _SETTINGS["rule"]("rule", rule)
 
     @property
     def frequency(self) -> str | int:
@@ -284,7 +217,7 @@ class SparkModel:
 
     @frequency.setter
     def frequency(self, frequency: str | int | None) -> None:
-        self._given_frequency: str | int | None = _frequency("frequency", frequency)
+        self._given_frequency: str | int | None = _SETTINGS["frequency"]("frequency", frequency)
 
     def _check_mode(self) -> None:
         """Reject settings that the mode does not have; it may have been set after them."""

@@ -7,11 +7,14 @@ describes none of these.
 
 import ast
 import dataclasses
+import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
 
+GIVEN = re.compile(r"^( *)\*\*given: See `(\w+)`\.$", re.MULTILINE)
 NAME = re.compile(r"(?<!`)`(?P<name>[A-Za-z_][\w.]*)`(?!`)")
 LITERAL_BLOCK = re.compile(r"^(?P<lead>.*?) ?::\n\n(?P<code>(?:    .*\n?|\n)+)", re.MULTILINE)
 PUBLIC_MODULES = ("hyperopt", "ml", "runner", "events")
@@ -36,7 +39,8 @@ class Docstrings(griffe.Extension):
             if item.is_function:
                 _expand_declared(item)
             if item.docstring is not None:
-                item.docstring.value = self._as_markdown(item.docstring.value, item)
+                text = GIVEN.sub(functools.partial(_described, item), item.docstring.value)
+                item.docstring.value = self._as_markdown(text, item)
             if item.is_function:
                 _expand_signature(item)
             elif item.is_attribute:
@@ -87,37 +91,37 @@ def _is_shown(item: Any, name: str) -> bool:
 
 
 def _expand_declared(function: griffe.Function) -> None:
-    """Put the arguments that a `TypedDict` declares in the place of ``**given``."""
+    """Have a signature list the arguments that a `TypedDict` declares, instead of ``**given``."""
     parameters = list(function.parameters)
-    if not parameters or parameters[-1].kind is not griffe.ParameterKind.var_keyword:
-        return
-    annotation = parameters[-1].annotation
-    if not isinstance(annotation, griffe.ExprSubscript) or str(annotation.left) != "Unpack":
-        return
-    described = []
-    for name, declared in _declared(function.package[str(annotation.slice.canonical_path).partition(".")[2]]):
-        kind, call = declared.slice.elements
-        default, _, doc, *_ = [getattr(each, "value", each) for each in call.arguments]
-        text = repr(str(default)) if isinstance(default, griffe.ExprName) else str(default)  # a string counts as a type
-        added = griffe.Parameter(name, annotation=kind, kind=griffe.ParameterKind.keyword_only, default=text)
-        parameters.insert(-1, added)
-        described.append(f"{name}: {' '.join(ast.literal_eval(str(doc)).split())}")
-    function.parameters = griffe.Parameters(*parameters[:-1])
-    docstring = function.docstring or (function.parent and function.parent.docstring)
-    if docstring is not None:
-        docstring.value = re.sub(
-            r"^( *)\*\*given: .*$",
-            lambda found: "\n".join(found[1] + each for each in described),
-            docstring.value,
-            flags=re.M,
-        )
+    annotation = parameters[-1].annotation if parameters else None
+    if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Unpack":
+        for name, kind, default, _ in _declared(_found(function, str(annotation.slice))):
+            added = griffe.Parameter(name, annotation=kind, kind=griffe.ParameterKind.keyword_only, default=default)
+            parameters.insert(-1, added)
+        function.parameters = griffe.Parameters(*parameters[:-1])
 
 
-def _declared(kind: griffe.Class) -> list[tuple[str, Any]]:
-    """The attributes of a `TypedDict` and of its bases, and their annotations."""
-    bases = [kind.package[base.canonical_path.partition(".")[2]] for base in kind.bases if "TypedDict" not in str(base)]
-    own = [(each.name, each.annotation) for each in kind.members.values() if each.is_attribute]
-    return [pair for base in bases for pair in _declared(base)] + own
+def _described(item: griffe.Object, found: re.Match[str]) -> str:
+    """The lines of a docstring that describe the arguments of a `TypedDict`."""
+    return "\n".join(f"{found[1]}{name}: {doc}" for name, _, _, doc in _declared(_found(item, found[2])))
+
+
+def _found(item: griffe.Object, name: str) -> griffe.Class:
+    """The class with a name that a module knows."""
+    return item.package[item.module.resolve(name).partition(".")[2]]
+
+
+def _declared(kind: griffe.Class) -> Iterator[tuple[str, Any, str, str]]:
+    """What a `TypedDict` and its bases declare: names, types, defaults and descriptions of arguments."""
+    for base in kind.bases:
+        if str(base) != "TypedDict":
+            yield from _declared(_found(kind, str(base)))
+    for each in kind.members.values():
+        if each.is_attribute:
+            annotation, call = each.annotation.slice.elements
+            default, _, doc, *_ = [getattr(argument, "value", argument) for argument in call.arguments]
+            text = repr(str(default)) if isinstance(default, griffe.ExprName) else str(default)  # a string counts as a type
+            yield each.name, annotation, text, " ".join(ast.literal_eval(str(doc)).split())
 
 
 def _expand_signature(function: griffe.Function) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments, taking
+from sparkkeras.arguments import AS_IN_FIT, AsInFit, documented, known_arguments, taking
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.mllib.conversions import (
@@ -20,13 +20,11 @@ from sparkkeras.mllib.conversions import (
     to_vector,
 )
 from sparkkeras.modeling.schema import schema_of
-from sparkkeras.parameter.options import ParameterServerOptions
-from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark_model import SparkModel, load_saved, save_as
-from sparkkeras.training.fit_arguments import PointArguments
+from sparkkeras.training.fit_arguments import ModelSettings, PointArguments, SettingArguments
 from sparkkeras.worker.batches import Transform
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.mllib.regression import LabeledPoint
 
 
+@documented(ModelSettings)
 class SparkMLlibModel:
     """Trains a Keras model on RDDs of LabeledPoints, and predicts for MLlib matrices and vectors.
 
@@ -42,21 +41,7 @@ class SparkMLlibModel:
 
     Args:
         model: A built Keras model; compiled, for `fit` and `evaluate`. Training changes it in place.
-        mode: ``"synchronous"``, ``"asynchronous"``, ``"hogwild"`` or ``"allreduce"``; see `SparkModel`.
-        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches;
-            ``None``: the mode's default.
-        num_workers: The number of workers; ``None``: one for each partition.
-        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster. ``None``:
-            ``"http"``.
-        port: The parameter server's port; ``None`` or 0: any free port.
-        rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
-        gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"``;
-            ``None``: their own.
-        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed; ``None``: 3 times.
-        server_options: Further settings of the parameter server.
-        custom_objects: Custom classes and functions by name, where they cannot be found from the model.
-        batch_size: The default number of rows in a batch of one worker.
-        seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
+        **given: See `ModelSettings`.
 
     Attributes:
         spark_model: The wrapped `SparkModel`.
@@ -73,38 +58,16 @@ class SparkMLlibModel:
     """
 
     @known_arguments
+    @taking(SettingArguments)
     def __init__(
         self,
         model: keras.Model,
         mode: str = "synchronous",
         frequency: str | int | None = None,
         num_workers: int | None = None,
-        *,
-        parameter_server_mode: str | None = None,
-        port: int | None = None,
-        rule: str | UpdateRule | None = None,
-        gradient_dtype: str | None = None,
-        max_restarts: int | None = None,
-        server_options: ParameterServerOptions | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
-        batch_size: int = 32,
-        seed: int | None = None,
+        **given: Unpack[SettingArguments],
     ) -> None:
-        self.spark_model = SparkModel(
-            model,
-            mode,
-            frequency,
-            num_workers,
-            parameter_server_mode=parameter_server_mode,
-            port=port,
-            rule=rule,
-            gradient_dtype=gradient_dtype,
-            max_restarts=max_restarts,
-            server_options=server_options,
-            custom_objects=custom_objects,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        self.spark_model = SparkModel(model, mode, frequency, num_workers, **given)
 
     def __repr__(self) -> str:
         return repr(self.spark_model).replace("SparkModel", "SparkMLlibModel", 1)

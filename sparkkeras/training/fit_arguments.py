@@ -1,9 +1,9 @@
-"""The arguments of `fit`, declared once: their types, defaults, checks and descriptions, for all that train.
+"""The arguments of those that train, and of their `fit`, declared once: types, defaults, checks and descriptions.
 
 Signatures, docstrings, the params of Spark ML, what a checkpoint compares and what a `Monitor` shows follow from them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeAlias, TypedDict, get_args
 
@@ -17,13 +17,31 @@ from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.events import EventListener
+from sparkkeras.parameter.options import ParameterServerOptions
+from sparkkeras.parameter.rules import UpdateRule, as_rule
+from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks
+from sparkkeras.training.strategy import MODES
 from sparkkeras.worker.batches import Transform
+from sparkkeras.worker.lockstep import GRADIENT_DTYPES
 
 Callbacks: TypeAlias = Sequence[keras.callbacks.Callback] | keras.callbacks.Callback
 """One or several callbacks."""
+
+
+def _mode(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(
+            f"{name}={value!r}: expected {', '.join(map(repr, MODES))}. The second positional argument is mode; for "
+            f"the number of workers, use num_workers={value!r}."
+        )
+    return str(arguments.one_of(name, value, MODES))
+
+
+def _rule(_: str, value: Any) -> UpdateRule | None:
+    return None if value is None else as_rule(value)  # `fit` checks that it fits the mode, which may be set later
 
 
 def _worker_callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
@@ -35,6 +53,127 @@ def _worker_callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
                 "callbacks=, or as monitor= of an ensemble."
             )
     return found
+
+
+class ModeArguments(TypedDict, total=False):
+    """Those of a `SparkModel` that may be passed by position."""
+
+    mode: Annotated[
+        str,
+        Argument(
+            "synchronous",
+            _mode,
+            """``"synchronous"``: all workers train from the same weights until the next exchange, then their weights are
+            averaged. ``"asynchronous"``: each worker exchanges updates with a parameter server on the driver, without
+            waiting for the others. ``"hogwild"``: like asynchronous, but the server applies updates without a lock.
+            ``"allreduce"``: the workers average their gradients at every step, so n workers with batches of b rows train
+            like Keras with batches of n * b rows.""",
+        ),
+    ]
+    frequency: Annotated[
+        str | int | None,
+        Argument(
+            None,
+            arguments.optional(arguments.frequency),
+            """How long a worker trains between two exchanges: ``"epoch"``, a number of batches, or ``"batch"``, which is 1.
+            ``None``: 1 in the mode ``"allreduce"``, which has no other, and ``"epoch"`` in the others. An epoch is long for
+            asynchronous workers: start with 5 to 12 batches.""",
+        ),
+    ]
+    num_workers: Annotated[
+        int | None,
+        Argument(
+            None,
+            arguments.optional_integer,
+            """The number of workers. ``None``: one for each partition of the data; for arrays, one for each Spark slot.
+            Except in synchronous mode, all workers run at the same time, each in a slot; partitions are coalesced if needed.
+            Asynchronous modes use the slots that are free, with a warning if ``num_workers`` is more. The mode
+            ``"allreduce"`` waits for slots that other jobs use, and raises an error if ``num_workers`` is more than all.""",
+        ),
+    ]
+
+
+class SettingArguments(TypedDict, total=False):
+    """The others of a `SparkModel`."""
+
+    parameter_server_mode: Annotated[
+        str | None,
+        Argument(
+            None,
+            arguments.optional(partial(arguments.one_of, known=NETWORK_TRANSPORTS)),
+            """The transport between workers and parameter server in the asynchronous modes: ``"http"`` or ``"socket"``,
+            which is faster. ``None``: ``"http"``.""",
+        ),
+    ]
+    port: Annotated[
+        int | None,
+        Argument(
+            None,
+            arguments.optional(arguments.port),
+            """The port of the driver to which workers connect in the asynchronous modes and in the mode ``"allreduce"``;
+            ``None`` or 0: any free one.""",
+        ),
+    ]
+    rule: Annotated[
+        str | UpdateRule | None,
+        Argument(
+            None,
+            _rule,
+            """The update rule, which computes new weights of the model from those of the workers. Synchronous:
+            ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
+            ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an
+            `UpdateRule`. ``None``: the default of the mode, even if the mode is changed later. The mode ``"allreduce"`` has
+            no rule.""",
+        ),
+    ]
+    gradient_dtype: Annotated[
+        str | None,
+        Argument(
+            None,
+            partial(arguments.gradient_dtype, known=GRADIENT_DTYPES),
+            """The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"`` halves the
+            network traffic. ``None``: their own.""",
+        ),
+    ]
+    max_restarts: Annotated[
+        int | None,
+        Argument(
+            None,
+            partial(arguments.optional_integer, low=0),
+            """How often the mode ``"allreduce"`` continues from the last finished epoch after a worker has failed, before
+            `fit` raises the error. ``None``: 3 times.""",
+        ),
+    ]
+    server_options: Annotated[
+        ParameterServerOptions | None,
+        Argument(
+            None,
+            partial(arguments.instance, kind=ParameterServerOptions),
+            """Further settings of the parameter server.""",
+        ),
+    ]
+    custom_objects: Annotated[
+        Mapping[str, Any] | None,
+        Argument(
+            None,
+            arguments.optional(arguments.custom_objects),
+            """Custom classes and functions by name; only needed for those that sparkkeras does not find in the model.""",
+        ),
+    ]
+    batch_size: Annotated[int, Argument(32, arguments.integer, """The default batch size of each worker, in rows.""")]
+    seed: Annotated[
+        int | None,
+        Argument(
+            None,
+            partial(arguments.optional_integer, low=0),
+            """The seed for shuffling, dropout and other random numbers. ``None``: a random seed. With the same seed, data,
+            partitions and model, synchronous training gives the same weights.""",
+        ),
+    ]
+
+
+class ModelSettings(ModeArguments, SettingArguments):
+    """Those of a `SparkModel`."""
 
 
 class TrainingArguments(TypedDict, total=False):
@@ -64,14 +203,6 @@ class TrainingArguments(TypedDict, total=False):
             """The fraction of rows to validate on, in [0, 1): the last rows of arrays, as in Keras, and the last ones of
             each partition of an RDD or a DataFrame; with ``shuffle="global"`` random ones. No worker trains on them.""",
             is_setting=True,
-        ),
-    ]
-    validation_data: Annotated[
-        Any,
-        Argument(
-            None,
-            arguments.anything,
-            """A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to validate on.""",
         ),
     ]
     validation_freq: Annotated[
@@ -164,6 +295,14 @@ class BatchArguments(TypedDict, total=False):
         int | None,
         Argument(
             None, arguments.optional_integer, """Rows in each batch of a worker; ``None``: those of the constructor."""
+        ),
+    ]
+    validation_data: Annotated[
+        Any,
+        Argument(
+            None,
+            arguments.anything,
+            """A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to validate on.""",
         ),
     ]
     on_invalid: Annotated[
