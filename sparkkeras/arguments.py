@@ -75,7 +75,7 @@ def taking(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     They take the place of ``**given`` in its signature and in its docstring.
     """
-    known, hints = declared(kind), get_type_hints(kind)
+    known = declared(kind)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -83,14 +83,21 @@ def taking(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
             checked = {name: each.check(name, given.get(name, each.default)) for name, each in known.items()}
             return function(*args, **cast(Any, {**given, **checked}))
 
-        signature = inspect.signature(function)
-        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        for name, each in known.items():
-            parameters.append(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[name])
-            )
-        cast(Any, called).__signature__ = signature.replace(parameters=parameters)
-        return documented(kind)(called)
+        return listing(kind)(called)
+
+    return decorate
+
+
+def listing(kind: type) -> Callable[[T], T]:
+    """Have the signature and the docstring of a function list what a `TypedDict` declares, in the place of ``**given``."""
+    known, hints, keyword = declared(kind), get_type_hints(kind), inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, keyword, default=each.default, annotation=hints[name]) for name, each in known.items()]
+
+    def decorate(function: T) -> T:
+        signature = inspect.signature(cast(Any, function))
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        cast(Any, function).__signature__ = signature.replace(parameters=[*own, *added])
+        return documented(kind)(function)
 
     return decorate
 

@@ -28,6 +28,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
     State,
     UpdateRule,
+    as_rule,
     check_optimizer,
     make_rule,
     rule_config,
@@ -206,7 +207,7 @@ class SparkModel:
 
     @rule.setter
     def rule(self, rule: str | UpdateRule | None) -> None:
-        self._given_rule = _SETTINGS["rule"]("rule", rule)
+        self._given_rule = None if rule is None else as_rule(rule)
 
     @property
     def frequency(self) -> str | int:

@@ -15,12 +15,9 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.data.block import by_name, describe
-from sparkkeras.data.columns import Loader
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.parameter.rules import UpdateRule, as_rule
 from sparkkeras.sources.column_names import column_names
-from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.training.callbacks import as_callbacks
+from sparkkeras.sources.frame import Columns, is_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -123,31 +120,3 @@ def data_frame(name: str, value: Any) -> DataFrame:
             "sparkkeras.to_data_frame(spark, x, y) creates one."
         )
     return value
-
-
-def callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
-    """One or several Keras callbacks, as a list."""
-    return as_callbacks(name, value)
-
-
-def loaders(name: str, value: Any) -> Loaders:
-    """A loader, or ``{input: loader}``."""
-    if isinstance(value, Mapping):
-        return {key: _loader(f"{name}[{key!r}]", each) for key, each in by_name(value).items()}
-    return _loader(name, value)
-
-
-def _loader(name: str, value: Any) -> Loader:
-    missing = [member for member in ("shape", "on_error", "check", "__call__") if not hasattr(value, member)]
-    if missing or isinstance(value, type):
-        raise ConfigurationError(
-            f"{name} is {describe(value)}; expected a loader such as image_loader(...): a callable object with shape, "
-            "on_error and check(name, kind)."
-        )
-    return value  # type: ignore[no-any-return]
-
-
-def rule(name: str, value: Any) -> str | UpdateRule:
-    """The name of an update rule, or an `UpdateRule`. Whether it fits the mode is checked when training begins."""
-    as_rule(value)
-    return value  # type: ignore[no-any-return]

@@ -1,38 +1,29 @@
 """`KerasEstimator`: a Spark ML Estimator that trains a Keras model."""
 
-# ruff: noqa: N803 - Spark's names
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import keras
 import numpy as np
-from pyspark import keyword_only
 from pyspark.ml import Estimator
 
-from sparkkeras.arguments import known_arguments
-from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.arguments import declared, known_arguments, listing
 from sparkkeras.data.column_values import SPARK_ML, worded_for
-from sparkkeras.data.partition_stats import ClassWeight
-from sparkkeras.data.placement import Shuffle
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
-from sparkkeras.ml.converters import Names
 from sparkkeras.ml.fit_records import own_checkpoints
-from sparkkeras.ml.params import TrainingParams
+from sparkkeras.ml.params import EstimatorArguments, KerasParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, check_columns, result_schema
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.parameter.options import ParameterServerOptions
-from sparkkeras.parameter.rules import UpdateRule
-from sparkkeras.scoring.columns import BATCH_SIZE
-from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark_model import SparkModel
+from sparkkeras.training.fit_arguments import ModelArguments, SettingArguments, TrainingArguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,7 +33,7 @@ _pack_lock = threading.Lock()
 _fit_lock = threading.Lock()
 
 
-class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
+class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares=EstimatorArguments):
     """Trains a copy of a compiled Keras model on a DataFrame; a stage of Spark ML pipelines and hyperparameter searches.
 
     Each ``fit`` starts from the model's current weights and optimizer state, does not change the model, and returns a
@@ -52,66 +43,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
     synchronous mode; in the other modes, and with callbacks, they run one at a time.
 
     Args:
-        model: A compiled and built ``keras.Model``.
-        featuresCol: The input columns: one column (numbers, arrays or vectors), a list of columns to concatenate, or
-            ``{input name: column(s)}``. ``None``: the column ``features``, or the columns named like the model's inputs.
-        labelCol: The label columns, in the same forms; a dict maps output names to columns.
-        weightCol: The column of sample weights. ``None``: all rows weigh the same.
-        validationIndicatorCol: A boolean or numeric column: rows where it is true or not 0 are used for validation, not for
-            training. `SparkModel.fit` calls it ``validation_col``.
-        outputCol: The new column for the model's output: a name; for several outputs a list, ``{output name: column}``, or a
-            prefix for the output names. ``""`` omits it.
-        predictionCol: The new column for predictions, in the same forms.
-        probabilityCol: The new column for class probabilities, in the same forms.
-        rawPredictionCol: The new column for logits or log-probabilities, in the same forms.
-        outputType: The type of ``outputCol`` where an output has several units: ``"array"`` or ``"vector"``.
-        task: ``"auto"``, ``"regression"``, ``"binary"``, ``"multiclass"``, ``"multilabel"``, or ``{output name: task}``; see
-            `KerasTransformer`.
-        thresholds: A threshold for each class, or ``{output name: thresholds}``; see `KerasTransformer`. ``None``: the
-            class with the largest probability.
-        epochs: Train until this epoch, counted from 0; at least 1.
-        batch_size: Rows in a batch of one worker.
-        learning_rate: The optimizer's learning rate for this fit. ``None``: the compiled one.
-        mode: ``"synchronous"``, ``"asynchronous"``, ``"hogwild"`` or ``"allreduce"``; see `SparkModel`.
-        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches;
-            ``None``: the mode's default.
-        rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
-        num_workers: The number of workers; ``None``: one for each partition.
-        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster. ``None``:
-            ``"http"``.
-        port: The parameter server's port; ``None`` or 0: any free port.
-        gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"``;
-            ``None``: their own.
-        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed; ``None``: 3 times.
-        server_options: Further settings of the parameter server.
-        seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
-        callbacks: Keras callbacks that run on the driver after each epoch. They are not saved.
-        worker_callbacks: Keras callbacks that run on the workers. They are not saved.
-        validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition, or with
-            ``shuffle="global"`` random ones.
-        validation_data: A DataFrame to validate on, with the columns of the training data. In a pipeline these are the
-            columns that the estimator gets from the stages before it; ``validationIndicatorCol`` marks rows of the
-            pipeline's data instead. Every fit validates on it, also those of a ``CrossValidator``. It is not saved. Only one
-            of ``validation_split``, ``validation_data`` and ``validationIndicatorCol`` can be set.
-        validation_freq: Validate every this many epochs.
-        validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
-        shuffle: Whether each worker shuffles its rows before each epoch; ``"global"`` also redistributes the rows at random,
-            see `sparkkeras.SparkModel.fit`.
-        class_weight: A weight for each class, ``{class index: weight}``, or ``"balanced"``, see `sparkkeras.SparkModel.fit`.
-        initial_epoch: The epoch to start at, counted from 0.
-        steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.
-        transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers. The fitted KerasTransformer applies
-            it as ``batch_transform``, with ``y=None``.
-        loader: Converts a column into a model input, such as `image_loader`; or ``{input name: loader}``.
-        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops
-            them. The fitted KerasTransformer has the same value; its ``setHandleInvalid("keep")`` keeps such rows and
-            predicts null.
-        checkpoint: Where and how often to write checkpoints; see `SparkModel.fit`. For a single ``fit``, not for the fits of
-            a ``CrossValidator`` or a grid, which raise an error.
-        resume: Whether to continue from the newest checkpoint.
-        verbose: 0: silent, 1: a progress bar, 2: one line per epoch; ``"auto"``: 1.
-        custom_objects: Custom classes and functions by name, where they cannot be found from the model.
-        inferenceBatchSize: Rows per batch when the fitted KerasTransformer predicts.
+        **given: See `EstimatorArguments`.
 
     Raises:
         UnknownArgumentError: An argument is not known.
@@ -125,56 +57,10 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
     """
 
     @known_arguments
-    @keyword_only
-    def __init__(
-        self,
-        *,
-        model: keras.Model | None = None,
-        featuresCol: Columns | None = "features",
-        labelCol: Columns | None = "label",
-        weightCol: Columns | None = None,
-        validationIndicatorCol: str | None = None,
-        outputCol: Names = "output",
-        predictionCol: Names = "prediction",
-        probabilityCol: Names = "probability",
-        rawPredictionCol: Names = "rawPrediction",
-        outputType: str = "array",
-        task: str | Mapping[str, str] = "auto",
-        thresholds: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
-        epochs: int = 1,
-        batch_size: int = 32,
-        learning_rate: float | None = None,
-        mode: str = "synchronous",
-        frequency: str | int | None = None,
-        rule: str | UpdateRule | None = None,
-        gradient_dtype: str | None = None,
-        max_restarts: int | None = None,
-        num_workers: int | None = None,
-        parameter_server_mode: str | None = None,
-        port: int | None = None,
-        server_options: ParameterServerOptions | None = None,
-        seed: int | None = None,
-        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-        worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
-        validation_split: float = 0.0,
-        validation_data: DataFrame | None = None,
-        validation_freq: int = 1,
-        validation_batch_size: int | None = None,
-        shuffle: Shuffle = True,
-        class_weight: ClassWeight | None = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        transform: Callable[[Any, Any], Any] | None = None,
-        loader: Loaders | None = None,
-        handleInvalid: str = "error",
-        checkpoint: Checkpoint | None = None,
-        resume: bool = False,
-        verbose: str | int = "auto",
-        custom_objects: Mapping[str, Any] | None = None,
-        inferenceBatchSize: int = BATCH_SIZE,
-    ) -> None:
+    @listing(EstimatorArguments)
+    def __init__(self, **given: Unpack[EstimatorArguments]) -> None:
         super().__init__()
-        self._begin(KerasEstimator.__init__)
+        self._begin(given)
 
     def transformSchema(self, schema: StructType) -> StructType:  # noqa: N802 - Spark's name
         """Check that a schema can be used for training, and return the schema that the fitted KerasTransformer produces.
@@ -191,42 +77,25 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         original = self._checked_model()
         self._result_schema(original, dataset)
         model = self._copy_of(original)
-        of_modes = ("parameter_server_mode", "port", "server_options", "gradient_dtype", "max_restarts")
         spark_model = SparkModel(
             model,
             get("mode"),
             get("frequency"),
             get("num_workers"),
-            rule=get("rule"),
-            **{name: get(name) for name in of_modes if self.isSet(name)},  # earlier versions saved other defaults
-            custom_objects=get("custom_objects"),
-            batch_size=get("batch_size"),
-            seed=get("seed"),
+            **{name: get(name) for name in declared(SettingArguments)},
         )
+        of_fit = {**declared(TrainingArguments), **declared(ModelArguments)}
         with self._exclusive_if_needed(), self._own_checkpoints(dataset), worded_for(SPARK_ML):
             history = spark_model.fit(
                 dataset,
-                epochs=get("epochs"),
-                verbose=get("verbose"),
-                callbacks=get("callbacks"),
-                validation_split=get("validation_split"),
                 validation_data=get("validation_data"),
                 validation_col=get("validationIndicatorCol"),
-                validation_freq=get("validation_freq"),
-                validation_batch_size=get("validation_batch_size"),
-                shuffle=get("shuffle"),
-                class_weight=get("class_weight"),
                 sample_weight=get("weightCol"),
-                initial_epoch=get("initial_epoch"),
-                steps_per_epoch=get("steps_per_epoch"),
                 features=get("featuresCol"),
                 label=get("labelCol"),
                 loader=get("loader"),
-                transform=get("transform"),
                 on_invalid="drop" if get("handleInvalid") == "skip" else "error",
-                worker_callbacks=get("worker_callbacks"),
-                checkpoint=get("checkpoint"),
-                resume=get("resume"),
+                **{name: get(name) for name in of_fit},
             )
         return self._fitted(model, history.history)
 

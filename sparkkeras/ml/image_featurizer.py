@@ -1,23 +1,21 @@
 """`ImageFeaturizer`: a Spark ML Transformer that extracts image features with a layer of a Keras model."""
 
-# ruff: noqa: N803, N815 - Spark's names
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, cast
 
 import keras
-from pyspark import keyword_only
 from pyspark.ml import Transformer
 
 from sparkkeras import arguments
-from sparkkeras.arguments import known_arguments, one_of
+from sparkkeras.arguments import Argument, known_arguments, listing, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, ModelError, counted, known_names
 from sparkkeras.formats.images import INTERPOLATIONS, image_loader
 from sparkkeras.ml import converters
-from sparkkeras.ml.params import REQUIRED, KerasParams, param
+from sparkkeras.ml.params import REQUIRED, KerasParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer
 from sparkkeras.modeling.compilation import check_built
@@ -65,31 +63,114 @@ def _preprocessing(name: str, value: Any) -> Preprocessing:
     return float(value)
 
 
-class ImageFeaturizer(KerasParams, Transformer, Savable):
+class FeaturizerArguments(TypedDict, total=False):
+    """The params of `ImageFeaturizer`."""
+
+    model: Annotated[
+        keras.Model | str | None,
+        Argument(
+            None,
+            arguments.optional(_model_or_name),
+            """A built functional or sequential ``keras.Model`` with one input of shape (height, width, channels), or the
+            name of one in ``keras.applications``, such as ``"ResNet50"``, which is built on first use.""",
+        ),
+    ]
+    weights: Annotated[
+        str | None,
+        Argument(
+            REQUIRED,
+            arguments.optional(converters.text),
+            """Required if ``model`` is a name: the path of a weights file on the driver, ``"imagenet"`` (Keras downloads
+            them), or an explicit ``None`` for random weights.""",
+        ),
+    ]
+    include_top: Annotated[
+        bool,
+        Argument(
+            True,
+            arguments.flag,
+            """If ``model`` is a name: whether the model and its weights include the classifier on top. Without it,
+            features are averaged over the image (``pooling="avg"``).""",
+        ),
+    ]
+    layer: Annotated[
+        str | int | None,
+        Argument(
+            None,
+            arguments.optional(_layer),
+            """The name or index of the layer whose output becomes the features. ``None``: the input of the last Dense
+            layer, which usually is the classifier; without a Dense layer, the model's output.""",
+        ),
+    ]
+    inputCol: Annotated[
+        str,
+        Argument(
+            "image",
+            converters.text,
+            """The column of images: encoded bytes, rows of Spark's image source, or paths; see `image_loader`.""",
+        ),
+    ]
+    outputCol: Annotated[
+        str,
+        Argument(
+            "features",
+            converters.text,
+            """The new column of vectors.""",
+        ),
+    ]
+    size: Annotated[
+        tuple[int, int] | None,
+        Argument(
+            None,
+            arguments.optional(_size),
+            """The (height, width) in pixels that images are resized to. ``None``: the model's input size.""",
+        ),
+    ]
+    mode: Annotated[
+        str | None,
+        Argument(
+            None,
+            arguments.optional(converters.choice(*_MODES.values())),
+            """``"RGB"``, ``"L"`` or ``"RGBA"``. ``None``: the mode that fits the model's channels.""",
+        ),
+    ]
+    preprocessing: Annotated[
+        Preprocessing,
+        Argument(
+            "auto",
+            _preprocessing,
+            """Applied to each batch of pixels with values from 0 to 255: a function, a factor, or ``None``. ``"auto"``:
+            the ``preprocess_input`` of ``keras.applications`` if ``model`` is a name, else none.""",
+        ),
+    ]
+    on_error: Annotated[
+        str,
+        Argument(
+            "error",
+            converters.choice("error", "null", "drop"),
+            """What to do with rows without a readable image, or whose pixels ``preprocessing`` makes NaN or infinite:
+            ``"error"`` raises, ``"null"`` makes their features null, ``"drop"`` drops them.""",
+        ),
+    ]
+    interpolation: Annotated[
+        str,
+        Argument(
+            "nearest",
+            converters.choice(*INTERPOLATIONS),
+            """The resizing filter, as in `image_loader`.""",
+        ),
+    ]
+    inferenceBatchSize: Annotated[int, Argument(32, arguments.integer, """Images per batch.""")]
+
+
+class ImageFeaturizer(KerasParams, Transformer, Savable, declares=FeaturizerArguments):
     """Adds a vector of image features to each row: the output of a layer of a Keras model (transfer learning).
 
     With the features of a pretrained model, a simple classifier such as ``LogisticRegression`` needs few labelled images.
     Features of more than one axis are flattened.
 
     Args:
-        model: A built functional or sequential ``keras.Model`` with one input of shape (height, width, channels), or the
-            name of one in ``keras.applications``, such as ``"ResNet50"``, which is built on first use.
-        weights: Required if ``model`` is a name: the path of a weights file on the driver, ``"imagenet"`` (Keras downloads
-            them), or an explicit ``None`` for random weights.
-        include_top: If ``model`` is a name: whether the model and its weights include the classifier on top. Without it,
-            features are averaged over the image (``pooling="avg"``).
-        layer: The name or index of the layer whose output becomes the features. ``None``: the input of the last Dense
-            layer, which usually is the classifier; without a Dense layer, the model's output.
-        inputCol: The column of images: encoded bytes, rows of Spark's image source, or paths; see `image_loader`.
-        outputCol: The new column of vectors.
-        size: The (height, width) in pixels that images are resized to. ``None``: the model's input size.
-        mode: ``"RGB"``, ``"L"`` or ``"RGBA"``. ``None``: the mode that fits the model's channels.
-        preprocessing: Applied to each batch of pixels with values from 0 to 255: a function, a factor, or ``None``.
-            ``"auto"``: the ``preprocess_input`` of ``keras.applications`` if ``model`` is a name, else none.
-        on_error: What to do with rows without a readable image, or whose pixels ``preprocessing`` makes NaN or infinite:
-            ``"error"`` raises, ``"null"`` makes their features null, ``"drop"`` drops them.
-        interpolation: The resizing filter, as in `image_loader`.
-        inferenceBatchSize: Images per batch.
+        **given: See `FeaturizerArguments`.
 
     Raises:
         UnknownArgumentError: An argument is not known.
@@ -102,56 +183,12 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         Pipeline(stages=[featurizer, LogisticRegression()]).fit(labelled)
     """
 
-    model = param("a Keras model, or the name of one in keras.applications", arguments.optional(_model_or_name))
-    weights = param(
-        "if model is a name: the path of a weights file, 'imagenet', or None for random ones",
-        arguments.optional(converters.text),
-    )
-    include_top = param("if model is a name: whether model and weights include the classifier on top", arguments.flag)
-    layer = param(
-        "the name or index of the layer whose output becomes the features; None: the input of the last Dense layer, or "
-        "without one the model's output",
-        arguments.optional(_layer),
-    )
-    inputCol = param("the column of images: encoded bytes, rows of the image source, or paths", converters.text)
-    outputCol = param("the new column of vectors", converters.text)
-    size = param("the (height, width) that images are resized to; None: the model's input size", arguments.optional(_size))
-    mode = param(
-        "'RGB', 'L' or 'RGBA'; None: the mode that fits the model's channels",
-        arguments.optional(converters.choice(*_MODES.values())),
-    )
-    preprocessing = param(
-        "applied to each batch of pixels: a function, a factor, or None; 'auto': the preprocess_input of the named model",
-        _preprocessing,
-    )
-    on_error = param(
-        "what to do with rows without a readable image: 'error', 'null' or 'drop'",
-        converters.choice("error", "null", "drop"),
-    )
-    interpolation = param(f"the resizing filter: {', '.join(map(repr, INTERPOLATIONS))}", converters.choice(*INTERPOLATIONS))
-    inferenceBatchSize = param("images per batch", converters.number())
-
     @known_arguments
-    @keyword_only
-    def __init__(
-        self,
-        *,
-        model: keras.Model | str | None = None,
-        weights: str | None = REQUIRED,
-        include_top: bool = True,
-        layer: str | int | None = None,
-        inputCol: str = "image",
-        outputCol: str = "features",
-        size: tuple[int, int] | None = None,
-        mode: str | None = None,
-        preprocessing: Preprocessing = "auto",
-        on_error: str = "error",
-        interpolation: str = "nearest",
-        inferenceBatchSize: int = 32,
-    ) -> None:
+    @listing(FeaturizerArguments)
+    def __init__(self, **given: Unpack[FeaturizerArguments]) -> None:
         super().__init__()
         self._built: tuple[Any, keras.Model] | None = None
-        self._begin(ImageFeaturizer.__init__)
+        self._begin(given)
 
     def get_model(self) -> keras.Model:
         """Return the whole Keras model; a named one is built on the first call.

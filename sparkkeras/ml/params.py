@@ -1,41 +1,33 @@
-"""The params of the Spark ML stages: names, converters that check values, setters and getters.
-
-Arguments of `SparkModel` keep their names and defaults; column params have Spark ML's names (``featuresCol``).
-"""
+"""The params of the Spark ML stages: their declarations, setters and getters."""
 
 # ruff: noqa: N815 - Spark's names
-from __future__ import annotations
-
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import keras
 from pyspark.ml.param import Param, Params
+from pyspark.sql import DataFrame
 
 from sparkkeras import arguments
-from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.arguments import Argument, declared, documented
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import converters
+from sparkkeras.ml.converters import Names
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
-from sparkkeras.parameter.options import ParameterServerOptions
-from sparkkeras.parameter.rules import RULES
-from sparkkeras.rpc.options import NETWORK_TRANSPORTS
-from sparkkeras.training.strategy import MODES
-from sparkkeras.worker.lockstep import GRADIENT_DTYPES
+from sparkkeras.scoring.columns import BATCH_SIZE
+from sparkkeras.sources.frame import Columns
+from sparkkeras.training.fit_arguments import (
+    LoaderArguments,
+    ModeArguments,
+    ModelArguments,
+    ObjectArguments,
+    SettingArguments,
+    TrainingArguments,
+)
 
-T = TypeVar("T")
 P = TypeVar("P", bound="KerasParams")
-
-
-def param(doc: str, convert: Callable[[str, Any], T]) -> Param[T]:
-    """Declare a param; it takes the name of the class attribute that it is assigned to.
-
-    Args:
-        doc: Its description, for ``explainParams``.
-        convert: ``convert(name, value)`` returns the value to store, or raises `ConfigurationError`.
-    """
-    return Param(Params._dummy(), "", doc, typeConverter=convert)  # type: ignore[arg-type]  # __init_subclass__ sets the name
 
 
 class KerasParams(Params):
@@ -49,16 +41,28 @@ class KerasParams(Params):
         def __getattr__(self, name: str) -> Any:
             """The generated accessors, for type checkers."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, declares: type | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        declared = {name: value for name, value in vars(cls).items() if isinstance(value, Param)}
-        for name, each in declared.items():
-            if not each.name:  # made by `param`; a user's subclass may also declare plain Spark Params
-                each.name, each.typeConverter = name, partial(_converted, name, cast(Any, each.typeConverter))
+        if declares is not None:
+            documented(declares)(cls)
+            cls._declared = declared(declares)
+            for name, each in cls._declared.items():
+                text = each.text.replace("`", "").rstrip(".")
+                setattr(cls, name, Param(Params._dummy(), name, text, typeConverter=partial(_converted, name, each.check)))
+        for name in [name for name, value in vars(cls).items() if isinstance(value, Param)]:  # also a user's own
             for accessor in (_setter(name), _getter(name)):
                 accessor.__qualname__ = f"{cls.__qualname__}.{accessor.__name__}"
                 if not hasattr(cls, accessor.__name__):
                     setattr(cls, accessor.__name__, accessor)
+
+    _declared: Mapping[str, Argument] = MappingProxyType({})
+    _new_columns: tuple[str, ...] = ("outputCol", "rawPredictionCol", "probabilityCol", "predictionCol")
+    """The params that name new columns, for messages."""
+
+    def _begin(self, given: Mapping[str, Any]) -> None:
+        """Take over the defaults of all params, and set those that were given."""
+        self._setDefault(**{name: each.default for name, each in self._declared.items() if each.default is not REQUIRED})
+        self._set(**given)
 
     def setParams(self: P, **kwargs: Any) -> P:  # noqa: N802 - Spark's name
         """Set several params.
@@ -126,13 +130,6 @@ class KerasParams(Params):
         known = [param.name for param in self.params]
         return UnknownArgumentError(f"{type(self).__name__} has no param {name!r}. {known_names(name, known)}")
 
-    def _begin(self, constructor: Callable[..., None]) -> None:
-        """Take over the constructor's defaults as the params' defaults, and set the arguments of this call."""
-        parameters = inspect.signature(constructor).parameters.values()
-        known = [each for each in parameters if self.hasParam(each.name)]
-        self._setDefault(**{each.name: each.default for each in known if each.default is not REQUIRED})
-        self._set(**{each.name: self._input_kwargs[each.name] for each in known if each.name in self._input_kwargs})
-
 
 class _Required:
     """Marks a param without a default, where ``None`` is a valid value."""
@@ -172,140 +169,166 @@ def _named(function: Callable[..., Any], verb: str, doc: str, name: str) -> Call
 # Params that several classes share
 
 
-class InferenceParams(KerasParams):
+class InferenceArguments(LoaderArguments, total=False):
     """Params for prediction: input columns, output columns and their tasks."""
 
-    _new_columns: tuple[str, ...] = ("outputCol", "rawPredictionCol", "probabilityCol", "predictionCol")
-    """The params that name new columns, for messages."""
+    featuresCol: Annotated[
+        Columns | None,
+        Argument(
+            "features",
+            arguments.optional(converters.columns),
+            """The input columns: one column (numbers, arrays or vectors), a list of columns to concatenate, or
+            ``{input name: column(s)}``. ``None``: the column ``features``, or the columns named like the model's inputs.""",
+        ),
+    ]
+    labelCol: Annotated[
+        Columns | None,
+        Argument(
+            "label",
+            arguments.optional(converters.columns),
+            """The label columns, in the same forms; a dict maps output names to columns. ``None``: the column ``label``, or
+            the columns named like the model's outputs.""",
+        ),
+    ]
+    weightCol: Annotated[
+        Columns | None,
+        Argument(
+            None,
+            arguments.optional(converters.columns),
+            """The column of sample weights. ``None``: all rows weigh the same.""",
+        ),
+    ]
+    outputCol: Annotated[
+        Names,
+        Argument(
+            "output",
+            converters.names,
+            """The new column for the model's output. A model with several outputs has one for each: a list,
+            ``{output name: column}``, or a prefix for the output names (``output_left``, ``output_right``). ``""`` omits
+            it.""",
+        ),
+    ]
+    predictionCol: Annotated[
+        Names,
+        Argument(
+            "prediction",
+            converters.names,
+            """The new column for predictions, in the same forms: a value, a class index, or (multilabel) an array of label
+            indices.""",
+        ),
+    ]
+    probabilityCol: Annotated[
+        Names,
+        Argument("probability", converters.names, """The new vector column for class probabilities, in the same forms."""),
+    ]
+    rawPredictionCol: Annotated[
+        Names,
+        Argument(
+            "rawPrediction",
+            converters.names,
+            """The new vector column for logits or log-probabilities, in the same forms.""",
+        ),
+    ]
+    outputType: Annotated[
+        str,
+        Argument(
+            "array",
+            converters.choice("array", "vector"),
+            """The type of ``outputCol`` where an output has several units: ``"array"`` or ``"vector"``.""",
+        ),
+    ]
+    task: Annotated[
+        str | Mapping[str, str],
+        Argument(
+            "auto",
+            converters.task,
+            """``"auto"``, which infers it from the loss, ``"regression"``, ``"binary"``, ``"multiclass"``,
+            ``"multilabel"``, or ``{output name: task}``.""",
+        ),
+    ]
+    thresholds: Annotated[
+        Sequence[float] | Mapping[str, Sequence[float]] | None,
+        Argument(
+            None,
+            arguments.optional(converters.thresholds),
+            """One threshold for each class of a binary or multiclass output, all greater than 0 except that one may be 0:
+            the class with the largest probability / threshold is predicted. For a model with several outputs,
+            ``{output name: thresholds}``. ``None``: the class with the largest probability.""",
+        ),
+    ]
+    inferenceBatchSize: Annotated[int, Argument(BATCH_SIZE, arguments.integer, """Rows per batch when predicting.""")]
 
-    featuresCol = param(
-        "the input columns: one column, a list of columns to concatenate, or {input name: column(s)}; None: the column "
-        "'features', or the columns named like the model's inputs",
-        arguments.optional(converters.columns),
-    )
-    labelCol = param(
-        "the label columns, or {output name: column(s)}; None: the column 'label', or the columns named like the model's "
-        "outputs",
-        arguments.optional(converters.columns),
-    )
-    weightCol = param("the column of sample weights; None: all rows weigh the same", arguments.optional(converters.columns))
-    outputCol = param(
-        "the new column for the model's output; several outputs: a list, {output: column}, or a prefix for the output "
-        "names; '' omits it",
-        converters.names,
-    )
-    predictionCol = param(
-        "the new column for the prediction: a value, a class index, or (multilabel) an array of label indices; several "
-        "outputs: as outputCol",
-        converters.names,
-    )
-    rawPredictionCol = param(
-        "the new vector column for the classes' logits or log-probabilities; several outputs: as outputCol",
-        converters.names,
-    )
-    probabilityCol = param(
-        "the new vector column for the classes' probabilities; several outputs: as outputCol", converters.names
-    )
-    outputType = param(
-        "the type of outputCol where an output has several units: 'array' or 'vector'",
-        converters.choice("array", "vector"),
-    )
-    task = param(
-        f"the outputs' task, or {{output: task}}: one of {', '.join(converters.TASKS)}; 'auto' infers it from the loss",
-        converters.task,
-    )
-    thresholds = param(
-        "a threshold for each class, over 0 (one may be 0): the class with the largest probability / threshold is "
-        "predicted; several outputs: {output: thresholds}; None: the class with the largest probability",
-        arguments.optional(converters.thresholds),
-    )
-    inferenceBatchSize = param("rows per batch when predicting", converters.number())
-    custom_objects = param(
-        "custom classes and functions by name, where they cannot be found from the model",
-        arguments.optional(arguments.custom_objects),
-    )
-    loader = param(
-        "converts a column into a model input, such as image_loader(...), or {input: loader}",
-        arguments.optional(converters.loaders),
-    )
+
+class TransformerArguments(InferenceArguments, ObjectArguments, total=False):
+    """The params of `KerasTransformer`."""
+
+    batch_transform: Annotated[
+        Callable[[Any, Any], Any] | None,
+        Argument(
+            None,
+            arguments.function,
+            """``batch_transform(x, None) -> x``, applied to each batch on the workers; the estimator's ``transform``.""",
+        ),
+    ]
+    handleInvalid: Annotated[
+        str,
+        Argument(
+            "error",
+            converters.choice("error", "skip", "keep"),
+            """What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops them,
+            ``"keep"`` keeps them with null predictions. `evaluate` drops them with ``"skip"`` and with ``"keep"``.""",
+        ),
+    ]
 
 
-class TrainingParams(InferenceParams):
-    """Params for training: the arguments of `SparkModel` and of `SparkModel.fit`."""
+class EstimatorArguments(
+    InferenceArguments, ModeArguments, SettingArguments, TrainingArguments, ModelArguments, total=False
+):
+    """The params of `KerasEstimator`: those of `SparkModel` and of its `fit` keep their names, columns have Spark ML's."""
 
-    model = param("the compiled Keras model; each fit trains a copy of it", arguments.optional(converters.keras_model))
-    validationIndicatorCol = param(
-        "a column: rows where it is true or not 0 are used for validation, not for training",
-        arguments.optional(converters.text),
-    )
-    epochs = param("how many epochs to train", converters.number())
-    batch_size = param("rows in a batch of one worker", converters.number())
-    learning_rate = param("the optimizer's learning rate; None: the compiled one", arguments.optional(converters.positive))
-    mode = param(f"how workers train together: one of {', '.join(MODES)}", converters.choice(*MODES))
-    frequency = param(
-        "how long a worker trains between two exchanges: 'epoch', 'batch', a number of batches; None: the mode's default",
-        arguments.optional(arguments.frequency),
-    )
-    rule = param(
-        f"how workers' updates are combined: one of {', '.join(RULES)}, or an UpdateRule; None: the mode's default",
-        arguments.optional(converters.rule),
-    )
-    gradient_dtype = param(
-        f"the dtype in which mode='allreduce' sends gradients: one of {', '.join(GRADIENT_DTYPES)}; None: their own",
-        partial(arguments.gradient_dtype, known=GRADIENT_DTYPES),
-    )
-    max_restarts = param(
-        "how often mode='allreduce' continues after a worker has failed; None: 3 times",
-        partial(arguments.optional_integer, low=0),
-    )
-    num_workers = param("the number of workers; None: one for each partition", arguments.optional_integer)
-    parameter_server_mode = param(
-        f"the transport to the parameter server: one of {', '.join(NETWORK_TRANSPORTS)}; None: {NETWORK_TRANSPORTS[0]}",
-        arguments.optional(converters.choice(*NETWORK_TRANSPORTS)),
-    )
-    port = param("the parameter server's port; None or 0: any free port", arguments.optional(arguments.port))
-    server_options = param(
-        "further settings: a ParameterServerOptions", partial(arguments.instance, kind=ParameterServerOptions)
-    )
-    seed = param(
-        "the seed of shuffles, dropout masks and other random numbers; None: random",
-        partial(arguments.optional_integer, low=0),
-    )
-    callbacks = param(
-        "Keras callbacks that run on the driver after each epoch; they are not saved",
-        arguments.optional(converters.callbacks),
-    )
-    worker_callbacks = param(
-        "Keras callbacks that run on the workers; they are not saved", arguments.optional(converters.callbacks)
-    )
-    validation_split = param(
-        "the fraction of rows, in [0, 1), used for validation: the last ones of each partition", arguments.fraction
-    )
-    validation_data = param(
-        "a DataFrame to validate on, with the columns of the training data; it is not saved",
-        arguments.optional(converters.data_frame),
-    )
-    validation_freq = param("validate every this many epochs", converters.number())
-    validation_batch_size = param("rows in a validation batch; None: batch_size", arguments.optional_integer)
-    shuffle = param(
-        "whether each worker shuffles its rows before each epoch; 'global' also redistributes them at random",
-        arguments.shuffle,
-    )
-    class_weight = param("a weight for each class, {class index: weight}, or 'balanced'", arguments.class_weight_or_balanced)
-    initial_epoch = param("the epoch to start at, counted from 0", converters.number(low=0))
-    steps_per_epoch = param(
-        "the maximum number of batches of one worker in an epoch; None: all of its rows", arguments.optional_integer
-    )
-    transform = param(
-        "transform(x, y) -> (x, y) on each batch, on the workers; for prediction y is None and x alone may be returned",
-        arguments.function,
-    )
-    handleInvalid = param(
-        "what to do with rows that hold nulls, NaN or infinite values: 'error', or 'skip' (drop)",
-        converters.choice("error", "skip"),
-    )
-    checkpoint = param(
-        "where and how often to write checkpoints: a Checkpoint; None: nowhere", partial(arguments.instance, kind=Checkpoint)
-    )
-    resume = param("whether to continue from the newest checkpoint", arguments.flag)
-    verbose = param("0: silent, 1: a progress bar, 2: one line per epoch; 'auto': 1", converters.choice("auto", 0, 1, 2))
+    model: Annotated[
+        keras.Model | None,
+        Argument(
+            None,
+            arguments.optional(converters.keras_model),
+            """A compiled and built ``keras.Model``, of which each fit trains a copy.""",
+        ),
+    ]
+    validationIndicatorCol: Annotated[
+        str | None,
+        Argument(
+            None,
+            arguments.optional(converters.text),
+            """A boolean or numeric column: rows where it is true or not 0 are used for validation, not for training.
+            `SparkModel.fit` calls it ``validation_col``.""",
+        ),
+    ]
+    learning_rate: Annotated[
+        float | None,
+        Argument(
+            None,
+            arguments.optional(converters.positive),
+            """The optimizer's learning rate for this fit. ``None``: the compiled one.""",
+        ),
+    ]
+    validation_data: Annotated[
+        DataFrame | None,
+        Argument(
+            None,
+            arguments.optional(converters.data_frame),
+            """A DataFrame to validate on, with the columns of the training data. In a pipeline these are the columns that
+            the estimator gets from the stages before it; ``validationIndicatorCol`` marks rows of the pipeline's data
+            instead. Every fit validates on it, also those of a ``CrossValidator``. It is not saved. Only one of
+            ``validation_split``, ``validation_data`` and ``validationIndicatorCol`` can be set.""",
+        ),
+    ]
+    handleInvalid: Annotated[
+        str,
+        Argument(
+            "error",
+            converters.choice("error", "skip"),
+            """What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops them. The
+            fitted KerasTransformer has the same value; its ``setHandleInvalid("keep")`` keeps such rows and predicts
+            null.""",
+        ),
+    ]

@@ -1,32 +1,29 @@
 """`KerasTransformer`: a Spark ML Model that adds a Keras model's predictions to a DataFrame."""
 
-# ruff: noqa: N803, N815 - Spark's names
+# ruff: noqa: N815 - Spark's names
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import keras
-from pyspark import keyword_only
 from pyspark.ml import Model
 
-from sparkkeras import arguments
-from sparkkeras.arguments import known_arguments
+from sparkkeras.arguments import known_arguments, listing
 from sparkkeras.data.block import describe
 from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, warn
 from sparkkeras.ml import converters
-from sparkkeras.ml.converters import Names
 from sparkkeras.ml.outputs import OutputColumns, columns_of
-from sparkkeras.ml.params import InferenceParams, param
+from sparkkeras.ml.params import KerasParams, TransformerArguments
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.schema import schema_of
-from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
+from sparkkeras.scoring.columns import with_predictions
 from sparkkeras.sources.column_names import is_case_sensitive
-from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_frame
+from sparkkeras.sources.frame import ColumnMapping, is_frame
 from sparkkeras.spark_model import SparkModel
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class KerasTransformer(InferenceParams, Model, Savable):
+class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArguments):
     """Adds a Keras model's predictions to a DataFrame. `KerasEstimator.fit` returns one; any built model can make one.
 
     For each output of the model it adds up to four columns. ``outputCol`` holds the model's output: a double for one unit,
@@ -63,27 +60,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
 
     Args:
         model: A built model, compiled or not.
-        featuresCol: The input columns: one column, a list of columns to concatenate, or ``{input name: column(s)}``.
-            ``None``: the column ``features``, or the columns named like the model's inputs.
-        labelCol: The label columns for `evaluate`, in the same forms; a dict maps output names to columns.
-        weightCol: The column of sample weights for `evaluate`.
-        outputCol: The new column for the model's output. A model with several outputs has one for each: a list,
-            ``{output name: column}``, or a prefix for the output names (``output_left``, ``output_right``). ``""`` omits it.
-        predictionCol: The new column for predictions, in the same forms.
-        probabilityCol: The new column for class probabilities, in the same forms.
-        rawPredictionCol: The new column for logits or log-probabilities, in the same forms.
-        outputType: The type of ``outputCol`` where an output has several units: ``"array"`` or ``"vector"``.
-        task: ``"auto"``, ``"regression"``, ``"binary"``, ``"multiclass"``, ``"multilabel"``, or ``{output name: task}``.
-        thresholds: One threshold for each class of a binary or multiclass output, all greater than 0 except that one may be
-            0: the class with the largest probability / threshold is predicted. For a model with several outputs,
-            ``{output name: thresholds}``. ``None``: the class with the largest probability.
-        inferenceBatchSize: Rows in a batch.
-        batch_transform: ``batch_transform(x, None) -> x``, applied to each batch on the workers; the estimator's
-            ``transform``.
-        loader: Converts a column into a model input, such as `image_loader`; or ``{input name: loader}``.
-        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops
-            them, ``"keep"`` keeps them with null predictions. `evaluate` drops them with ``"skip"`` and with ``"keep"``.
-        custom_objects: Custom classes and functions by name, where they cannot be found from the model.
+        **given: See `TransformerArguments`.
 
     Attributes:
         history: The training logs: for each metric a list with one value per epoch (a list of values for metrics that
@@ -99,39 +76,14 @@ class KerasTransformer(InferenceParams, Model, Savable):
         scorer.transform(df).select("prediction", "probability")
     """
 
-    batch_transform = param("batch_transform(x, None) -> x on each batch, on the workers", arguments.function)
-    handleInvalid = param(
-        "what to do with rows that hold nulls, NaN or infinite values: 'error', 'skip' (drop), or 'keep' (predict null)",
-        converters.choice("error", "skip", "keep"),
-    )
-
     @known_arguments
-    @keyword_only
-    def __init__(
-        self,
-        *,
-        model: keras.Model | None = None,
-        featuresCol: Columns | None = "features",
-        labelCol: Columns | None = "label",
-        weightCol: Columns | None = None,
-        outputCol: Names = "output",
-        predictionCol: Names = "prediction",
-        probabilityCol: Names = "probability",
-        rawPredictionCol: Names = "rawPrediction",
-        outputType: str = "array",
-        task: str | Mapping[str, str] = "auto",
-        thresholds: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
-        inferenceBatchSize: int = BATCH_SIZE,
-        batch_transform: Callable[[Any, Any], Any] | None = None,
-        loader: Loaders | None = None,
-        handleInvalid: str = "error",
-        custom_objects: Mapping[str, Any] | None = None,
-    ) -> None:
+    @listing(TransformerArguments)
+    def __init__(self, *, model: keras.Model | None = None, **given: Unpack[TransformerArguments]) -> None:
         super().__init__()
         # Not a param: a search over models passes its param map, with the untrained model, to `transform` as well.
         self._model = None if model is None else converters.keras_model("model", model)
         self.history: dict[str, list[Any]] = {}
-        self._begin(KerasTransformer.__init__)
+        self._begin(given)
 
     def get_model(self) -> keras.Model:
         """Return the Keras model.
@@ -232,7 +184,7 @@ _INVALID_POLICIES: dict[str, InvalidPolicy] = {"error": "error", "skip": "drop",
 """The ``on_invalid`` of `with_predictions` for each ``handleInvalid``."""
 
 
-def output_columns(params: InferenceParams, model: keras.Model) -> list[OutputColumns]:
+def output_columns(params: KerasParams, model: keras.Model) -> list[OutputColumns]:
     """The new columns for a model's outputs, from the params of an estimator or a transformer."""
     return columns_of(
         model,
@@ -246,7 +198,7 @@ def output_columns(params: InferenceParams, model: keras.Model) -> list[OutputCo
     )
 
 
-def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame, *, labelled: bool = False) -> StructType:
+def result_schema(params: KerasParams, model: keras.Model, frame: DataFrame, *, labelled: bool = False) -> StructType:
     """Check the input columns and return the schema with the new columns.
 
     Args:
@@ -264,7 +216,7 @@ def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame,
     return with_fields(frame, fields, params._new_columns)
 
 
-def check_columns(params: InferenceParams, model: keras.Model, frame: DataFrame, *, labelled: bool) -> None:
+def check_columns(params: KerasParams, model: keras.Model, frame: DataFrame, *, labelled: bool) -> None:
     """Check the input columns; see `result_schema`.
 
     Raises:

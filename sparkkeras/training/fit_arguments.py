@@ -5,13 +5,15 @@ Signatures, docstrings, the params of Spark ML, what a checkpoint compares and w
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypedDict, get_args
+from typing import Annotated, Any, TypeAlias, TypedDict, cast, get_args
 
 import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import Argument
 from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.data.block import by_name, describe
+from sparkkeras.data.columns import Loader
 from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid
@@ -40,8 +42,25 @@ def _mode(name: str, value: Any) -> str:
     return str(arguments.one_of(name, value, MODES))
 
 
-def _rule(_: str, value: Any) -> UpdateRule | None:
-    return None if value is None else as_rule(value)  # `fit` checks that it fits the mode, which may be set later
+def _rule(_: str, value: Any) -> str | UpdateRule:
+    as_rule(value)  # `fit` checks that it fits the mode, which may be set later
+    return cast(str | UpdateRule, value)
+
+
+def _loaders(name: str, value: Any) -> Loaders:
+    if isinstance(value, Mapping):
+        return {key: _loader(f"{name}[{key!r}]", each) for key, each in by_name(value).items()}
+    return _loader(name, value)
+
+
+def _loader(name: str, value: Any) -> Loader:
+    missing = [member for member in ("shape", "on_error", "check", "__call__") if not hasattr(value, member)]
+    if missing or isinstance(value, type):
+        raise ConfigurationError(
+            f"{name} is {describe(value)}; expected a loader such as image_loader(...): a callable object with shape, "
+            "on_error and check(name, kind)."
+        )
+    return cast(Loader, value)
 
 
 def _worker_callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
@@ -93,7 +112,20 @@ class ModeArguments(TypedDict, total=False):
     ]
 
 
-class SettingArguments(TypedDict, total=False):
+class ObjectArguments(TypedDict, total=False):
+    """That of those that load a model on workers."""
+
+    custom_objects: Annotated[
+        Mapping[str, Any] | None,
+        Argument(
+            None,
+            arguments.optional(arguments.custom_objects),
+            """Custom classes and functions by name; only needed for those that sparkkeras does not find in the model.""",
+        ),
+    ]
+
+
+class SettingArguments(ObjectArguments, total=False):
     """The others of a `SparkModel`."""
 
     parameter_server_mode: Annotated[
@@ -118,7 +150,7 @@ class SettingArguments(TypedDict, total=False):
         str | UpdateRule | None,
         Argument(
             None,
-            _rule,
+            arguments.optional(_rule),
             """The update rule, which computes new weights of the model from those of the workers. Synchronous:
             ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
             ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an
@@ -150,14 +182,6 @@ class SettingArguments(TypedDict, total=False):
             None,
             partial(arguments.instance, kind=ParameterServerOptions),
             """Further settings of the parameter server.""",
-        ),
-    ]
-    custom_objects: Annotated[
-        Mapping[str, Any] | None,
-        Argument(
-            None,
-            arguments.optional(arguments.custom_objects),
-            """Custom classes and functions by name; only needed for those that sparkkeras does not find in the model.""",
         ),
     ]
     batch_size: Annotated[int, Argument(32, arguments.integer, """The default batch size of each worker, in rows.""")]
@@ -387,7 +411,7 @@ class LoaderArguments(TypedDict, total=False):
         Loaders | None,
         Argument(
             None,
-            arguments.anything,
+            arguments.optional(_loaders),
             """A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or
             ``{input name: loader}``. `PadSequences` also converts rows of RDDs and arrays.""",
         ),
