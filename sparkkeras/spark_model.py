@@ -51,7 +51,7 @@ from sparkkeras.training.callbacks import DriverCallbacks, as_callbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.description import describe_fit
 from sparkkeras.training.fit_arguments import FitArguments, ModeArguments, ModelSettings, SettingArguments
-from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
+from sparkkeras.training.job import MAX_RESTARTS, Coordination, ServerSettings
 from sparkkeras.training.preparation import Partitioning, check_fit, packed, prepare_fit
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder, Recorder
@@ -631,7 +631,7 @@ class SparkModel:
         return all_slots_but_one if recorder is not None and recorder.needs_slot else all_slots
 
     def _coordination(self, rule: UpdateRule, recorder: Recorder, events: Events) -> Coordination:
-        server = Server(
+        server = ServerSettings(
             self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
         )
         return Coordination(

@@ -279,7 +279,7 @@ def read(
             return _values(column, shape, floating)
         good = column.is_valid().to_numpy(zero_copy_only=False)
         values, inner = _values(column.drop_null(), shape, floating)
-    except _UnfitError as unfit:
+    except _UnfitColumnError as unfit:
         loader = f" {unfit.images}, {terms.give} loader=image_loader(size)." if unfit.images else ""
         loader += f" Pad them: {terms.give} loader=PadSequences(maxlen)." if unfit.sequences else ""
         raise DataError(f"{terms.column(name)} {unfit}{loader}") from None
@@ -290,7 +290,7 @@ def read(
     return spread, good
 
 
-class _UnfitError(Exception):
+class _UnfitColumnError(Exception):
     """A column cannot be converted to an array. The message continues the column's name.
 
     Attributes:
@@ -327,8 +327,8 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _tensors(column, shape, floating), None
     if (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and _holds(column, _IMAGE_PATH.search):
-        raise _UnfitError("holds paths of images.", "To read and decode them")
-    raise _UnfitError(
+        raise _UnfitColumnError("holds paths of images.", "To read and decode them")
+    raise _UnfitColumnError(
         f"has the type {kind}; expected numbers, arrays or vectors. Encode text and categories first, for "
         "instance with pyspark.ml.feature.StringIndexer, or with keras.layers.StringLookup in transform=."
     )
@@ -393,17 +393,17 @@ def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: b
     """Read raw tensors: C order, little-endian. The item size determines the dtype."""
     try:
         return _raw_tensors(column, shape, floating)
-    except _UnfitError:
+    except _UnfitColumnError:
         # Only after a failure: a tensor of the expected size may begin with the same bytes as an image.
         if _holds(column, is_encoded_image):
-            raise _UnfitError("holds encoded images.", "To decode them") from None
+            raise _UnfitColumnError("holds encoded images.", "To decode them") from None
         raise
 
 
 def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
     row = tuple(size for size in shape or () if size is not None)
     if shape is None or len(row) < len(shape):
-        raise _UnfitError(
+        raise _UnfitColumnError(
             "contains bytes, which can be read as tensors only if the model's input has a fixed shape; its shape is "
             f"{shape}. Use a column of arrays instead.",
             "If these are encoded images",
@@ -416,7 +416,7 @@ def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floatin
     if not len(column):
         return np.zeros((0, *row), np.float32)
     if rest or item not in _DTYPES:
-        raise _UnfitError(
+        raise _UnfitColumnError(
             f"has {counted(length, 'byte')} per row; expected {counted(size, 'value')} of 1, 2, 4 or 8 bytes each for "
             f"rows of shape {shape}.",
             "If these are encoded images",
@@ -433,8 +433,8 @@ def _one_length(lengths: Array, what: str) -> int:
     if len(differing):
         found = f"holds {what} of different lengths ({lengths[0]} and {lengths[differing[0]]})"
         if what == "byte strings":
-            raise _UnfitError(f"{found}, so they are not tensors of one shape.", "If they are encoded images")
-        raise _UnfitError(f"{found}: every row must have the same shape.", sequences=what == "arrays")
+            raise _UnfitColumnError(f"{found}, so they are not tensors of one shape.", "If they are encoded images")
+        raise _UnfitColumnError(f"{found}: every row must have the same shape.", sequences=what == "arrays")
     return int(lengths[0])
 
 

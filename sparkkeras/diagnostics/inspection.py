@@ -64,7 +64,7 @@ sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 
 
 @dataclass(frozen=True)
-class Server:
+class TokenServer:
     """A server on the driver that sends its token to each client.
 
     Attributes:
@@ -91,7 +91,7 @@ class Inspection:
     """
 
     backend: str
-    driver: Server | None = None
+    driver: TokenServer | None = None
     is_barrier: bool = False
     ports: range | None = None
     executors: tuple[tuple[str, int], ...] = ()
@@ -136,8 +136,10 @@ class Inspection:
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         with serving(everywhere, self.ports or (0,), token) as port:
             address, _ = split_address(context.getTaskInfos()[partition].address)
-            mine = Server(address, port, token)
-            workers = [Server(*json.loads(each)) for each in context.allGather(json.dumps([mine.host, mine.port, token]))]
+            mine = TokenServer(address, port, token)
+            workers = [
+                TokenServer(*json.loads(each)) for each in context.allGather(json.dumps([mine.host, mine.port, token]))
+            ]
             firsts = {worker.token: worker for worker in reversed(workers)}  # of each executor
             others = [worker for worker in firsts.values() if worker.token != token]
             if firsts[token] == mine:
@@ -211,7 +213,7 @@ def unreached_executors(executors: Sequence[tuple[str, int]], pool: ThreadPoolEx
     return [f"{host_and_port(*address)} ({reason})" for address, reason in pairs if reason]
 
 
-def unreached(server: Server) -> str:
+def unreached(server: TokenServer) -> str:
     """Why a server cannot be reached from here; empty if it can."""
     where = host_and_port(server.host, server.port)
     try:

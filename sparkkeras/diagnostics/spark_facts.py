@@ -20,7 +20,7 @@ from sparkkeras import arguments
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.diagnostics import inspection
 from sparkkeras.diagnostics.findings import ERROR, Finding
-from sparkkeras.diagnostics.inspection import Inspection, Server
+from sparkkeras.diagnostics.inspection import Inspection, TokenServer
 from sparkkeras.errors import SparkKerasError
 from sparkkeras.rpc import addresses
 from sparkkeras.rpc.addresses import connect_error, host_and_port
@@ -407,7 +407,7 @@ def _tasks_waiting(context: SparkContext) -> Iterator[None]:
 
 
 @contextmanager
-def _token_server(driver: DriverAddress, request: Request) -> Iterator[tuple[Server | None, tuple[Finding, ...]]]:
+def _token_server(driver: DriverAddress, request: Request) -> Iterator[tuple[TokenServer | None, tuple[Finding, ...]]]:
     """Serve a token where asynchronous training and searches serve workers, or say why that fails."""
     served, port = driver.served_at(request.host, request.bind), request.port
     token = secrets.token_hex(16)
@@ -434,7 +434,7 @@ def _token_server(driver: DriverAddress, request: Request) -> Iterator[tuple[Ser
         )
         return
     with stack:
-        yield Server(served.host, bound, token), ()
+        yield TokenServer(served.host, bound, token), ()
 
 
 def in_time(call: Callable[[], R], seconds: float) -> R | Exception:

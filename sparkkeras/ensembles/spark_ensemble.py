@@ -34,7 +34,7 @@ from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, packed, prepare_fit
 from sparkkeras.training.row_options import RowOptions
-from sparkkeras.training.saved_run import Rows, data_of
+from sparkkeras.training.saved_run import WorkerRows, data_of
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
@@ -199,7 +199,7 @@ class SparkEnsemble:
             warn_of_sorted_rows(request, job.split, stored, averages=self.sampling == "partition")
             trained = 0
             if checkpoints is not None:
-                checkpoints.begin(data_of(job, stored), Rows.of(job, stored), self.models, seed)
+                checkpoints.begin(data_of(job, stored), WorkerRows.of(job, stored), self.models, seed)
                 trained = len(checkpoints.trained)
             self.seed, self._fits = seed[0], seed[1] + 1
             rest = f" {trained} of them {'is' if trained == 1 else 'are'} in the checkpoint." if trained else ""

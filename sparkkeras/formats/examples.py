@@ -346,7 +346,7 @@ def decode(records: Sequence[Features], fields: Sequence[Field], first: int, fil
     for field in fields:
         try:
             columns.append(_column(field, records))
-        except _UnfitError as unfit:
+        except _UnfitFeatureError as unfit:
             raise DataError(
                 f"record {first + unfit.row} of {file}: feature {field.name!r} {unfit}, but the schema says "
                 f"{field.name} {field.type_name}{'' if field.nullable else ' NOT NULL'}. Set a schema that fits all records."
@@ -354,7 +354,7 @@ def decode(records: Sequence[Features], fields: Sequence[Field], first: int, fil
     return pa.record_batch(columns, [field.name for field in fields])
 
 
-class _UnfitError(Exception):
+class _UnfitFeatureError(Exception):
     """The value of a row does not fit its column. The message continues after the feature's name."""
 
     def __init__(self, row: int, message: str) -> None:
@@ -369,16 +369,16 @@ def _column(field: Field, records: Sequence[Features]) -> pa.Array:
     found = [record.get(name, _ABSENT) for record in records]
     good = np.array([kind != 0 for kind, _ in found], bool)
     if not good.all() and not field.nullable:
-        raise _UnfitError(int(np.argmin(good)), "is missing")
+        raise _UnfitFeatureError(int(np.argmin(good)), "is missing")
     for row, (kind, _) in enumerate(found):
         if kind not in (0, field.kind):
-            raise _UnfitError(row, f"holds {KINDS[kind]} values")
+            raise _UnfitFeatureError(row, f"holds {KINDS[kind]} values")
     values, ends = _values(field, [value for kind, value in found if kind])
     lengths = np.zeros(len(records), np.int64)
     lengths[good] = np.diff(ends, prepend=0)
     if not field.is_array and (lengths[good] != 1).any():
         row = int(np.argmax(good & (lengths != 1)))
-        raise _UnfitError(row, f"has {lengths[row]} values")
+        raise _UnfitFeatureError(row, f"has {lengths[row]} values")
     stops = np.cumsum(lengths)
     column = _typed(field, values, stops)
     if field.is_array:
@@ -422,14 +422,14 @@ def _typed(field: Field, values: Any, stops: Array) -> pa.Array:
             return pa.array(values, pa.string() if field.value == "string" else pa.binary())
         except pa.ArrowInvalid:
             place = next(place for place, value in enumerate(values) if not is_text(value))
-            raise _UnfitError(_row(place, stops), "holds bytes that are not UTF-8") from None
+            raise _UnfitFeatureError(_row(place, stops), "holds bytes that are not UTF-8") from None
     if field.kind == FLOATS:
         return pa.array(values.astype(_DTYPES[field.value], copy=False))
     low, high = _RANGES[field.value]
     outside = (values < low) | (values > high)
     if outside.any():
         place = int(np.argmax(outside))
-        raise _UnfitError(_row(place, stops), f"holds {values[place]}")
+        raise _UnfitFeatureError(_row(place, stops), f"holds {values[place]}")
     return pa.array(values.astype(_DTYPES[field.value], copy=False))
 
 

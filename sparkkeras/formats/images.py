@@ -285,7 +285,7 @@ class ImageLoader(PlacedLoader):
         from PIL import Image
 
         if value is None:
-            raise _DamagedError("the value is null")
+            raise _UnreadableImageError("the value is null")
         image: Any = _from_struct(value) if isinstance(value, dict) else _opened(value)
         height, width = self.size or (image.height, image.width)
         whole = image.draft(None, (2 * width, 2 * height)) if self.draft and not isinstance(value, dict) else None
@@ -297,11 +297,11 @@ class ImageLoader(PlacedLoader):
             image = image.resize((width, height), Image.Resampling[self.interpolation.upper()], box)
         pixels = np.asarray(image)
         if self.dtype == "uint8" and pixels.dtype != np.uint8:
-            raise _DamagedError(f'the image has {pixels.dtype} values, which dtype="uint8" cannot hold')
+            raise _UnreadableImageError(f'the image has {pixels.dtype} values, which dtype="uint8" cannot hold')
         return pixels.reshape(height, width, _CHANNELS[self.mode])
 
 
-class _DamagedError(Exception):
+class _UnreadableImageError(Exception):
     """An image cannot be loaded. The message is the reason."""
 
 
@@ -322,9 +322,11 @@ def _opened(data: bytes) -> Any:
     try:
         image = Image.open(BytesIO(data))
     except UnidentifiedImageError:
-        raise _DamagedError(f"Pillow finds no image in its {len(data)} bytes, which begin with {data[:12]!r}") from None
+        raise _UnreadableImageError(
+            f"Pillow finds no image in its {len(data)} bytes, which begin with {data[:12]!r}"
+        ) from None
     if image.format == "EPS":  # Pillow would run it with Ghostscript
-        raise _DamagedError("EPS images are programs and are not run")
+        raise _UnreadableImageError("EPS images are programs and are not run")
     return image
 
 
@@ -334,21 +336,21 @@ def _from_struct(row: dict[str, Any]) -> Any:
 
     kind = _OPENCV.get(row["mode"])
     if kind is None or row["nChannels"] != kind[2]:
-        raise _DamagedError(
+        raise _UnreadableImageError(
             f"the struct has mode {row['mode']} and nChannels {row['nChannels']}; expected 0 (CV_8UC1) with 1, 16 (CV_8UC3) "
             "with 3, or 24 (CV_8UC4) with 4"
         )
     mode, order, channels = kind
     height, width, data = row["height"] or 0, row["width"] or 0, row["data"] or b""
     if height < 1 or width < 1 or len(data) != height * width * channels:
-        raise _DamagedError(
+        raise _UnreadableImageError(
             f"the struct has {len(data)} bytes for {height} x {width} pixels of {counted(channels, 'channel')}"
         )
     return Image.frombuffer(mode, (width, height), data, "raw", order, 0, 1)
 
 
 def _row_error(error: Exception) -> str:
-    reason = str(error) if isinstance(error, _DamagedError) else f"{type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, _UnreadableImageError) else f"{type(error).__name__}: {error}"
     return (
         f'the image cannot be loaded: {reason}. Fix it, or set on_error="drop" or on_error="null" in image_loader to '
         "continue without such rows."

@@ -105,7 +105,7 @@ class Worker:
 
 
 @dataclass
-class _Run:
+class _Holder:
     """The holder of a lease: a worker that runs a trial."""
 
     worker: Worker
@@ -153,7 +153,7 @@ class TrialLedger:
         self._finished = {trial.number: trial for trial in finished}
         self._running: dict[int, Trial] = {}
         self._saving: dict[int, _Saving] = {}
-        self._leases: Leases[int, _Run] = Leases(limits.lease_seconds, clock)  # of trials
+        self._leases: Leases[int, _Holder] = Leases(limits.lease_seconds, clock)  # of trials
         self._earlier = frozenset(self._finished)
         self._before = max((trial.ended for trial in self._finished.values()), default=0.0)
         self._began = clock()
@@ -419,26 +419,26 @@ class TrialLedger:
 
     def _assign(self, trial: Trial, worker: Worker) -> Assignment:
         self._running[trial.number] = replace(trial, worker=worker.name)
-        lease = self._leases.grant(trial.number, _Run(worker, self._clock()))
+        lease = self._leases.grant(trial.number, _Holder(worker, self._clock()))
         return Assignment(trial.number, lease.number, trial.params)
 
-    def _renew_lease(self, lease: int) -> Lease[int, _Run]:
+    def _renew_lease(self, lease: int) -> Lease[int, _Holder]:
         held = self._leases.renew(lease)
         if held is None:
             raise RefusedError(LEASE_LOST, "another worker has this trial, or the trial has ended.")
         held.holder.is_uploading = False
         return held
 
-    def _active(self) -> Iterator[_Run]:
+    def _active(self) -> Iterator[_Holder]:
         """The workers that are not lost."""
         return (held.holder for held in self._leases if self._leases.is_held(held.key))
 
-    def _lost_lease(self) -> Lease[int, _Run] | None:
+    def _lost_lease(self) -> Lease[int, _Holder] | None:
         """The lease of a trial whose worker is lost, the lowest trial number first."""
         lost = (held for held in self._leases if not self._leases.is_held(held.key))
         return min(lost, key=lambda held: held.key, default=None)
 
-    def _fail_lost_trial(self, held: Lease[int, _Run]) -> None:
+    def _fail_lost_trial(self, held: Lease[int, _Holder]) -> None:
         trial = self._running[held.key]
         cause = trial.error or "the process was killed, or its machine is gone"
         error = f"its worker was lost {trial.attempts} times, the last time because {cause}"
@@ -447,7 +447,7 @@ class TrialLedger:
     def _is_saving_trial_of(self, worker: Worker) -> bool:
         return any(saving.worker == worker for saving in self._saving.values())
 
-    def _end(self, trial: Trial, held: Lease[int, _Run], model: Any = None) -> bool:
+    def _end(self, trial: Trial, held: Lease[int, _Holder], model: Any = None) -> bool:
         """End a trial; returns whether it will be saved. A stopped one has the value of its best reported epoch."""
         has_no_value = trial.value is None and self._limits.num_metrics == 1
         if trial.status == STOPPED and has_no_value and trial.intermediate_values:

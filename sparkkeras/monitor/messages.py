@@ -118,7 +118,7 @@ class RunReporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._messages, self._wall_clock, self._clock = messages, wall_clock, clock
-        self._run: _Run | None = None
+        self._run: _Memory | None = None
 
     @property
     def kind(self) -> str:
@@ -129,7 +129,7 @@ class RunReporter:
         """A run begins."""
         now = self._wall_clock()
         name = f"{datetime.fromtimestamp(now):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        self._run = _Run(name, started, now, self._clock)
+        self._run = _Memory(name, started, now, self._clock)
         self._add(
             "run",
             kind=started.kind,
@@ -239,7 +239,7 @@ class RunReporter:
         full_key = None if key is None else (self._run.name, *key)
         self._messages.add({"type": of_type, "run": self._run.name, "time": self._run.time, **fields}, full_key, most)
 
-    def _progress(self, run: _Run) -> None:
+    def _progress(self, run: _Memory) -> None:
         pace, now = run.pace, self._clock()
         if now >= run.next_progress:
             run.next_progress = now + PROGRESS_SECONDS
@@ -294,7 +294,7 @@ class RunReporter:
         )
 
 
-class _Run:
+class _Memory:
     """What the translation of a run's events needs to remember."""
 
     def __init__(self, name: str, started: RunStarted, now: float, clock: Callable[[], float]) -> None:

@@ -128,12 +128,12 @@ class PageServer:
             self._thread = None
 
 
-def _listening(host: str, port: int) -> _Server:
-    class Server(_Server):
+def _listening(host: str, port: int) -> _PageServer:
+    class Server(_PageServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     try:
-        return Server((host, port), _Handler)
+        return Server((host, port), _PageHandler)
     except (OSError, OverflowError) as error:
         raise ConfigurationError(
             f"Monitor(host={host!r}, port={port}) cannot listen there: {error}. Use port=0 for any free port, and an "
@@ -141,7 +141,7 @@ def _listening(host: str, port: int) -> _Server:
         ) from error
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 32
@@ -198,14 +198,14 @@ class _Server(ThreadingHTTPServer):
         _log.debug("a request to the monitor failed", exc_info=True)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "sparkkeras", ""
     timeout = TIMEOUT
 
     def do_GET(self) -> None:
         """Answer a request."""
-        server = cast(_Server, self.server)
+        server = cast(_PageServer, self.server)
         target = urlsplit(self.path)
         token, slash, name = target.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), server.token.encode()) or self._is_cross_site():
@@ -244,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200, "text/html; charset=utf-8", live_page(nonce), **{"Content-Security-Policy": policy})
 
     def _messages(self, after: str) -> None:
-        server = cast(_Server, self.server)
+        server = cast(_PageServer, self.server)
         number = int(after) if after.isdecimal() and len(after) < 10 else 0
         following, messages = server.messages.after(number, RESPONSE_BYTES)
         more = json.dumps(following < len(server.messages))

@@ -50,7 +50,7 @@ Handle = Callable[[socket.socket, Any, bytes], None]
 def accepting(listener: socket.socket, length: Length, handle: Handle) -> Iterator[None]:
     """Accept connections until the context ends; then no connection is left, and the listening socket is closed."""
     _raise_file_limit()
-    loop, acceptor = asyncio.new_event_loop(), _Acceptor(listener, length, handle)
+    loop, acceptor = asyncio.new_event_loop(), _ConnectionAcceptor(listener, length, handle)
     task = loop.create_task(acceptor.accept())
     thread = threading.Thread(target=loop.run_until_complete, args=[task], name="sparkkeras-accept", daemon=True)
     thread.start()
@@ -63,7 +63,7 @@ def accepting(listener: socket.socket, length: Length, handle: Handle) -> Iterat
         acceptor.join()
 
 
-class _Acceptor:
+class _ConnectionAcceptor:
     def __init__(self, listener: socket.socket, length: Length, handle: Handle) -> None:
         self._listener, self._length, self._handle = listener, length, handle
         self._threads: dict[threading.Thread, socket.socket] = {}

@@ -59,7 +59,7 @@ class SocketTransport:
         """See `Transport.serve`."""
         listener = open_listener(endpoint.listen, endpoint.port)
         port = int(listener.getsockname()[1])
-        server = _Server(handler, endpoint, Acceptor(secret, endpoint.encrypt))
+        server = _SocketServer(handler, endpoint, Acceptor(secret, endpoint.encrypt))
         with accepting(listener, lambda data, before: HELLO_BYTES, server.handle):
             yield Address("socket", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
@@ -110,7 +110,7 @@ class SocketCaller:
         return self._connection, self._session
 
 
-class _Server:
+class _SocketServer:
     """Handles the connections of clients."""
 
     def __init__(self, handler: Handler, endpoint: Endpoint, acceptor: Acceptor) -> None:

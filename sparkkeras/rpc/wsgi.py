@@ -32,7 +32,7 @@ def serving(application: Any, listener: socket.socket, timeout: float, capacity:
         capacity: Bounds how many requests are handled at the same time, without the first one of each connection: its
             client may be unauthenticated, and must neither wait for others nor let them wait.
     """
-    server = _Server(application, listener, timeout, capacity)
+    server = _WSGIServer(application, listener, timeout, capacity)
     return accepting(listener, _header_length, server.handle)
 
 
@@ -41,7 +41,7 @@ def _header_length(data: bytearray, before: int) -> int | None:
     return None if end < 0 else end + 4
 
 
-class _Server:
+class _WSGIServer:
     """What `WSGIRequestHandler` needs of its server."""
 
     def __init__(self, application: Any, listener: socket.socket, timeout: float, capacity: Capacity) -> None:

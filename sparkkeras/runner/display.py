@@ -10,7 +10,7 @@ from sparkkeras.errors import counted
 from sparkkeras.events import Events, OutputWritten, RankChanged
 from sparkkeras.progress.pace import ReportedPace
 from sparkkeras.progress.status_line import FIRST_LOG_SECONDS, StatusLine, format_duration, format_logs
-from sparkkeras.runner.group import Group
+from sparkkeras.runner.group import RankGroup
 
 
 class Display:
@@ -23,7 +23,7 @@ class Display:
         clock: A monotonic clock in seconds.
     """
 
-    def __init__(self, group: Group, events: Events, verbose: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, group: RankGroup, events: Events, verbose: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._events = group, events
         self._status = StatusLine(verbose, FIRST_LOG_SECONDS)
         self._states: list[tuple[str, int | None]] = [

@@ -70,7 +70,7 @@ def total(arrays: Sequence[Array]) -> Array:
 
 
 @dataclass
-class _Exchange:
+class _Contributions:
     kind: Kind
     first: int
     values: dict[int, bytes] = field(default_factory=dict)
@@ -90,12 +90,12 @@ class Exchanges:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._exchanges: dict[int, _Exchange] = {}
+        self._exchanges: dict[int, _Contributions] = {}
         self._ended: set[int] = set()
 
     def give(self, rank: int, number: int, kind: Kind, value: bytes) -> None:
         """Record the value of a rank. Giving it again changes nothing."""
-        exchange = self._exchanges.setdefault(number, _Exchange(kind, rank))
+        exchange = self._exchanges.setdefault(number, _Contributions(kind, rank))
         if rank in exchange.given:
             return
         if kind != exchange.kind:
@@ -138,10 +138,10 @@ class Exchanges:
         for number, exchange in self._exchanges.items():
             self._check_ended(number, exchange)
 
-    def _is_complete(self, exchange: _Exchange) -> bool:
+    def _is_complete(self, exchange: _Contributions) -> bool:
         return len(exchange.given) == self._size and not exchange.error
 
-    def _values(self, exchange: _Exchange) -> list[bytes]:
+    def _values(self, exchange: _Contributions) -> list[bytes]:
         return [exchange.values[rank] for rank in range(self._size)]
 
     def _finish(self, number: int, result: bytes) -> None:
@@ -150,7 +150,7 @@ class Exchanges:
         exchange.values.clear()
         self._exchanges.pop(number - 1, None)  # all ranks are here, so they have the result of that one
 
-    def _check_ended(self, number: int, exchange: _Exchange) -> None:
+    def _check_ended(self, number: int, exchange: _Contributions) -> None:
         missing = self._ended - exchange.given
         if missing and exchange.result is None and not exchange.error:
             exchange.error = (

@@ -29,7 +29,7 @@ _LOST = "its worker died, or lost the connection to the driver"
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """Why a rank failed.
 
     Attributes:
@@ -108,11 +108,11 @@ class _Rank:
 
 @dataclass
 class _Failures:
-    found: list[Failure] = field(default_factory=list)
+    found: list[RankFailure] = field(default_factory=list)
     first_at: float = 0.0
 
 
-class Group:
+class RankGroup:
     """The state of the ranks of a run. Thread-safe: calls of hosts and ranks change it, and `run_group` watches it.
 
     Args:
@@ -197,7 +197,7 @@ class Group:
                 state.has_ended = True
                 self._exchanges.end(rank)
                 if not state.is_complete and not self._has_failed(rank) and not self._is_stopping:
-                    self._add(Failure(rank, how, is_death=True))
+                    self._add(RankFailure(rank, how, is_death=True))
 
     # Calls of the processes of ranks
 
@@ -238,7 +238,7 @@ class Group:
         with self._lock:
             return self._is_stopping or all(state.is_complete for state in self._ranks)
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: RankFailure) -> None:
         """Note that a rank failed. What fails because the group is being stopped does not count."""
         with self._lock:
             if not self._is_stopping:
@@ -353,7 +353,7 @@ class Group:
         assert result is not None
         return result.parts
 
-    def failure(self, is_final: bool = False) -> Failure | None:
+    def failure(self, is_final: bool = False) -> RankFailure | None:
         """The failure that caused the others, once it is known; ``None`` if no rank has failed.
 
         Args:
@@ -382,10 +382,12 @@ class Group:
             if state.is_complete and not self.together:
                 continue  # Spark may kill a task while another one at the rank ends
             if state.disconnected is not None and now >= state.disconnected + patience:
-                self._add(Failure(rank, _LOST, is_death=True))
+                self._add(RankFailure(rank, _LOST, is_death=True))
             elif now >= state.heard + SILENT_SECONDS:
                 silent = counted(round(now - state.heard), "second")
-                self._add(Failure(rank, f"its worker has sent nothing for {silent}: it hangs or is stopped", is_death=True))
+                self._add(
+                    RankFailure(rank, f"its worker has sent nothing for {silent}: it hangs or is stopped", is_death=True)
+                )
 
     def _excuse_pause(self) -> None:
         """Do not count the time in which this process was paused as silence of the ranks; see `PAUSE_SECONDS`."""
@@ -400,9 +402,9 @@ class Group:
         if self._is_stopping or self._failures.found:
             return
         gone = {each: state.disconnected for each, state in enumerate(self._ranks) if state.disconnected is not None}
-        self._add(Failure(min(gone, key=gone.__getitem__, default=rank), _LOST, is_death=True))
+        self._add(RankFailure(min(gone, key=gone.__getitem__, default=rank), _LOST, is_death=True))
 
-    def _add(self, failure: Failure) -> None:
+    def _add(self, failure: RankFailure) -> None:
         if not self._failures.found:
             self._failures.first_at = self._clock()
         self._failures.found.append(failure)

@@ -20,10 +20,10 @@ from sparkkeras.errors import (
 from sparkkeras.events import Events
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.runner.display import Display
-from sparkkeras.runner.group import Failure, Group
+from sparkkeras.runner.group import RankFailure, RankGroup
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.output import TAIL_LINES
-from sparkkeras.runner.rank import Work
+from sparkkeras.runner.rank import RankWork
 from sparkkeras.runner.run_checkpoints import RunCheckpoints
 from sparkkeras.runner.service import VALUE_BYTES, GroupService
 from sparkkeras.runner.values import unpack_parts
@@ -87,7 +87,7 @@ class Ranks:
     """
 
     hosts: Hosts
-    work: Shared[Work]
+    work: Shared[RankWork]
     parts: Parts
 
 
@@ -105,7 +105,7 @@ class RowsMissingError(Exception):
 
 
 def run_group(
-    group: Group,
+    group: RankGroup,
     ranks: Ranks,
     timeout: float | None = None,
     answer: Answer | None = None,
@@ -166,11 +166,11 @@ def run_group(
 
 
 def _watch(
-    group: Group, running: Running[Any], timeout: float | None, answer: Answer | None, display: Display
+    group: RankGroup, running: Running[Any], timeout: float | None, answer: Answer | None, display: Display
 ) -> WorkerError | None:
     """Show output and answer the ranks until the hosts have ended or the group has failed; returns the error."""
     exits_until: float | None = None
-    waiting = _Waiting(group, running)
+    waiting = _SlotWarning(group, running)
     while True:
         is_done = running.done
         display.update()
@@ -191,17 +191,17 @@ def _watch(
         group.wait(TICK_SECONDS)
 
 
-def _answer(group: Group, answer: Answer) -> None:
+def _answer(group: RankGroup, answer: Answer) -> None:
     asked = group.asked()
     if asked is not None:
         number, values = asked
         group.answer(number, answer(values))
 
 
-class _Waiting:
+class _SlotWarning:
     """Warns, and then seldom again, while the ranks of a group wait for slots that other jobs use."""
 
-    def __init__(self, group: Group, running: Running[Any]) -> None:
+    def __init__(self, group: RankGroup, running: Running[Any]) -> None:
         self._group, self._running = group, running
         self._started, self._next, self._has_joined = time.monotonic(), WAIT_SECONDS, False
         self._has_too_few = False  # slots, when it looked last
@@ -247,7 +247,7 @@ class _Waiting:
         return None
 
 
-def _end(group: Group, running: Running[Any], seconds: tuple[float, float]) -> bool:
+def _end(group: RankGroup, running: Running[Any], seconds: tuple[float, float]) -> bool:
     """Stop the group, and cancel its tasks if they have not ended; see `STOP_SECONDS`. Returns whether they had ended."""
     group.stop()
     has_ended = False
@@ -261,7 +261,7 @@ def _end(group: Group, running: Running[Any], seconds: tuple[float, float]) -> b
     return has_ended
 
 
-def _wait(group: Group, running: Running[Any], seconds: float) -> bool:
+def _wait(group: RankGroup, running: Running[Any], seconds: float) -> bool:
     """Wait until the tasks have ended, and the hosts: Spark may give up a stage while some of its tasks still run."""
     deadline = time.monotonic() + seconds
     while not (running.done and group.has_ended) and time.monotonic() < deadline:
@@ -279,7 +279,7 @@ def _error_of(running: Running[Any]) -> BaseException | None:
     return None
 
 
-def _explains(cause: BaseException, failure: Failure | None) -> bool:
+def _explains(cause: BaseException, failure: RankFailure | None) -> bool:
     """Whether the error of the tasks says more than the failure of a rank, for instance that the job was cancelled."""
     if failure is not None and failure.is_loss:
         if isinstance(cause, WorkerError):
@@ -288,7 +288,7 @@ def _explains(cause: BaseException, failure: Failure | None) -> bool:
     return isinstance(cause, ClusterError) and not isinstance(cause, WorkerError)
 
 
-def _result(group: Group, rank: int) -> Any:
+def _result(group: RankGroup, rank: int) -> Any:
     try:
         return unpack_parts(group.result(rank))
     except Exception as error:
@@ -298,7 +298,7 @@ def _result(group: Group, rank: int) -> Any:
         ) from error
 
 
-def failed(group: Group, failure: Failure) -> WorkerError:
+def failed(group: RankGroup, failure: RankFailure) -> WorkerError:
     """The error for a failed rank: what happened, its traceback, and its last lines."""
     host = group.host(failure.rank)
     where = f"rank {failure.rank} of {group.size}{f' on {host}' if host else ''}"
@@ -318,7 +318,7 @@ def failed(group: Group, failure: Failure) -> WorkerError:
     return WorkerError(message + _tail(group, failure.rank), failure.traceback)
 
 
-def timed_out(group: Group, timeout: float) -> WorkerTimeoutError:
+def timed_out(group: RankGroup, timeout: float) -> WorkerTimeoutError:
     """The error for ranks that exceed the timeout, with the last lines of the first one."""
     ranks = group.unfinished
     return WorkerTimeoutError(
@@ -327,7 +327,7 @@ def timed_out(group: Group, timeout: float) -> WorkerTimeoutError:
     )
 
 
-def _tail(group: Group, rank: int) -> str:
+def _tail(group: RankGroup, rank: int) -> str:
     lines = group.console.tail(rank)
     if not lines:
         return ""

@@ -21,7 +21,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.addresses import environment
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
-from sparkkeras.runner.rank import Placement, RankMain, Script, Work, report
+from sparkkeras.runner.rank import Placement, RankMain, RankWork, Script, report
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import holding_port
@@ -71,7 +71,7 @@ class Host:
         ports: The ports on which ranks listen; ``None``: any free ones.
     """
 
-    work: Shared[Work]
+    work: Shared[RankWork]
     driver: Address
     world_size: int
     together: bool

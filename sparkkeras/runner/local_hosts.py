@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sparkkeras.data.dataset import DriverAddress, Running
 from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ConfigurationError, counted
-from sparkkeras.runner.group import Group
+from sparkkeras.runner.group import RankGroup
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import Placement, RankMain
@@ -28,7 +28,7 @@ class LocalThreads:
         gpus: The addresses of the GPUs of each rank.
     """
 
-    group: Group
+    group: RankGroup
     gpus: tuple[tuple[str, ...], ...]
 
     @property

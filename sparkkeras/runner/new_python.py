@@ -19,7 +19,7 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.errors import WorkerError
 from sparkkeras.runner.processes import spawn
 from sparkkeras.sources.tasks import task_context
-from sparkkeras.spark.connect import FILES, Failure, session_files
+from sparkkeras.spark.connect import FILES, TaskFailure, session_files
 from sparkkeras.worker import device
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True)
 class InNewPython:
-    """Runs a task without rows in a new Python, and yields its results, or a `Failure`.
+    """Runs a task without rows in a new Python, and yields its results, or a `TaskFailure`.
 
     Attributes:
         payload: The pickled task, which is unpickled there: its classes may import Keras.
@@ -52,7 +52,7 @@ class InNewPython:
             if found is not None:
                 yield from found
                 return
-        yield Failure(WorkerError.__name__, f"the Python process of a task was lost {_ATTEMPTS} times: {ended}.", "")
+        yield TaskFailure(WorkerError.__name__, f"the Python process of a task was lost {_ATTEMPTS} times: {ended}.", "")
 
     def _run(self) -> tuple[list[Any] | None, str]:
         """The results of a new process, ``None`` if it was lost, and how it has ended."""
@@ -84,7 +84,7 @@ class _Main:
             device.prepare(self.context.cores, self.context.accelerators, shared_folder=session_files())
             found = list(pickle.loads(self.payload)(self.context, iter(())))
         except Exception as error:
-            found = [Failure.of(error)]
+            found = [TaskFailure.of(error)]
         draft = self.results.with_suffix(".draft")
         draft.write_bytes(pickle.dumps(found))
         draft.replace(self.results)

@@ -28,7 +28,7 @@ from sparkkeras.worker import device
 from sparkkeras.worker.process_groups import keep_process_groups
 
 
-class Work(Protocol):
+class RankWork(Protocol):
     """What each rank does."""
 
     def __call__(self, rank: RankMain, client: RankClient) -> Any:
@@ -56,14 +56,14 @@ class DelayedWork:
     payload: bytes
 
     @classmethod
-    def of(cls, work: Work) -> DelayedWork:
+    def of(cls, work: RankWork) -> DelayedWork:
         """Pickle work."""
         return cls(pickle.dumps(work, 5))
 
     def __call__(self, rank: RankMain, client: RankClient) -> Any:
         """Set up this process, and do the work."""
         device.prepare(rank.placement.cores, shared_folder=session_files())
-        work: Work = pickle.loads(self.payload)
+        work: RankWork = pickle.loads(self.payload)
         return work(rank, client)
 
 
@@ -141,7 +141,7 @@ class RankMain:
         counts: The number of rows of each rank; ``None``: the run has no data.
     """
 
-    work: Work
+    work: RankWork
     driver: Address
     placement: Placement
     world_size: int

@@ -35,7 +35,7 @@ from sparkkeras.events import RankReported
 from sparkkeras.rpc.service import Client, Service
 from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
 from sparkkeras.runner.exchanges import ASK_DRIVER, OUT_OF_STEP, Kind, OutOfStepError, kind_of
-from sparkkeras.runner.group import Failure, Group
+from sparkkeras.runner.group import RankFailure, RankGroup
 from sparkkeras.runner.values import unpack
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class GroupService(Service):
         checkpoints: Writes what rank 0 saves; ``None``: ranks cannot save.
     """
 
-    def __init__(self, group: Group, max_value: int = VALUE_BYTES, checkpoints: RunCheckpoints | None = None) -> None:
+    def __init__(self, group: RankGroup, max_value: int = VALUE_BYTES, checkpoints: RunCheckpoints | None = None) -> None:
         of_ranks: dict[str, tuple[Callable[[int, Call], Reply | None], int]] = {
             "heartbeat": (self._heartbeat, LINES_BYTES),
             "end": (lambda rank, call: group.end(rank, call.field("how", str)), 0),
@@ -185,7 +185,7 @@ class GroupService(Service):
 
     def _fail(self, rank: int, call: Call) -> None:
         traceback = bytes(call.body).decode("utf-8", "replace")
-        self._group.fail(Failure(rank, call.field("error", str), traceback))
+        self._group.fail(RankFailure(rank, call.field("error", str), traceback))
 
 
 class GroupStoppedError(Exception):
@@ -210,7 +210,7 @@ class RankClient(Client):
         self._fields = {"rank": rank, "attempt": attempt} | ({"lease": rank} if is_host else {})
 
     def join(self, host: str, port: int) -> tuple[str, ...]:
-        """Join the group, and wait for the addresses of all ranks; see `Group.join`.
+        """Join the group, and wait for the addresses of all ranks; see `RankGroup.join`.
 
         Raises:
             GroupStoppedError: The group has been stopped, or another attempt at the rank has ended.

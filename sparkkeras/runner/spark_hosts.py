@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SparkTasks:
+class SparkLauncher:
     """Runs each host in a task of one Spark job: a `sparkkeras.runner.groups.Hosts`.
 
     Attributes:
@@ -91,7 +91,7 @@ class RankTask:
 
     Attributes:
         host: Runs the process of the rank.
-        forks: See `SparkTasks`.
+        forks: See `SparkLauncher`.
         cores: The CPU cores of a task.
         use_gpu: Whether the process may use the GPUs of the task.
         is_local: Whether all tasks run on the driver's machine.

@@ -17,14 +17,14 @@ from sparkkeras.events import EventListener, Events, RunStarted
 from sparkkeras.rpc.options import check_seconds
 from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.data import source_of, stored_on_driver, stored_on_workers
-from sparkkeras.runner.group import Group
+from sparkkeras.runner.group import RankGroup
 from sparkkeras.runner.groups import Ranks, RowsMissingError, run_group
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
-from sparkkeras.runner.rank import FunctionCall, Script, Work
+from sparkkeras.runner.rank import FunctionCall, RankWork, Script
 from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
 from sparkkeras.runner.run_checkpoints import RunCheckpoints
-from sparkkeras.runner.spark_hosts import SparkTasks
+from sparkkeras.runner.spark_hosts import SparkLauncher
 from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import RemoteFrameSource, Source
@@ -174,14 +174,14 @@ class SparkRunner:
 
     def _run(
         self,
-        work: Work,
+        work: RankWork,
         source: Source | None,
         timeout: float | None,
         checkpoints: RunCheckpoints | None,
         events: Events,
         moves_rows: bool = False,
     ) -> list[Any]:
-        group = Group(self.num_workers, together=self.barrier)
+        group = RankGroup(self.num_workers, together=self.barrier)
         session = None if self.local_mode else _remote_session(source)
         with ExitStack() as stack:
             if self.local_mode:
@@ -195,12 +195,12 @@ class SparkRunner:
                 *(group, ranks, timeout), port=self.port, checkpoints=checkpoints, events=events, verbose=self.verbose
             )
 
-    def _on_driver(self, stack: ExitStack, group: Group, work: Work, source: Source | None) -> Ranks:
+    def _on_driver(self, stack: ExitStack, group: RankGroup, work: RankWork, source: Source | None) -> Ranks:
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
         parts = Parts() if source is None else stack.enter_context(stored_on_driver(source, self.num_workers))
         return Ranks(LocalThreads(group, gpus), LocalShared(work), parts)
 
-    def _on_cluster(self, stack: ExitStack, work: Work, source: Source | None, moves_rows: bool) -> Ranks:
+    def _on_cluster(self, stack: ExitStack, work: RankWork, source: Source | None, moves_rows: bool) -> Ranks:
         cluster = Cluster(active_context(_WITHOUT_SPARK), forking_environment)
         self._check(cluster, cluster.context.getConf())
         forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
@@ -208,14 +208,14 @@ class SparkRunner:
             work = work.with_source()
         everywhere = moves_rows or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
         parts = self._stored(stack, source, everywhere)
-        tasks = SparkTasks(cluster, forks, self.use_gpu, self.gpus_per_worker)
+        tasks = SparkLauncher(cluster, forks, self.use_gpu, self.gpus_per_worker)
         return Ranks(tasks, stack.enter_context(cluster.share(work)), parts)
 
     def _on_connect(
         self,
         stack: ExitStack,
         session: SparkSession,
-        work: Work,
+        work: RankWork,
         source: Source | None,
         moves_rows: bool,
         spare_slots: int,

@@ -11,10 +11,10 @@ from typing import Any
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, CustomObjectError, StorageError, nearest_name
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.runner.rank import FunctionCall, Script, Work
+from sparkkeras.runner.rank import FunctionCall, RankWork, Script
 
 
-def work_of(function_or_file: Any, args: tuple[Any, ...], kwargs: dict[str, Any], others: Sequence[str] = ()) -> Work:
+def work_of(function_or_file: Any, args: tuple[Any, ...], kwargs: dict[str, Any], others: Sequence[str] = ()) -> RankWork:
     """The work of each rank; see `SparkRunner.run`.
 
     Args:

@@ -37,7 +37,7 @@ from sparkkeras.sources.tasks import (
     OpenFiles,
     Pass,
     SharedRows,
-    Store,
+    StoreRows,
     Sweep,
     repaired,
 )
@@ -46,9 +46,9 @@ from sparkkeras.spark.connect import (
     INLINE_BYTES,
     RESULT,
     CapturesErrors,
-    Failure,
     RemoteCluster,
     RemoteRunning,
+    TaskFailure,
     active_remote_session,
     disable_plan_cache,
     pack_cells,
@@ -177,7 +177,7 @@ class RemoteDataset:
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
         """The handles of some partitions, or of all (``None``); computing a handle writes the files of its partition."""
         wanted = None if partitions is None else frozenset(partitions)
-        return _results(self.frame, OverBlocks(self.read, CapturesErrors(_Only(Store(name), wanted))))
+        return _results(self.frame, OverBlocks(self.read, CapturesErrors(_Only(StoreRows(name), wanted))))
 
 
 @dataclass(frozen=True)
@@ -440,9 +440,9 @@ class Numbered:
     call: Callable[[int, Iterable[Any]], Iterable[Any]]
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``(partition, result)`` pairs; a `Failure` is passed on unchanged."""
+        """Yield ``(partition, result)`` pairs; a `TaskFailure` is passed on unchanged."""
         for result in self.call(partition, rows):
-            yield result if isinstance(result, Failure) else (partition, result)
+            yield result if isinstance(result, TaskFailure) else (partition, result)
 
 
 @dataclass(frozen=True)
@@ -461,7 +461,7 @@ class _Only:
 
 
 _NOT_SPLIT = -1
-"""The index of results that are not split into pieces: `Missing` and `Failure`."""
+"""The index of results that are not split into pieces: `Missing` and `TaskFailure`."""
 
 
 @dataclass(frozen=True)
@@ -481,7 +481,7 @@ class InPieces:
 
         partition = pa.array([current_partition()])
         for result in self.call(batches):
-            unsplit = isinstance(result, (Missing, Failure))
+            unsplit = isinstance(result, (Missing, TaskFailure))
             pieces = [result] if unsplit else self.merging.split(result, self.max_bytes)
             for index, piece in enumerate(pieces, _NOT_SPLIT if unsplit else 0):
                 cell = pa.array([pickle.dumps(piece, 5)], pa.binary())

@@ -90,7 +90,7 @@ def kept(dataset: SparkDataset, number: int) -> Iterator[KeptRows]:
     from pyspark import StorageLevel
 
     cluster = dataset.cluster
-    pieces = dataset.blocks.map(cluster, ReportsProblems(_Cut(number)), training=False)
+    pieces = dataset.blocks.map(cluster, ReportsProblems(_CutPieces(number)), training=False)
     pieces.persist(StorageLevel.DISK_ONLY)
     try:
         found: Any = cluster.collect(pieces.mapPartitionsWithIndex(_describe))
@@ -144,7 +144,7 @@ def copied(rows: Sequence[KeptRows], num_partitions: int) -> Iterator[CopiedData
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _CutPieces:
     """Cuts the blocks of a partition into pieces."""
 
     number: int

@@ -67,7 +67,7 @@ class FrameBlocks:
                 rdd = results.rdd
         except Exception as error:
             raise translated(error) from error
-        return RDD(rdd._jrdd, rdd.ctx, _Results())
+        return RDD(rdd._jrdd, rdd.ctx, _Unpickled())
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class OverBatches:
             yield pa.record_batch([pa.array([pickle.dumps(result, 5)], pa.binary())], ["result"])
 
 
-class _Results(Serializer):
+class _Unpickled(Serializer):
     """Unpickles the results of `OverBatches` from the rows that Spark passes to Python."""
 
     def load_stream(self, stream: Any) -> Iterator[Any]:

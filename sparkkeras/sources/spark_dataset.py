@@ -48,9 +48,9 @@ from sparkkeras.sources.tasks import (
     PiecesByRank,
     ReportsProblems,
     SharedRows,
-    Store,
     StoreAndRun,
     StorePieces,
+    StoreRows,
     Sweep,
     ThroughFiles,
     by_index,
@@ -147,7 +147,7 @@ class SparkDataset:
         from pyspark import StorageLevel
 
         name = f"sparkkeras-{uuid.uuid4().hex}"
-        handles = self.blocks.map(self.cluster, ReportsProblems(Store(name)), training=False)
+        handles = self.blocks.map(self.cluster, ReportsProblems(StoreRows(name)), training=False)
         handles.persist(StorageLevel.MEMORY_AND_DISK)
         found: tuple[Handle, ...] = ()
         try:

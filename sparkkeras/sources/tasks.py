@@ -226,7 +226,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreRows:
     """Write a partition's blocks to files and yield the handle."""
 
     name: str

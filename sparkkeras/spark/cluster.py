@@ -338,17 +338,17 @@ def running_tasks(context: SparkContext, tag: str | None = None) -> int:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _ContextSettings:
     task_cores: int
     max_result_bytes: int
 
 
 _kept: dict[SparkContext, dict[bytes, Shared[Any]]] = {}
 _kept_lock = threading.Lock()
-_settings: weakref.WeakKeyDictionary[SparkContext, _Settings] = weakref.WeakKeyDictionary()
+_settings: weakref.WeakKeyDictionary[SparkContext, _ContextSettings] = weakref.WeakKeyDictionary()
 
 
-def _settings_of(context: SparkContext) -> _Settings:
+def _settings_of(context: SparkContext) -> _ContextSettings:
     """The settings of a context, cached because reading its configuration takes milliseconds."""
     if context not in _settings:
         conf = context.getConf()
@@ -356,7 +356,7 @@ def _settings_of(context: SparkContext) -> _Settings:
         size = jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(
             conf.get("spark.driver.maxResultSize", _DEFAULT_RESULT_SIZE)
         )
-        _settings[context] = _Settings(int(conf.get("spark.task.cpus", "1") or 1), int(size))
+        _settings[context] = _ContextSettings(int(conf.get("spark.task.cpus", "1") or 1), int(size))
     return _settings[context]
 
 

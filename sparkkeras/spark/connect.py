@@ -167,7 +167,7 @@ class RemoteCluster:
         except Exception as error:
             raise translated(error) from error
         for item in found:
-            if isinstance(item, Failure):
+            if isinstance(item, TaskFailure):
                 raise item.error()
         return found
 
@@ -275,7 +275,7 @@ def session_files() -> str:
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """The error of a task. It is returned as a result, because Connect truncates long error messages."""
 
     kind: str
@@ -283,7 +283,7 @@ class Failure:
     traceback: str
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception) -> TaskFailure:
         """Describe an exception that is being handled."""
         return cls(type(error).__name__, str(error), traceback.format_exc())
 
@@ -297,7 +297,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class CapturesErrors:
-    """Calls a function on a partition, and yields its error, if any, as a `Failure`."""
+    """Calls a function on a partition, and yields its error, if any, as a `TaskFailure`."""
 
     call: Callable[[int, Iterable[Any]], Iterable[Any]]
 
@@ -306,7 +306,7 @@ class CapturesErrors:
         try:
             yield from self.call(partition, rows)
         except Exception as error:
-            yield Failure.of(error)
+            yield TaskFailure.of(error)
 
 
 @dataclass(frozen=True)

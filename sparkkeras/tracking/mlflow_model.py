@@ -123,7 +123,7 @@ def signature_of(model: keras.Model, input_example: Any = None) -> Any:
 
 
 def example_of(model: keras.Model) -> Any:
-    """One row of zeros (empty strings for text), as `Scorer` takes it; ``None`` if the inputs are unknown."""
+    """One row of zeros (empty strings for text), as `MLflowScorer` takes it; ``None`` if the inputs are unknown."""
     arrays = {
         name: np.full((1, *(size or 1 for size in shape)), "" if dtype == "string" else 0, _array_type(dtype))
         for name, (dtype, shape) in _inputs(model).items()
@@ -270,7 +270,7 @@ def _save(
         mlflow_model.save(str(Path(path, "MLmodel")))
 
 
-class Scorer:
+class MLflowScorer:
     """What MLflow's ``pyfunc`` calls to predict.
 
     Args:
@@ -318,8 +318,8 @@ def _per_row(values: Array) -> Array:
     return values[:, 0] if values.shape[1:] == (1,) else values
 
 
-def _load_pyfunc(path: str) -> Scorer:
+def _load_pyfunc(path: str) -> MLflowScorer:
     """Load a model for MLflow, which calls this function by its name."""
     folder = Path(path) / _FOLDER
     objects = pickle.loads((folder / _CUSTOM).read_bytes())
-    return Scorer(load_bytes((folder / "model.keras").read_bytes(), objects, safe_mode=False))
+    return MLflowScorer(load_bytes((folder / "model.keras").read_bytes(), objects, safe_mode=False))

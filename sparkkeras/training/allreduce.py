@@ -45,7 +45,7 @@ from sparkkeras.modeling.reductions import check_mean_over_rows, check_without_m
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.rpc.addresses import split_address
-from sparkkeras.runner.group import Group
+from sparkkeras.runner.group import RankGroup
 from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.requirements import active_settings, check_static_allocation
@@ -141,7 +141,7 @@ class EpochAnswer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RankPlan:
     """The settings that all ranks share.
 
     Attributes:
@@ -206,7 +206,7 @@ class TrainInStep:
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
     options: Shared[FitOptions]
-    plan: Plan
+    plan: RankPlan
     validation: ValidationPlan | None
 
     def __call__(self, rank: RankMain, client: RankClient) -> None:
@@ -279,7 +279,7 @@ class _RankRows:
     partitions: tuple[tuple[int, Block | BlockStream], ...]
 
     @classmethod
-    def open(cls, plan: Plan, rank: int, parts: Sequence[Rows], stack: ExitStack) -> _RankRows:
+    def open(cls, plan: RankPlan, rank: int, parts: Sequence[Rows], stack: ExitStack) -> _RankRows:
         """Open the parts of a rank. Several blocks are joined in a file, which the stack removes."""
         empty = plan.spec.zeros()[:0]
         opened = [part if isinstance(part, WorkerBatches) else part.open() or empty for part in parts]
@@ -354,7 +354,7 @@ class AllReduceStrategy:
         epochs = range(job.recorder.begin(job, callbacks), job.epochs)
         if epochs:
             callbacks.on_epoch_begin(epochs.start)
-            _Training(job, dataset, callbacks, epochs).run()
+            _RankTraining(job, dataset, callbacks, epochs).run()
         if job.model.optimizer is not None and job.epochs > job.initial_epoch:
             job.model.optimizer.finalize_variable_values(job.model.trainable_weights)
         callbacks.on_train_end()
@@ -422,7 +422,7 @@ def _is_loss(error: WorkerError) -> bool:
     return not error.worker_traceback or "PeerLostError" in _reason(error)
 
 
-class _Training:
+class _RankTraining:
     """The driver's side of one run. Only `_size` and `_train` use Spark."""
 
     def __init__(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks, epochs: range) -> None:
@@ -501,7 +501,7 @@ class _Training:
         """The number of ranks that can run now."""
         return self._hosts.size()
 
-    def _train(self, plan: Plan, moves_rows: bool) -> WorkerError | None:
+    def _train(self, plan: RankPlan, moves_rows: bool) -> WorkerError | None:
         """Run a group of ranks; see `_start`.
 
         After an error, contexts do not remove shared values: with Spark Connect, that query would have the rows of a lost
@@ -522,7 +522,7 @@ class _Training:
                 self._started = time.perf_counter()
                 largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
                 try:
-                    run_group(Group(size), ranks, answer=self._answer, port=job.server.port, max_value=largest)
+                    run_group(RankGroup(size), ranks, answer=self._answer, port=job.server.port, max_value=largest)
                 except WorkerError as error:
                     failure = error
                     raise
@@ -531,7 +531,7 @@ class _Training:
                 raise
         return failure
 
-    def _planned(self, size: int) -> Plan:
+    def _planned(self, size: int) -> RankPlan:
         job, number = self._job, self._dataset.num_partitions
         spec = common_spec(self._dataset.handles)
         assert spec is not None, "there are rows"
@@ -540,7 +540,7 @@ class _Training:
         if window is not None:
             most = max(sum(job.split.train[part] or 0 for part in parts) for parts in partitions)
             batches = min(batches, -(-most // job.options.batch_size))
-        return Plan(
+        return RankPlan(
             epochs=self._epochs,
             partitions=partitions,
             rows=job.split.train,

@@ -13,9 +13,9 @@ from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.groups import Ranks
 from sparkkeras.runner.hosts import Parts
-from sparkkeras.runner.rank import DelayedWork, Work
+from sparkkeras.runner.rank import DelayedWork, RankWork
 from sparkkeras.runner.requirements import checkpoints_need_slot, registered_slots
-from sparkkeras.runner.spark_hosts import SparkTasks
+from sparkkeras.runner.spark_hosts import SparkLauncher
 from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset, OpenedRemoteReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
@@ -71,7 +71,7 @@ class RankHosts(Protocol):
         """The number of ranks that can run now."""
         ...
 
-    def ranks(self, work: Work, size: int, moves_rows: bool) -> AbstractContextManager[Ranks]:
+    def ranks(self, work: RankWork, size: int, moves_rows: bool) -> AbstractContextManager[Ranks]:
         """The ranks, with their rows of the dataset.
 
         Args:
@@ -103,7 +103,7 @@ class SparkHosts:
         return max(1, min(count, registered_slots(self.cluster, count, SLOTS_SECONDS)))
 
     @contextmanager
-    def ranks(self, work: Work, size: int, moves_rows: bool) -> Iterator[Ranks]:
+    def ranks(self, work: RankWork, size: int, moves_rows: bool) -> Iterator[Ranks]:
         """See `RankHosts.ranks`: the rows are sent to other workers if these do not have them."""
         dataset, cluster = self.dataset, self.cluster
         with ExitStack() as stack:
@@ -114,7 +114,7 @@ class SparkHosts:
                 parts = Parts(tuple(rows[rank::size] for rank in range(size)))
             else:
                 parts = Parts(handles=stack.enter_context(dataset.in_place(size)))
-            yield Ranks(SparkTasks(cluster, forks=True, use_gpu=True), DelayedValue(work), parts)
+            yield Ranks(SparkLauncher(cluster, forks=True, use_gpu=True), DelayedValue(work), parts)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ConnectHosts:
         return count
 
     @contextmanager
-    def ranks(self, work: Work, size: int, moves_rows: bool) -> Iterator[Ranks]:
+    def ranks(self, work: RankWork, size: int, moves_rows: bool) -> Iterator[Ranks]:
         """See `RankHosts.ranks`: lost files are written again."""
         dataset, cluster = self.dataset, self.dataset.cluster
         if isinstance(dataset, OpenedRemoteReaderDataset):

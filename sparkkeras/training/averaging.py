@@ -57,7 +57,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeMeans:
     """Averages means, each weighted by its rows. It keeps their order, so that the result is bit-identical each time."""
 
     def __call__(self, means: Sequence[Mean]) -> Mean:
@@ -91,7 +91,7 @@ class Merge:
         )
 
 
-merge = Merge()
+merge = MergeMeans()
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.saved_progress import EpochRecord, TrainingProgress
-from sparkkeras.training.saved_run import Rows, SavedRun, Work, data_of
+from sparkkeras.training.saved_run import SavedRun, Work, WorkerRows, data_of
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.training.termination import Termination, termination
 from sparkkeras.weights import Array
@@ -131,7 +131,7 @@ class CheckpointRecorder:
                 f"Checkpoint(every={self.every_steps}): data is a function that reads batches, so the steps of an epoch are "
                 'not known in advance. Use every="epoch", and steps_per_epoch= for shorter epochs.'
             )
-        self._data, self._rows = data_of(job, dataset), Rows.of(job, dataset)
+        self._data, self._rows = data_of(job, dataset), WorkerRows.of(job, dataset)
         saved = self.saved
         if not self.is_complete(job.epochs):
             self._store.check_writable()

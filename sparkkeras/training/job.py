@@ -42,7 +42,7 @@ class Validation:
 
 
 @dataclass
-class Server:
+class ServerSettings:
     """The parameter server of a training run.
 
     Attributes:
@@ -65,7 +65,7 @@ class Coordination:
     frequency: str | int = "epoch"
     rule: UpdateRule = field(default_factory=Average)
     rule_state: State = field(default_factory=dict)
-    server: Server = field(default_factory=Server)
+    server: ServerSettings = field(default_factory=ServerSettings)
     gradient_dtype: str | None = None
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Job:
     options: FitOptions
     steps_per_epoch: int | None = None
     validation: Validation | None = None
-    server: Server = field(default_factory=Server)
+    server: ServerSettings = field(default_factory=ServerSettings)
     gradient_dtype: str | None = None
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)

@@ -22,7 +22,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.saved_progress import pack_state, unpack_state
-from sparkkeras.training.saved_run import Rates, Rows, initial_rate, known_rates
+from sparkkeras.training.saved_run import Rates, WorkerRows, initial_rate, known_rates
 
 _MEMBER = re.compile("member-[0-9]{5,}")
 
@@ -108,7 +108,7 @@ class MemberCheckpoints:
     def begin(
         self,
         data: Mapping[str, Any],
-        rows: Rows,
+        rows: WorkerRows,
         members: Sequence[keras.Model],
         seed: tuple[int, int],
     ) -> None:

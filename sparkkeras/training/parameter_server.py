@@ -48,7 +48,7 @@ from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
-from sparkkeras.training.parameter_server_worker import OptimizerVariables, Plan, TrainTask, merge
+from sparkkeras.training.parameter_server_worker import OptimizerVariables, TrainTask, WorkerPlan, merge
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import add_histories, gathered
 from sparkkeras.training.worker_validation import validation_plan
@@ -81,12 +81,12 @@ class ParameterServerStrategy:
         if epochs:
             callbacks.on_epoch_begin(epochs.start)
         if epochs or job.recorder.workers is not None:
-            _Training(job, driver_dataset(dataset, NO_DRIVER), callbacks, epochs, self._locked, settings).run()
+            _ServedTraining(job, driver_dataset(dataset, NO_DRIVER), callbacks, epochs, self._locked, settings).run()
         callbacks.on_train_end()
         job.recorder.end()
 
 
-class _Training:
+class _ServedTraining:
     """The driver's side of one run; ``settings`` are those before the callbacks at the beginning of the first epoch."""
 
     def __init__(
@@ -134,7 +134,7 @@ class _Training:
         self._service = ParameterService(self._store, self._ledger, self._payload_format, self._cuts)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
         self._iterations = tuple(iterations(job.model))
-        self._pace = _Pace()
+        self._pace = _Speed()
         self._takeovers = 0
         self._warned = False
         self._epoch = epochs.start
@@ -433,10 +433,10 @@ class _Training:
             validating = {worker for worker, (start, stop) in enumerate(job.validation.spans) if stop > start}
         return {worker: PartitionPlan(batches, worker in validating) for worker, batches in shares.items()}
 
-    def _plan(self, address: Address) -> Plan:
+    def _plan(self, address: Address) -> WorkerPlan:
         job = self._job
         assert isinstance(job.rule, AsynchronousRule)
-        return Plan(
+        return WorkerPlan(
             epochs=self._epochs,
             rows=job.split.train,
             batches=tuple(job.batches_of(worker) for worker in range(len(job.split.train))),
@@ -475,7 +475,7 @@ class _Repair:
             self.ledger.wake()
 
 
-class _Pace:
+class _Speed:
     """The speed of training."""
 
     def __init__(self) -> None:

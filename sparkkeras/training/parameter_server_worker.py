@@ -30,7 +30,7 @@ from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """The settings that all tasks of a run share.
 
     Attributes:
@@ -67,7 +67,7 @@ class OptimizerVariables:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeOptimizers:
     """The mean of the workers' optimizer variables, weighted by rows: a `Merging`."""
 
     def __call__(self, workers: Sequence[OptimizerVariables]) -> OptimizerVariables:
@@ -86,7 +86,7 @@ class Merge:
         return OptimizerVariables(pieces[0].rows, Flat.join([piece.optimizer for piece in pieces]))
 
 
-merge = Merge()
+merge = MergeOptimizers()
 
 
 class WorkerExchange:
@@ -98,7 +98,7 @@ class WorkerExchange:
         before: The metric state of the epoch that earlier attempts have pushed.
     """
 
-    def __init__(self, plan: Plan, client: ParameterClient, times_set: int) -> None:
+    def __init__(self, plan: WorkerPlan, client: ParameterClient, times_set: int) -> None:
         self.every = plan.every
         self._plan, self._client, self._rule = plan, client, plan.rule.load()
         self._times_set = times_set
@@ -188,7 +188,7 @@ class TrainTask:
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
     options: Shared[FitOptions]
-    plan: Plan
+    plan: WorkerPlan
     validation: ValidationPlan | None
     optimizers: Mapping[int, Shared[bytes]] = field(default_factory=dict)
 
@@ -212,7 +212,7 @@ class TrainTask:
                     part = next(rows, None)
                     if part is None:
                         raise DataError(_FEWER.format(worker=context.worker))
-                    run = _Run(self, context, client, part, resumed)
+                    run = _Attempt(self, context, client, part, resumed)
                     run.train()
                     if resumed.epoch < self.plan.epochs.stop:
                         yield OptimizerVariables(run.rows, run.state.optimizer)
@@ -234,7 +234,7 @@ _FEWER = (
 )
 
 
-class _Run:
+class _Attempt:
     """One attempt to train the epochs of a worker.
 
     Attributes:

@@ -73,7 +73,7 @@ def known_rates(stored: Rates, now: Rates) -> tuple[Rates, Rates]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class WorkerRows:
     """The rows of each worker.
 
     Attributes:
@@ -87,7 +87,7 @@ class Rows:
     repeat: bool = False
 
     @classmethod
-    def of(cls, job: Job, dataset: StoredDataset) -> Rows:
+    def of(cls, job: Job, dataset: StoredDataset) -> WorkerRows:
         """The rows of a dataset, as a job splits them."""
         return cls(list(job.split.train), [handle.checksum for handle in dataset.handles], job.options.shuffle == "global")
 
@@ -168,11 +168,11 @@ class SavedRun:
         checksums = values.get("checksums", [])
         return cls(stored.name, progress, work, **others, checksums=checksums, model=stored.model)
 
-    def has_rows_of(self, now: Rows) -> bool:
+    def has_rows_of(self, now: WorkerRows) -> bool:
         """Whether each worker has the same rows in the same order, as far as that is known."""
         return self.partitions == now.counts and not self.has_changed_rows(now)
 
-    def has_changed_rows(self, now: Rows) -> bool:
+    def has_changed_rows(self, now: WorkerRows) -> bool:
         """Whether workers have as many rows as before, but others, or in another order."""
         return self.partitions == now.counts and now.differ_from(self.checksums)
 

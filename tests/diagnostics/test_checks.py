@@ -384,12 +384,12 @@ def test_a_diagnosis_counts_prints_and_becomes_json():
 )
 def test_a_server_is_reached_if_it_sends_its_token(host, shown):
     with inspection.serving(host, (0,), "token") as port:
-        assert inspection.unreached(inspection.Server(host, port, "token")) == ""
-        other = inspection.unreached(inspection.Server(host, port, "another"))
+        assert inspection.unreached(inspection.TokenServer(host, port, "token")) == ""
+        other = inspection.unreached(inspection.TokenServer(host, port, "another"))
         assert other == f"{shown}:{port} (another server answers there)"
         with ThreadPoolExecutor(1) as pool:
             assert inspection.unreached_executors([(host, port)], pool) == []
-    assert "refused" in inspection.unreached(inspection.Server(host, port, "token"))
+    assert "refused" in inspection.unreached(inspection.TokenServer(host, port, "token"))
     with ThreadPoolExecutor(1) as pool:
         assert inspection.unreached_executors([(host, port)], pool) == [f"{shown}:{port} (Connection refused)"]
 

@@ -235,9 +235,9 @@ class CutOff(keras.callbacks.Callback):
         self.mark, self.at = mark, 0.0
 
     def on_epoch_end(self, epoch, logs=None):
-        from sparkkeras.rpc.acceptor import _Acceptor
+        from sparkkeras.rpc.acceptor import _ConnectionAcceptor
 
-        acceptors = [each for each in gc.get_objects() if isinstance(each, _Acceptor)]
+        acceptors = [each for each in gc.get_objects() if isinstance(each, _ConnectionAcceptor)]
         (server,) = [each for each in acceptors if each._listener.fileno() != -1]
         server._listener.close()
         for connection in server._threads.values():
@@ -275,7 +275,7 @@ def test_a_server_that_does_not_respond_is_reported(sc, tmp_path, witness, monke
     trained.fit(data, verbose=0)  # the workers have loaded Keras and traced the model
     end = CutOff(mark) if fault == "gone" else Hang(mark, witness)
     failed = []
-    ending = parameter_server._Training._end
+    ending = parameter_server._ServedTraining._end
 
     def noted(training):
         failed.append(time.monotonic())
@@ -284,7 +284,7 @@ def test_a_server_that_does_not_respond_is_reported(sc, tmp_path, witness, monke
             witness.hold = None
         ending(training)
 
-    monkeypatch.setattr(parameter_server._Training, "_end", noted)
+    monkeypatch.setattr(parameter_server._ServedTraining, "_end", noted)
     with pytest.raises(DriverConnectionError, match=r"received no reply from the driver at .* for 3 seconds"):
         trained.fit(data, epochs=4, verbose=0, callbacks=[end], worker_callbacks=[WaitForMark(1, mark)])
     report(transport, fault, f"{failed[0] - end.at:.1f} s for two attempts, {time.monotonic() - failed[0]:.1f} s to tidy up")

@@ -182,7 +182,7 @@ def test_too_many_connections_are_closed(served):
 
 
 def test_a_slow_viewer_is_disconnected(served, messages, monkeypatch):
-    monkeypatch.setattr(server._Handler, "timeout", 0.3)
+    monkeypatch.setattr(server._PageHandler, "timeout", 0.3)
     messages.add({"large": "x" * 30_000_000})
     with closing(connect(served)) as slow:
         slow.sendall(f"GET /{served.token}/messages?after=0 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -195,7 +195,7 @@ def test_a_slow_viewer_is_disconnected(served, messages, monkeypatch):
 
 
 def test_a_silent_client_is_disconnected(served, monkeypatch):
-    monkeypatch.setattr(server._Handler, "timeout", 0.3)
+    monkeypatch.setattr(server._PageHandler, "timeout", 0.3)
     with closing(connect(served)) as silent:
         assert silent.recv(1) == b""
 

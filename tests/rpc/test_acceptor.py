@@ -206,7 +206,7 @@ def test_connections_that_arrive_when_the_server_stops_are_closed(ticks):
     """Whatever the event loop is doing then."""
 
     async def stop_while_accepting():
-        server = acceptor._Acceptor(listener, lambda data, before: 1, lambda *_: None)
+        server = acceptor._ConnectionAcceptor(listener, lambda data, before: 1, lambda *_: None)
         task = asyncio.create_task(server.accept())
         await asyncio.sleep(0.01)
         clients.append(socket.create_connection(listener.getsockname()))

@@ -4,7 +4,7 @@ import pytest
 
 from sparkkeras.events import Events, OutputWritten, RankChanged, RankReported
 from sparkkeras.runner.display import Display
-from sparkkeras.runner.group import Group
+from sparkkeras.runner.group import RankGroup
 from tests.terminals import Terminal, manual_clock, write_to
 
 
@@ -29,7 +29,7 @@ def heard():
 
 @pytest.fixture
 def group(clock):
-    group = Group(2, clock=lambda: clock.now)
+    group = RankGroup(2, clock=lambda: clock.now)
     for rank in range(2):
         group.join(rank, 0, f"host{rank}", 1)
     return group
@@ -97,7 +97,7 @@ def test_without_a_line_only_output_is_written(group, clock, terminal):
 
 
 def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
-    group = Group(2, together=False)
+    group = RankGroup(2, together=False)
     display = Display(group, Events([heard]), 2)
     for attempt, host in ((1, "a"), (2, "b"), (3, "b")):
         group.join(0, attempt, host, 0)

@@ -7,7 +7,7 @@ import pytest
 from sparkkeras.rpc.transport import Call
 from sparkkeras.runner import group as group_module
 from sparkkeras.runner.exchanges import ASK_DRIVER, BARRIER, Kind, OutOfStepError
-from sparkkeras.runner.group import Failure, Group, Result
+from sparkkeras.runner.group import RankFailure, RankGroup, Result
 from sparkkeras.runner.service import GroupService
 
 
@@ -26,7 +26,7 @@ def clock():
 @pytest.fixture
 def group(clock):
     """Two ranks that have joined."""
-    group = Group(2, clock=clock)
+    group = RankGroup(2, clock=clock)
     assert group.join(0, 7, "a", 1) is None
     assert group.join(1, 8, "::1", 2) == group.join(0, 7, "a", 1) == ("a:1", "[::1]:2")
     return group
@@ -42,23 +42,23 @@ def test_time_counts_from_the_start_of_the_last_rank(group, clock):
 
 
 def test_the_first_failure_counts(group, clock):
-    group.fail(Failure(1, "ValueError: one"))
-    group.fail(Failure(0, "ValueError: two"))
+    group.fail(RankFailure(1, "ValueError: one"))
+    group.fail(RankFailure(0, "ValueError: two"))
     assert group.failure() is None
     clock.now += group_module.SETTLE_SECONDS
-    assert group.failure() == Failure(1, "ValueError: one")
+    assert group.failure() == RankFailure(1, "ValueError: one")
 
 
 def test_a_rank_that_died_is_the_cause_of_errors_before(group):
-    group.fail(Failure(0, "RuntimeError: connection closed by peer"))
+    group.fail(RankFailure(0, "RuntimeError: connection closed by peer"))
     group.end(0, "its process ended with the exit code 1")
     group.end(1, "killed")
-    assert group.failure() == Failure(1, "killed", is_death=True)
+    assert group.failure() == RankFailure(1, "killed", is_death=True)
 
 
 def test_what_fails_while_the_group_stops_does_not_count(group):
     group.stop()
-    group.fail(Failure(0, "RuntimeError"))
+    group.fail(RankFailure(0, "RuntimeError"))
     group.end(0, "killed")
     group.end(1, "killed")
     assert group.failure() is None
@@ -113,7 +113,7 @@ def test_ranks_that_spark_starts_again_have_failed_and_do_not_run_twice(group, c
     assert group.join(1, 10, "b", 4) is None
     assert group.join(0, 9, "a", 3) is None
     clock.now += group_module.SETTLE_SECONDS
-    assert group.failure() == Failure(1, "its worker died, or lost the connection to the driver", is_death=True)
+    assert group.failure() == RankFailure(1, "its worker died, or lost the connection to the driver", is_death=True)
 
 
 def test_a_silent_worker_is_lost(group, clock):
@@ -153,7 +153,7 @@ def test_a_group_has_ended_with_its_last_host(group):
 
 
 def test_independent_ranks_may_start_again(clock):
-    group = Group(2, together=False, clock=clock)
+    group = RankGroup(2, together=False, clock=clock)
     assert group.join(0, 1, "a", 0) == ()
     group.start(0)
     group.disconnect(0)
@@ -167,7 +167,7 @@ def test_independent_ranks_may_start_again(clock):
 
 def test_a_second_attempt_does_not_replace_one_that_runs(clock):
     """With spark.speculation=true, Spark starts slow tasks a second time, and ends those that come in second."""
-    group = Group(2, together=False, clock=clock)
+    group = RankGroup(2, together=False, clock=clock)
     service = GroupService(group)
 
     def join(rank, attempt):
@@ -205,10 +205,10 @@ def test_results_arrive_in_pieces_and_in_aligned_memory():
         result.write(0, 4, memoryview(b"no"))
 
 
-PEER = Failure(0, "sparkkeras.worker.collectives.group.PeerLostError: the process of rank 1 does not answer")
-ABORT = Failure(0, "its process was killed by SIGABRT", is_death=True)
-KILL = Failure(1, "its process was killed by SIGKILL", is_death=True)
-RAISED = Failure(1, "ValueError: on purpose")
+PEER = RankFailure(0, "sparkkeras.worker.collectives.group.PeerLostError: the process of rank 1 does not answer")
+ABORT = RankFailure(0, "its process was killed by SIGABRT", is_death=True)
+KILL = RankFailure(1, "its process was killed by SIGKILL", is_death=True)
+RAISED = RankFailure(1, "ValueError: on purpose")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ RAISED = Failure(1, "ValueError: on purpose")
     ],
 )
 def test_consequences_of_a_failure_are_not_its_cause(reported, cause):
-    group = Group(2)
+    group = RankGroup(2)
     for failure in reported:
         group.fail(failure)
     assert group.failure(is_final=True) == cause

@@ -12,7 +12,7 @@ from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ClusterError, DriverConnectionError, StorageError, WorkerError
 from sparkkeras.runner import groups
-from sparkkeras.runner.group import _LOST, Failure, Group
+from sparkkeras.runner.group import _LOST, RankFailure, RankGroup
 from sparkkeras.runner.groups import Ranks, failed, run_group
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.rank import Placement
@@ -54,13 +54,13 @@ class Tasks:
 @pytest.fixture
 def group(monkeypatch):
     monkeypatch.setattr(groups, "STOP_SECONDS", (0.05, 0.05))
-    group = Group(1)
+    group = RankGroup(1)
     group.join(0, 1, "host", 1)
     return group
 
 
 def test_tasks_that_do_not_end_are_cancelled_and_that_is_not_the_cause(group):
-    group.fail(Failure(0, "ValueError: on purpose"))
+    group.fail(RankFailure(0, "ValueError: on purpose"))
     tasks = Tasks()
     with pytest.raises(WorkerError, match="ValueError: on purpose"):
         run_group(group, ranks(lambda address: tasks))
@@ -103,7 +103,7 @@ def test_hosts_that_lose_the_driver_explain_nothing_once_all_ranks_have_started(
 
 
 def test_an_error_of_the_task_does_not_hide_that_of_the_function(group):
-    group.fail(Failure(0, "ValueError: on purpose"))
+    group.fail(RankFailure(0, "ValueError: on purpose"))
     group.end(0, "exit code 1")
     with pytest.raises(WorkerError, match="ValueError: on purpose"):
         run_group(group, ranks(lambda address: Tasks(True, StorageError("no space left"))))
@@ -122,7 +122,7 @@ def test_an_error_of_a_worker_is_the_cause_although_spark_starts_the_rank_again(
         return LocalRunning(run)
 
     with pytest.raises(WorkerError, match=r"rank 0 of 1 failed: OSError: no space left\. The traceback"):
-        run_group(Group(1), ranks(start))
+        run_group(RankGroup(1), ranks(start))
 
 
 class Fails:
@@ -132,14 +132,14 @@ class Fails:
 
 
 def test_a_lost_worker_of_independent_ranks_is_not_replaced_on_this_machine():
-    group = Group(1, together=False)
-    assert "with the master local[N] it does not" in str(failed(group, Failure(0, _LOST, is_death=True)))
+    group = RankGroup(1, together=False)
+    assert "with the master local[N] it does not" in str(failed(group, RankFailure(0, _LOST, is_death=True)))
 
 
 def test_a_module_that_a_rank_does_not_find_has_a_remedy():
-    failure = Failure(0, "ModuleNotFoundError: No module named 'mine'", "Traceback ...")
+    failure = RankFailure(0, "ModuleNotFoundError: No module named 'mine'", "Traceback ...")
     with pytest.raises(WorkerError, match="'mine', install it .*or ship it with SparkContext.addPyFile. The traceback"):
-        raise failed(Group(1), failure)
+        raise failed(RankGroup(1), failure)
 
 
 JAX = "F1124 02:39:32.9904 client.h:80] Terminating process because the JAX distributed service detected fatal errors. "
@@ -157,16 +157,16 @@ UNHEALTHY = f"{JAX}UNAVAILABLE: The following tasks are unhealthy (stopped sendi
     ],
 )
 def test_why_jax_has_ended_a_process(output, reason):
-    group = Group(4)
+    group = RankGroup(4)
     group.console.add(0, output.splitlines())
-    error = failed(group, Failure(0, "its process was killed by SIGABRT", is_death=True))
+    error = failed(group, RankFailure(0, "its process was killed by SIGABRT", is_death=True))
     assert str(error).startswith(f"rank 0 of 4 failed: its process was killed by SIGABRT. JAX ended it{reason}")
 
 
 def test_a_process_that_ends_with_sigabrt_without_jax():
-    group = Group(1)
+    group = RankGroup(1)
     group.console.add(0, ["free(): invalid pointer"])
-    assert "JAX" not in str(failed(group, Failure(0, "its process was killed by SIGABRT", is_death=True)))
+    assert "JAX" not in str(failed(group, RankFailure(0, "its process was killed by SIGABRT", is_death=True)))
 
 
 def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
@@ -201,9 +201,9 @@ class WaitingTasks(Tasks):
 
 def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
     monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=itertools.count().__next__))
-    monkeypatch.setattr(Group, "wait", lambda group, seconds: None)
+    monkeypatch.setattr(RankGroup, "wait", lambda group, seconds: None)
     with pytest.warns(UserWarning, match="2 ranks together") as caught, pytest.raises(ClusterError, match="cancelled"):
-        run_group(Group(2), ranks(lambda address: WaitingTasks(1000, (1, 4), (1, 4), (0, 4), (4, 4))))
+        run_group(RankGroup(2), ranks(lambda address: WaitingTasks(1000, (1, 4), (1, 4), (0, 4), (4, 4))))
     expected = [
         "too few for 10 seconds: 1 of 4 are free",
         "too few for 30 seconds: 1 of 4 are free",
@@ -214,12 +214,12 @@ def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
 
 def test_a_group_whose_slots_are_lost_ends(monkeypatch, recwarn):
     monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None))
-    monkeypatch.setattr(Group, "wait", lambda group, seconds: None)
+    monkeypatch.setattr(RankGroup, "wait", lambda group, seconds: None)
     back = WaitingTasks(1000, (0, 1), (2, 2), (0, 1), (2, 2))
     with pytest.raises(ClusterError, match="cancelled"):
-        run_group(Group(2), ranks(lambda address: back))
+        run_group(RankGroup(2), ranks(lambda address: back))
     with pytest.raises(WorkerError, match="only 1 slot left for 2 ranks"):
-        run_group(Group(2), ranks(lambda address: WaitingTasks(1000, (0, 1), (1, 1))))
+        run_group(RankGroup(2), ranks(lambda address: WaitingTasks(1000, (0, 1), (1, 1))))
     assert not recwarn.list
 
 
@@ -227,7 +227,7 @@ def test_a_group_that_waits_without_knowing_the_slots_warns(monkeypatch):
     """Spark Connect does not say how many slots are free."""
     monkeypatch.setattr(groups, "WAIT_SECONDS", 0.0)
     with pytest.warns(UserWarning, match="has not started any"), pytest.raises(ClusterError, match="cancelled"):
-        run_group(Group(2), ranks(lambda address: Tasks(done=True)))
+        run_group(RankGroup(2), ranks(lambda address: Tasks(done=True)))
 
 
 def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, recwarn):
@@ -240,10 +240,10 @@ def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, rec
 
 def test_a_rank_that_does_not_start_while_another_one_waits_is_named(monkeypatch):
     monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None))
-    monkeypatch.setattr(Group, "wait", lambda group, seconds: None)
-    group = Group(2)
+    monkeypatch.setattr(RankGroup, "wait", lambda group, seconds: None)
+    group = RankGroup(2)
     group.join(0, 1, "host", 1)
-    monkeypatch.setattr(Group, "failure", lambda group, is_final: None)
+    monkeypatch.setattr(RankGroup, "failure", lambda group, is_final: None)
     with pytest.warns(UserWarning, match="rank 1 of 2 did not start for 6") as caught, pytest.raises(ClusterError):
         run_group(group, ranks(lambda address: WaitingTasks(100, None)))
     assert len(caught) == 1
@@ -270,4 +270,4 @@ def test_the_driver_answers_what_all_ranks_ask():
         return repr([(number, array.tolist()) for number, array in map(unpack_parts, asked)]).encode()
 
     expected = [b"[(0, [0]), (1, [0])]", b"[(0, [0, 1]), (1, [0, 1])]"]
-    assert run_group(Group(2), ranks(start), answer=answer) == [expected, expected]
+    assert run_group(RankGroup(2), ranks(start), answer=answer) == [expected, expected]

@@ -23,8 +23,8 @@ from sparkkeras.sources.connect import InPieces, PicklesResults
 from sparkkeras.sources.tasks import Missing
 from sparkkeras.spark.connect import (
     PLAN_CACHE,
-    Failure,
     RemoteCluster,
+    TaskFailure,
     check_session,
     disable_plan_cache,
     pack_cells,
@@ -38,7 +38,7 @@ from sparkkeras.weights import Flat
 
 @pytest.mark.parametrize("most", [1, 10, 11, 1000])
 def test_results_survive_the_round_trip_through_cells(most):
-    results = ["a", Missing(3), "b" * 100, None, Failure("DataError", "c" * 50, "")]
+    results = ["a", Missing(3), "b" * 100, None, TaskFailure("DataError", "c" * 50, "")]
     cells = [cell for result in results for cell in pack_cells(result, most)]
     assert list(unpack_cells(cells)) == results
     assert len(list(unpack_cells(pack_cells("d" * 5000, most)))) == 1

@@ -17,7 +17,7 @@ from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training import allreduce
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.independent import IndependentStrategy
-from sparkkeras.training.job import Job, Server
+from sparkkeras.training.job import Job, ServerSettings
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.strategy import MODES, make_strategy
@@ -128,7 +128,7 @@ def fit(
         ),
         steps_per_epoch=steps_per_epoch,
         validation=validation,
-        server=server or Server("inprocess"),
+        server=server or ServerSettings("inprocess"),
         histories=[] if histories is None else histories,
         recorder=recorder or NoRecorder(),
         events=Events([recorded, *listeners(callbacks)]),

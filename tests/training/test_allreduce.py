@@ -35,11 +35,11 @@ from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce import (
     AllReduceStrategy,
     Change,
-    Plan,
     RankEpoch,
+    RankPlan,
     Streams,
     _RankRows,
-    _Training,
+    _RankTraining,
     check_all_reduce,
 )
 from sparkkeras.training.allreduce_hosts import all_slots
@@ -78,7 +78,7 @@ def block(start, stop):
 
 
 def plan(rows, spec):
-    return Plan(range(1), (tuple(range(len(rows))),), rows, spec, 10, None, 1)
+    return RankPlan(range(1), (tuple(range(len(rows))),), rows, spec, 10, None, 1)
 
 
 def test_a_rank_trains_on_the_rows_of_several_partitions(tmp_path, monkeypatch):
@@ -274,7 +274,7 @@ RAISED = WorkerError("rank 0 of 2 failed: ValueError: on purpose.", "Traceback .
 KILLED = WorkerError("rank 1 of 2 failed: its process was killed by SIGKILL.")
 
 
-class Training(_Training):
+class Training(_RankTraining):
     """The decisions of the driver for ranks that do what a test says: finish epochs (``"epoch"``), and fail.
 
     Attributes:

@@ -30,7 +30,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.training import callback_states
 from sparkkeras.training.checkpointing import CheckpointRecorder
-from sparkkeras.training.job import Server, Validation
+from sparkkeras.training.job import ServerSettings, Validation
 from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
@@ -335,7 +335,7 @@ def test_all_workers_train_the_epochs_that_are_added(at_once, tmp_path, averaged
     averaged.reset()
     train(averaged, tmp_path, mode=mode, every="epoch", epochs=2)
     averaged.reset()
-    server = Server("inprocess")
+    server = ServerSettings("inprocess")
     history = train(averaged, tmp_path, mode=mode, every="epoch", epochs=4, resume=True, server=server)
     assert history.epoch == [0, 1, 2, 3]
     assert server.stats.steps == {0: 8, 1: 8}
@@ -344,7 +344,7 @@ def test_all_workers_train_the_epochs_that_are_added(at_once, tmp_path, averaged
 def test_epochs_that_end_together_have_one_checkpoint(at_once, tmp_path, averaged):
     """Of the last one: the weights have its updates, which must not be made again."""
     averaged.reset()
-    dataset, server = partitions(12, 8), Server("inprocess")
+    dataset, server = partitions(12, 8), ServerSettings("inprocess")
     callbacks = ByValue.dump([StopsWorker()], "worker_callbacks")
     arguments = {"mode": "asynchronous", "every": "epoch", "dataset": dataset, "worker_callbacks": callbacks}
     train(averaged, tmp_path, server=server, **arguments)
@@ -395,7 +395,7 @@ class Counted(Downpour):
 def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path, averaged, mode):
     """The checkpoint has all updates; the model in this process keeps what it keeps without checkpoints."""
     averaged.reset()
-    dataset, rule_state, server = partitions(20), {}, Server("inprocess")
+    dataset, rule_state, server = partitions(20), {}, ServerSettings("inprocess")
     callbacks = ByValue.dump([Interrupt(1, 3, tmp_path)], "worker_callbacks")
     arguments = {"mode": mode, "every": "epoch", "rule": Counted()}
     with pytest.raises(KeyboardInterrupt):
@@ -413,7 +413,7 @@ def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path,
     assert int(averaged.model.optimizer.iterations) == 5
     assert (rule_state["updates"], saved.rule_state["updates"]) == (5, 8)
     averaged.reset()
-    server, histories = Server("inprocess"), []
+    server, histories = ServerSettings("inprocess"), []
     history = train(averaged, tmp_path, resume=True, dataset=dataset, server=server, histories=histories, **arguments)
     assert history.epoch == [0, 1, 2]
     assert server.stats.steps == {0: 15}

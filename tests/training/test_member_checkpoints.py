@@ -11,7 +11,7 @@ from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
-from sparkkeras.training.saved_run import Rows, SavedRun
+from sparkkeras.training.saved_run import SavedRun, WorkerRows
 from tests.models import regression
 
 DATA = {"rows": 40}
@@ -32,7 +32,7 @@ def begun(path, models, resume=False, checksum=7, **changed):
     checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
     settings = {"batch_size": 32} | changed
     checkpoints.check(models, "bootstrap", SimpleNamespace(given={"epochs": 2}, settings=settings))
-    checkpoints.begin(DATA, Rows([40], [checksum]), models, checkpoints.seed or (3, 0))
+    checkpoints.begin(DATA, WorkerRows([40], [checksum]), models, checkpoints.seed or (3, 0))
     return checkpoints
 
 

@@ -33,7 +33,7 @@ from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
 from sparkkeras.training import parameter_server
-from sparkkeras.training.job import Server, Validation
+from sparkkeras.training.job import ServerSettings, Validation
 from sparkkeras.training.parameter_server import unmoved_warning
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
@@ -72,7 +72,7 @@ def nothing_left():
 
 def train(given, dataset, mode="asynchronous", *, transport="inprocess", port=0, options=None, **arguments):
     """Train; return the history, the server's statistics and the recorded rounds."""
-    server = Server(transport, port, ParameterServerOptions(**(options or {})))
+    server = ServerSettings(transport, port, ParameterServerOptions(**(options or {})))
     history, rounds = fit(given, dataset, mode, server=server, **arguments)
     return history, server.stats, rounds
 
@@ -811,13 +811,13 @@ class Shifting(keras.callbacks.Callback):
 @pytest.mark.parametrize(("epoch", "ended"), [(1, 1), (3, 3), (1, 4)], ids=["at once", "last epoch", "workers are ahead"])
 def test_weights_that_a_callback_sets_are_changed_once(monkeypatch, mode, epoch, ended):
     given = Model(optimizer=keras.optimizers.SGD(0.0))
-    seen, kept, keep = Snapshots(), [], parameter_server._Training._keep_epoch
+    seen, kept, keep = Snapshots(), [], parameter_server._ServedTraining._keep_epoch
 
     def noting(self, number):
         kept.append(number)
         return keep(self, number)
 
-    monkeypatch.setattr(parameter_server._Training, "_keep_epoch", noting)
+    monkeypatch.setattr(parameter_server._ServedTraining, "_keep_epoch", noting)
     shifting = Shifting(epoch, kept, ended)
     fit(given, partitions(8, 8), mode, epochs=4, frequency=1, callbacks=[shifting, seen])
     begun = given.state.weights.vector

@@ -225,7 +225,7 @@ class Group(ABC):
             ClusterError: A machine does not answer for so long.
             NeverMetError: A process did not come in time.
         """
-        waiting = _Waiting(timeout, patience)
+        waiting = _Patience(timeout, patience)
         with ExitStack() as stack:
             listening = stack.enter_context(closing(hold_port(*self.addresses[self.rank])))
             listening.listen(self.size)
@@ -383,7 +383,7 @@ _MAY_CONNECT = (
 )
 
 
-class _Waiting:
+class _Patience:
     """How long processes wait for each other; see `Group.meet`. Thread-safe.
 
     Attributes:
@@ -416,7 +416,7 @@ class _Waiting:
         return None
 
 
-def _call(address: HostAndPort, greeting: bytes, waiting: _Waiting) -> socket.socket | None:
+def _call(address: HostAndPort, greeting: bytes, waiting: _Patience) -> socket.socket | None:
     """A connection to another process, which this one has greeted; ``None`` if there is none in time."""
     while waiting.remaining > 0:
         connection = waiting.connect(address)
@@ -435,7 +435,7 @@ def _call(address: HostAndPort, greeting: bytes, waiting: _Waiting) -> socket.so
 
 
 def _accept(
-    listening: socket.socket, ranks: Mapping[bytes, int], waiting: _Waiting, further: int
+    listening: socket.socket, ranks: Mapping[bytes, int], waiting: _Patience, further: int
 ) -> dict[int, socket.socket]:
     """The connections from other processes by rank, as many as there are in time; each gets a further port.
 
