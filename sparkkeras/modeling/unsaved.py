@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-import dis
 import functools
-import inspect
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -226,18 +224,13 @@ def _serialized(value: Any) -> Any:
 
 @functools.cache
 def _of_keras() -> frozenset[str]:
-    """The attributes that a model may have without code of its own: of new models, and those that Keras's methods assign."""
+    """The attributes of models without code of their own: those that compiling them sets, and those that training adds."""
     inputs = keras.Input((1,))
     plain: list[Any] = [keras.Model(), keras.Sequential([inputs]), keras.Model(inputs, keras.layers.Dense(1)(inputs))]
-    members = [member for model in plain for kind in type(model).__mro__ for member in vars(kind).values()]
-    functions = [inspect.unwrap(member) for member in members if isinstance(member, types.FunctionType)]
-    return frozenset(
-        {
-            *("inputs", "outputs", "input_spec", "history"),
-            *(name for model in plain for name in vars(model)),
-            *(step.argval for each in functions for step in dis.get_instructions(each) if step.opname == "STORE_ATTR"),
-        }
-    )
+    for model in plain:
+        model.compile()
+    in_training = {"history", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator", "_jax_state"}
+    return frozenset(in_training.union(*map(vars, plain)))
 
 
 def _kinds() -> tuple[type, ...]:

@@ -152,6 +152,7 @@ def test_attributes_that_compile_sets(policy):
     model.build((None, 3))
     model.compile(keras.optimizers.Adam(0.01), keras.losses.Huber(delta=0.3))
     check_trainable(model)
+    model.fit(np.ones((2, 3), np.float32), np.ones((2, 1), np.float32), verbose=0)
     copy = ModelArchive.pack(model).unpack()
     assert list(optimizers_of(model)) == list(optimizers_of(copy)) == ["optimizer"]
     assert copy.chosen is inner_optimizer(copy)
