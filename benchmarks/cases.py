@@ -434,8 +434,7 @@ def _ddp() -> Callable[[int], list[float]]:
             loss_of(network(x), y).backward()
             optimizer.step()
             seconds.append(time.perf_counter() - started)
-        torch.distributed.destroy_process_group()
-        return seconds[10:]
+        return seconds[10:]  # the process group stays open, because of https://github.com/pytorch/pytorch/issues/56297
 
     return train
 

@@ -45,7 +45,7 @@ def train(epochs: int) -> list[Any]:
         sums = ranks.all_reduce([total, sum(len(x) for x, _ in ranks.batches(BATCH_SIZE))])
         if ranks.rank == 0:
             ranks.report(epoch, {"loss": sums[0] / sums[1]}, epochs)
-    torch.distributed.destroy_process_group()
+    # The process group stays open: PyTorch may wait forever for a destroyed one (pytorch/pytorch#56297).
     return [value.numpy() for value in network.module.state_dict().values()]
 
 

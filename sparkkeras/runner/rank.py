@@ -25,7 +25,6 @@ from sparkkeras.runner.service import RankClient, check_size
 from sparkkeras.runner.values import pack_parts
 from sparkkeras.spark.connect import session_files
 from sparkkeras.worker import device
-from sparkkeras.worker.process_groups import keep_process_groups
 
 
 class RankWork(Protocol):
@@ -151,7 +150,6 @@ class RankMain:
 
     def __call__(self) -> int:
         """Run the work and report its result or exception to the driver; returns the exit code."""
-        keep_process_groups()
         with RankClient(self.driver, self.placement.rank, self.placement.attempt) as client:
             client.start()
             try:
