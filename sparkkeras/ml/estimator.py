@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 import keras
 import numpy as np
 from pyspark.ml import Estimator
+from pyspark.ml.param import Param
 
 from sparkkeras.arguments import declared, known_arguments, listing
+from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
-from sparkkeras.ml.fit_records import own_checkpoints
 from sparkkeras.ml.params import EstimatorArguments, KerasParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, check_columns, result_schema
@@ -56,6 +57,10 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
         predicted = pipeline.fit(train).transform(test)
     """
 
+    _is_copy = False
+    _of_search: Checkpoint | None = None
+    """The checkpoint that a copy has in common with others, if it may be one that a search has made."""
+
     @known_arguments
     @listing(EstimatorArguments)
     def __init__(self, **given: Unpack[EstimatorArguments]) -> None:
@@ -72,8 +77,22 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
         """
         return self._result_schema(self._checked_model(), schema)
 
+    def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> KerasEstimator:
+        """See `KerasParams.copy`."""
+        copied = super().copy(extra)
+        if self._is_copy or not extra:  # a search copies the estimator, and this copy for each fit with params
+            copied._of_search = copied.getOrDefault("checkpoint")
+        copied._is_copy = True
+        return copied
+
     def _fit(self, dataset: DataFrame) -> KerasTransformer:
         get = self.getOrDefault
+        if get("checkpoint") is not None and get("checkpoint") is self._of_search:
+            raise ConfigurationError(
+                f"{get('checkpoint')}: each fit needs its own folder, but the fits of CrossValidator, TrainValidationSplit "
+                "and fit(df, [params, ...]) would continue one another: leave checkpoint out there. To fit a copy of an "
+                "estimator once, set its checkpoint again: copied.setCheckpoint(Checkpoint(path))."
+            )
         original = self._checked_model()
         self._result_schema(original, dataset)
         model = self._copy_of(original)
@@ -85,7 +104,7 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
             **{name: get(name) for name in declared(SettingArguments)},
         )
         of_fit = {**declared(TrainingArguments), **declared(ModelArguments)}
-        with self._exclusive_if_needed(), self._own_checkpoints(dataset), worded_for(SPARK_ML):
+        with self._exclusive_if_needed(), worded_for(SPARK_ML):
             history = spark_model.fit(
                 dataset,
                 validation_data=get("validation_data"),
@@ -139,19 +158,11 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
     @contextmanager
     def _exclusive_if_needed(self) -> Iterator[None]:
         """Run fits one at a time, unless they can safely run concurrently."""
-        alone = self.getOrDefault("callbacks") or self.getOrDefault("checkpoint")
-        if self.getOrDefault("mode") == "synchronous" and not alone:
+        if self.getOrDefault("mode") == "synchronous" and not self.getOrDefault("callbacks"):
             yield
         else:  # these modes hold Spark's task slots until training ends; a callback works on one model at a time
             with _fit_lock:
                 yield
-
-    def _own_checkpoints(self, dataset: DataFrame) -> AbstractContextManager[None]:
-        checkpoint = self.getOrDefault("checkpoint")
-        if checkpoint is None:
-            return nullcontext()
-        params = {param.name: value for param, value in self.extractParamMap().items()}
-        return own_checkpoints(str(checkpoint.path), dataset, params)
 
     def _fitted(self, model: keras.Model, history: Mapping[str, Sequence[Any]]) -> KerasTransformer:
         fitted = KerasTransformer(model=model, batch_transform=self.getOrDefault("transform"))

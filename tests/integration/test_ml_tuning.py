@@ -8,7 +8,7 @@ from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import SparkSession
 
-from sparkkeras import Checkpoint, ConfigurationError, DataError, ModelError, SparkModel
+from sparkkeras import Checkpoint, ConfigurationError, DataError, ModelError
 from sparkkeras.ml import KerasEstimator
 from tests.conftest import long
 from tests.models import classifier
@@ -71,18 +71,47 @@ def test_a_fit_continues_from_a_checkpoint_and_that_of_another_fit_does_not(mode
 
     expected = new(seed=5, epochs=3, checkpoint=None, resume=False).fit(frame)
     new(seed=5).fit(frame)
-    resumed = new(seed=5, epochs=3).fit(frame)
+    continued = new(seed=5)
+    resumed = continued.fit(frame, {continued.epochs: 3})
     assert resumed.history == expected.history
     for mine, other in zip(resumed.get_model().get_weights(), expected.get_model().get_weights(), strict=True):
         np.testing.assert_array_equal(mine, other)
-    message = "are of an earlier fit of this process on other data or with other params. In CrossValidator"
-    refused = [(new(seed=5, epochs=3), frame.limit(300)), (new(seed=6, epochs=3), frame)]
-    refused.append((new("not held_out", seed=5, epochs=3), frame))
-    for estimator, data in refused:
+    refused = [
+        (new(epochs=3), frame.limit(300), "rows: 400 in the checkpoint, 300 now"),
+        (new("not held_out", epochs=3), frame, "validation rows: 100 in the checkpoint, 300 now"),
+        (new(epochs=3, batch_size=16), frame, "batch_size: 32 in the checkpoint, 16 now"),
+    ]
+    for estimator, data, message in refused:
         with pytest.raises(ConfigurationError, match=message):
             estimator.fit(data)
-    with pytest.raises(ConfigurationError, match="batch_size: 32 in the checkpoint, 16 now"):
-        SparkModel(model, batch_size=16).fit(frame, epochs=3, checkpoint=Checkpoint(tmp_path / "run"), resume=True)
+
+
+def test_the_fits_of_a_search_take_no_checkpoint(estimator, frame, tmp_path):
+    plain, checkpoint = estimator.setResume(True), Checkpoint(tmp_path / "run")
+    stage = plain.copy().setCheckpoint(checkpoint)
+    pipeline = Pipeline(stages=[Pipeline(stages=[stage])])
+    rates = ParamGridBuilder().addGrid(stage.learning_rate, [0.1, 0.2]).build()
+    folders = [{plain.checkpoint: checkpoint}]
+
+    def split(estimator, maps):
+        return TrainValidationSplit(estimator=estimator, estimatorParamMaps=maps, evaluator=accuracy(), seed=1)
+
+    def folds(estimator, maps):
+        return CrossValidator(estimator=estimator, estimatorParamMaps=maps, evaluator=accuracy(), numFolds=2, seed=1)
+
+    searches = [
+        lambda: stage.fit(frame, rates),
+        lambda: pipeline.fit(frame, [{}]),
+        lambda: plain.fit(frame, folders),
+        lambda: split(stage, rates).fit(frame),
+        lambda: folds(pipeline, [{}]).fit(frame),
+        lambda: folds(Pipeline(stages=[plain]), folders).fit(frame),
+    ]
+    for search in searches:
+        with pytest.raises(ConfigurationError, match=r"Checkpoint\(.*needs its own folder.*leave checkpoint out there"):
+            search()
+        assert not (tmp_path / "run").exists()
+    assert stage.copy().setCheckpoint(Checkpoint(tmp_path / "once")).fit(frame).history["loss"]
 
 
 def test_param_maps(estimator, frame):
