@@ -172,6 +172,5 @@ def _function(
         on_invalid=on_invalid,
     )
     function_name = f"the function of the model {model.name!r}" if name is None else f"{name}()"
-    give = "make it again with" if name is None else "register the function again with"
-    read = ArgumentsToBlocks(scorer.reader, loader, transform is None, function_name, give)
+    read = ArgumentsToBlocks(scorer.reader, loader, transform is None, function_name)
     return scorer.function(cluster_of(spark or active_session()), read), read

@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms, current_terms
 from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sparse import SparseRows
@@ -83,6 +82,52 @@ class RowLoader(PlacedLoader):
         ...
 
 
+@dataclass(frozen=True)
+class ColumnPart:
+    """The part of an array that comes from one column.
+
+    Attributes:
+        name: The column's name in messages.
+        width: The number of values per row that come from this column.
+        good: A mask of the rows without nulls in this column; ``None``: all.
+    """
+
+    name: str
+    width: int
+    good: Array | None
+
+
+@dataclass(frozen=True)
+class ColumnValues:
+    """The values of one array, read from its columns.
+
+    Attributes:
+        values: The values, shape (rows, ...).
+        good: A mask of the rows without nulls; ``None``: all.
+        label: The name of the array in messages.
+        may_lack: Whether nulls are allowed whatever ``on_invalid`` is, because a loader handles them.
+        parts: The part of each column, if several columns are concatenated.
+    """
+
+    values: Array
+    good: Array | None
+    label: str
+    may_lack: bool = False
+    parts: tuple[ColumnPart, ...] = ()
+
+    def null_column(self, row: int) -> str:
+        """The name, in messages, of the first column that is null in a row."""
+        return next((part.name for part in self.parts if part.good is not None and not part.good[row]), self.label)
+
+    def holding(self, position: int) -> str:
+        """The name, in messages, of the column that holds the value at ``position`` of a row of all columns."""
+        for part in self.parts:
+            if position < part.width:
+                return part.name
+            position -= part.width
+        return self.label
+
+
 L = TypeVar("L")
 
 
@@ -102,7 +147,7 @@ class Leaf:
         input: The model's input, where it is known.
         fits: Whether the values must fit the input; ``False`` if a transform is applied first, or the input is unknown.
         loader: Converts the only column to an array, for instance of images.
-        terms: How messages name the columns.
+        function: The SQL function whose arguments the columns are; empty for the columns of a DataFrame.
     """
 
     columns: tuple[str, ...]
@@ -110,12 +155,18 @@ class Leaf:
     input: InputSpec | None = None
     fits: bool = True
     loader: Loader | None = None
-    terms: Terms = field(default_factory=current_terms.get)
+    function: str = ""
 
     @property
     def label(self) -> str:
         """The name of the array in messages."""
-        return self.terms.column(self.columns[0]) if len(self.columns) == 1 else self.terms.columns(self.columns)
+        if len(self.columns) == 1:
+            return self.shown(self.columns[0])
+        return f"the arguments of {self.function}" if self.function else f"the columns {', '.join(self.columns)}"
+
+    def shown(self, name: str) -> str:
+        """The name of one column in messages."""
+        return f"{name} of {self.function}" if self.function else f"column {name!r}"
 
     @property
     def takes_text(self) -> bool:
@@ -146,12 +197,13 @@ class Leaf:
                 loaded, good = self.loader(columns[0], self.columns[0])
             may_lack = self.loader.on_error != "error"
             mask = None if good.all() else good
-            return ColumnValues(self._fitted(loaded), mask, self.label, may_lack, terms=self.terms)
+            return ColumnValues(self._fitted(loaded), mask, self.label, may_lack)
         if self.needs_text or (not self.fits and all(is_text_type(column.type) for column in columns)):
             return self._read_text(columns)
         shape = None if self.input is None else self.input.shape
         floating = self.input is not None and self.input.floating
-        found = [read(column, name, shape, floating, self.terms) for name, column in zip(self.columns, columns, strict=True)]
+        names = map(self.shown, self.columns)
+        found = [read(column, name, shape, floating) for name, column in zip(names, columns, strict=True)]
         if shape is not None:
             found = self._widened(found, shape)
         arrays = [values for values, _ in found]
@@ -159,8 +211,8 @@ class Leaf:
         complete = np.logical_and.reduce(incomplete) if incomplete else None
         values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
         named = zip(self.columns, found, strict=True) if self.together else ()
-        parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
-        return ColumnValues(values, complete, self.label, parts=parts, terms=self.terms)
+        parts = tuple(ColumnPart(self.shown(name), _width(array), good) for name, (array, good) in named)
+        return ColumnValues(values, complete, self.label, parts=parts)
 
     def _read_text(self, columns: Sequence[pa.Array]) -> ColumnValues:
         found = []
@@ -169,15 +221,14 @@ class Leaf:
             try:
                 found.append(read_text(column, width))
             except NotTextError as error:
-                raise DataError(f"{self.terms.column(name)} {error}") from None
+                raise DataError(f"{self.shown(name)} {error}") from None
         incomplete = [good for _, good in found if good is not None]
         named = zip(self.columns, found, strict=True)
         return ColumnValues(
             self._fitted(side_by_side([values for values, _ in found]) if self.together else found[0][0]),
             np.logical_and.reduce(incomplete) if incomplete else None,
             self.label,
-            parts=tuple(ColumnPart(name, _width(values), good) for name, (values, good) in named),
-            terms=self.terms,
+            parts=tuple(ColumnPart(self.shown(name), _width(values), good) for name, (values, good) in named),
         )
 
     def _widened(
@@ -204,7 +255,7 @@ class Leaf:
         for name, part in zip(self.columns, parts, strict=True):
             if part.ndim > 2:
                 raise DataError(
-                    f"{self.terms.column(name)} has rows of shape {part.shape[1:]}, which cannot be combined with other "
+                    f"{self.shown(name)} has rows of shape {part.shape[1:]}, which cannot be combined with other "
                     "columns: expected numbers or flat arrays. Use this column alone, or flatten() it."
                 )
         widths = [_width(part) for part in parts]
@@ -232,7 +283,7 @@ class Leaf:
             does = "does" if len(self.columns) == 1 else "do"
             raise DataError(
                 f"{self.label} {does} not fit the model's {self.input.title}: it expects rows of shape "
-                f"{self.input.shape}, received rows of shape {shape}. {self.terms.fit}"
+                f"{self.input.shape}, received rows of shape {shape}. Choose other columns, or reshape them with transform=."
             )
         return values
 
@@ -254,7 +305,6 @@ def read(
     name: str,
     shape: tuple[int | None, ...] | None = None,
     floating: bool = False,
-    terms: Terms = BY_NAME,
 ) -> tuple[Array, Array | None]:
     """Convert a column to an array.
 
@@ -262,11 +312,10 @@ def read(
 
     Args:
         column: The column.
-        name: The column's name, for messages.
+        name: The column's name in messages.
         shape: The shape of one row, if known; required for bytes.
         floating: Whether the model takes floating-point numbers. Bytes of 2, 4 or 8 bytes per value are then read as floats,
             and integers are converted to floats if they have one byte, or are in arrays that contain nulls.
-        terms: How messages name the column.
 
     Returns:
         The values, shape (rows, ...), and a mask of the rows without nulls; ``None`` if no row has any.
@@ -280,9 +329,9 @@ def read(
         good = column.is_valid().to_numpy(zero_copy_only=False)
         values, inner = _values(column.drop_null(), shape, floating)
     except _UnfitColumnError as unfit:
-        loader = f" {unfit.images}, {terms.give} loader=image_loader(size)." if unfit.images else ""
-        loader += f" Pad them: {terms.give} loader=PadSequences(maxlen)." if unfit.sequences else ""
-        raise DataError(f"{terms.column(name)} {unfit}{loader}") from None
+        loader = f" {unfit.images}, pass loader=image_loader(size)." if unfit.images else ""
+        loader += " Pad them: pass loader=PadSequences(maxlen)." if unfit.sequences else ""
+        raise DataError(f"{name} {unfit}{loader}") from None
     spread = np.zeros((len(good), *values.shape[1:]), values.dtype)
     spread[good] = values
     if inner is not None:

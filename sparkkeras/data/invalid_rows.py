@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from sparkkeras.data.block import Block, Form
-from sparkkeras.data.column_values import BY_NAME, ColumnValues, Terms
+from sparkkeras.data.columns import ColumnValues
 from sparkkeras.data.numeric import filled
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.data.sparse import SparseRows
@@ -70,8 +70,9 @@ class InvalidRows:
                 row = int(np.argmin(leaf.good))
                 reason = f", and {ALLOWS_NUMBERS}" if self.policy == "allow" else ""
                 raise DataError(
-                    f"{leaf.null_column(row)} has a null in row {first + row} of {where}{reason}. {leaf.terms.fill}"
-                    + (f", or {instead_of_nulls(leaf.terms, self.labelled)}." if self.has_argument else ".")
+                    f"{leaf.null_column(row)} has a null in row {first + row} of {where}{reason}. Replace nulls (df.fillna, "
+                    "in SQL coalesce), leave such rows out (df.dropna(subset=[...]), in SQL WHERE ... IS NOT NULL)"
+                    + (f", or {instead_of_nulls(self.labelled)}." if self.has_argument else ".")
                 )
             complete = leaf.good if complete is None else complete & leaf.good
         return complete
@@ -121,16 +122,13 @@ class InvalidRows:
             incomplete = rows if incomplete is None else incomplete | rows
         return incomplete
 
-    def handle_not_finite(
-        self, block: Block, describe_value: Callable[[int, int, int], str], terms: Terms = BY_NAME
-    ) -> Block:
+    def handle_not_finite(self, block: Block, describe_value: Callable[[int, int, int], str]) -> Block:
         """Drop or reject rows with NaN or infinite values, as the policy says.
 
         Args:
             block: The rows.
             describe_value: Describes an invalid value for a message, by the indices of its array, its row, and its position
                 in the row.
-            terms: The wording of messages.
         """
         if self.policy == "allow":
             return block
@@ -141,13 +139,11 @@ class InvalidRows:
             finite = _finite(array)
             if self.policy == "error" and not finite.all():
                 row = int(np.argmin(finite))
+                remedy = 'on_invalid="allow" to pass them to the model (in Spark ML handleInvalid="keep" to predict null)'
                 if self.labelled:
-                    remedy = 'on_invalid="drop" to drop such rows, or on_invalid="allow" to train on them'
-                    remedy = 'handleInvalid="skip" to drop such rows' if terms.spark_ml else remedy
-                else:
-                    remedy = 'on_invalid="allow" to pass such rows to the model'
-                    remedy = 'handleInvalid="keep" to predict null for such rows' if terms.spark_ml else remedy
-                otherwise = f"{terms.give} {remedy}" if self.has_argument else "drop such rows"
+                    remedy = 'on_invalid="drop" (in Spark ML handleInvalid="skip") to drop such rows'
+                    remedy += ', or on_invalid="allow" (not in Spark ML) to train on them'
+                otherwise = f"pass {remedy}" if self.has_argument else "drop such rows"
                 position = int(np.argmin(np.isfinite(array[row])))
                 raise DataError(f"{describe_value(index, row, position)}. Fix the data, or {otherwise}.")
             bad |= ~finite
@@ -204,13 +200,11 @@ class InvalidRows:
         return f"; {given}" if given else ""
 
 
-def instead_of_nulls(terms: Terms, labelled: bool) -> str:
+def instead_of_nulls(labelled: bool) -> str:
     """The policy for nulls to suggest in a message about columns."""
     if labelled:
-        policy = 'handleInvalid="skip"' if terms.spark_ml else 'on_invalid="drop"'
-    else:
-        policy = ('handleInvalid="keep"' if terms.spark_ml else 'on_invalid="null"') + ", which predicts null for them"
-    return f"{terms.give} {policy}"
+        return 'pass on_invalid="drop" (in Spark ML handleInvalid="skip")'
+    return 'pass on_invalid="null" (in Spark ML handleInvalid="keep"), which predicts null for them'
 
 
 def reject_negative_weights(block: Block, names: Sequence[str], place: str) -> None:

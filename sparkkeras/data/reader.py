@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
-from sparkkeras.data.column_values import BY_NAME, ColumnValues
-from sparkkeras.data.columns import RowLoader, label_loaders
+from sparkkeras.data.columns import ColumnValues, RowLoader, label_loaders
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema, on_optional
@@ -159,7 +158,7 @@ class Reader:
             finite = finite_rows(block)
             complete = finite if complete is None else complete if finite is None else complete & finite
         else:
-            block = self._invalid.handle_not_finite(block, describe_value, leaves[0].terms if leaves else BY_NAME)
+            block = self._invalid.handle_not_finite(block, describe_value)
         reject_negative_weights(block, names, where)
         self._invalid.check_indices(block, self.schema.specs_of(form), names, where, complete)
         return block, complete

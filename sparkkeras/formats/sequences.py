@@ -134,7 +134,7 @@ class PadSequences(RowLoader):
         if pa.types.is_null(column.type) or pa.types.is_binary(column.type):  # a NULL of SQL has no other type
             return np.full((len(column), *self.shape), self.value, self.dtype or "float32"), np.zeros(len(column), bool)
         lists = column.drop_null()
-        steps, complete = read(lists.flatten(), name)
+        steps, complete = read(lists.flatten(), f"column {name!r}")
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
         try:
             values, missing = self._padded(steps, None if complete is None else ~complete, lengths, present)

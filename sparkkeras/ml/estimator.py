@@ -14,7 +14,6 @@ from pyspark.ml.param import Param
 
 from sparkkeras.arguments import declared, known_arguments, listing
 from sparkkeras.checkpoints.checkpoint import Checkpoint
-from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml.params import EstimatorArguments, KerasParams
 from sparkkeras.ml.persistence import Savable
@@ -104,7 +103,7 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
             **{name: get(name) for name in declared(SettingArguments)},
         )
         of_fit = {**declared(TrainingArguments), **declared(ModelArguments)}
-        with self._exclusive_if_needed(), worded_for(SPARK_ML):
+        with self._exclusive_if_needed():
             history = spark_model.fit(
                 dataset,
                 validation_data=get("validation_data"),

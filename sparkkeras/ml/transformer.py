@@ -12,7 +12,6 @@ from pyspark.ml import Model
 
 from sparkkeras.arguments import known_arguments, listing
 from sparkkeras.data.block import describe
-from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, warn
 from sparkkeras.ml import converters
@@ -125,18 +124,17 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
         check_frame(dataset)
         get = self.getOrDefault
         spark_model = SparkModel(self.get_model(), custom_objects=get("custom_objects"))
-        with worded_for(SPARK_ML):
-            logs: dict[str, float] = spark_model.evaluate(
-                dataset,
-                batch_size=get("inferenceBatchSize"),
-                features=get("featuresCol"),
-                label=get("labelCol"),
-                sample_weight=get("weightCol"),
-                loader=get("loader"),
-                transform=get("batch_transform"),
-                on_invalid="error" if get("handleInvalid") == "error" else "drop",
-                return_dict=True,
-            )
+        logs: dict[str, float] = spark_model.evaluate(
+            dataset,
+            batch_size=get("inferenceBatchSize"),
+            features=get("featuresCol"),
+            label=get("labelCol"),
+            sample_weight=get("weightCol"),
+            loader=get("loader"),
+            transform=get("batch_transform"),
+            on_invalid="error" if get("handleInvalid") == "error" else "drop",
+            return_dict=True,
+        )
         return logs
 
     def _saved_model(self) -> keras.Model | None:
@@ -165,18 +163,17 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
             warn(f"{self!r} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.")
             return dataset
         scored_as = [f"{self.uid}_{number}" for number in range(len(columns))]
-        with worded_for(SPARK_ML):
-            scored = with_predictions(
-                dataset,
-                model,
-                features=get("featuresCol"),
-                output_col=scored_as,
-                batch_size=get("inferenceBatchSize"),
-                transform=get("batch_transform"),
-                loader=get("loader"),
-                custom_objects=get("custom_objects"),
-                on_invalid=_INVALID_POLICIES[get("handleInvalid")],
-            )
+        scored = with_predictions(
+            dataset,
+            model,
+            features=get("featuresCol"),
+            output_col=scored_as,
+            batch_size=get("inferenceBatchSize"),
+            transform=get("batch_transform"),
+            loader=get("loader"),
+            custom_objects=get("custom_objects"),
+            on_invalid=_INVALID_POLICIES[get("handleInvalid")],
+        )
         return with_columns(scored, scored_as, columns)
 
 
@@ -226,8 +223,7 @@ def check_columns(params: KerasParams, model: keras.Model, frame: DataFrame, *, 
     get = params.getOrDefault
     transform = get("transform") if labelled else get("batch_transform")
     named = ColumnMapping(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
-    with worded_for(SPARK_ML):
-        named.select(frame, schema_of(model), labelled)
+    named.select(frame, schema_of(model), labelled)
 
 
 @dataclass(frozen=True)

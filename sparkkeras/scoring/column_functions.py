@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure
-from sparkkeras.data.column_values import Terms
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.reader import Reader
@@ -35,14 +34,12 @@ class ArgumentsToBlocks:
         loader: Converts arguments to inputs.
         fits: Whether arguments must fit the model; see `Leaf.fits`.
         function: The function as users call it, for messages.
-        give: The verb before the name of an argument that a message suggests; see `Terms.give`.
     """
 
     reader: Reader
     loader: Loaders | None = None
     fits: bool = True
     function: str = "the function"
-    give: str = "make the function with"
 
     def argument_count_error(self, count: int) -> str:
         """The error message for a number of arguments that the model cannot take; empty if it can."""
@@ -69,22 +66,6 @@ class ArgumentsToBlocks:
         sizes = [size for size in shape or () if size is not None]
         return None if shape is None or len(sizes) < len(shape) else int(np.prod(sizes, dtype=np.int64))
 
-    @property
-    def _terms(self) -> Terms:
-        wanted, kind = self._values_wanted, "string" if any(spec.text for spec in self.reader.schema.inputs) else "number"
-        if len(self.reader.schema.inputs) > 1:
-            fit = "Pass one array or vector for each input, of the size of the input."
-        else:
-            fit = (
-                f"Pass arguments that hold {counted(wanted, kind)} in all." if wanted else "Pass arguments of another size."
-            )
-        return Terms(
-            give=self.give,
-            fit=fit,
-            fill="Replace nulls (coalesce), exclude such rows (WHERE ... IS NOT NULL)",
-            function=self.function,
-        )
-
     def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch; see `Selection.blocks`."""
         error = self.argument_count_error(len(columns))
@@ -95,14 +76,14 @@ class ArgumentsToBlocks:
         if len(specs) > 1:
             structure = Structure.several(len(specs))
             leaves = [
-                Leaf((name,), False, spec, self.fits, loaders.get(spec.name), self._terms)
+                Leaf((name,), False, spec, self.fits, loaders.get(spec.name), self.function)
                 for name, spec in zip(names, specs, strict=True)
             ]
         else:
             spec = specs[0] if specs else None
             structure = Structure()
             loader = loaders.get(spec.name if spec else "")
-            leaves = [Leaf(tuple(names), len(names) > 1, spec, self.fits, loader, self._terms)]
+            leaves = [Leaf(tuple(names), len(names) > 1, spec, self.fits, loader, self.function)]
         selection = Selection(Form(structure), tuple(leaves))
         for number, column in enumerate(columns):
             check_argument(leaves[number if len(specs) > 1 else 0], names[number], column)

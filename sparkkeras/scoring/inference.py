@@ -16,7 +16,6 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec, describe
-from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.data.reader import Reader
@@ -270,11 +269,10 @@ def transform_by_value(transform: Any) -> ByValue[Transform] | None:
 
 def no_rows(purpose: str) -> DataError:
     """The error for data without rows."""
-    terms = current_terms.get()
-    drop = "handleInvalid='skip'" if terms.spark_ml else "on_invalid='drop'"
     return DataError(
-        f"the {purpose} has no rows: it is empty, a function that reads batches returned none, or {drop}, a loader's "
-        f"on_error='drop' or {terms.argument('validation_col')} (true in all rows, or in none) removed all of them."
+        f"the {purpose} has no rows: it is empty, a function that reads batches returned none, or on_invalid='drop' (in "
+        "Spark ML handleInvalid='skip'), a loader's on_error='drop' or validation_col (in Spark ML validationIndicatorCol; "
+        "true in all rows, or in none) removed all of them."
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import describe, in_field
-from sparkkeras.data.column_values import current_terms
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 
 if TYPE_CHECKING:
@@ -98,11 +97,12 @@ class ColumnFinder:
         found = {name: column for name in names if (column := self._named(name)) is not None}
         if names and len(found) == len(names):
             return found if len(names) > 1 else found[names[0]]
-        kind, shown = "inputs" if argument == "features" else "outputs", current_terms.get().argument(argument)
-        of_model = f", and no columns with the names of the model's {kind} ({', '.join(names)})" if names else ""
+        kind = "inputs" if argument == "features" else "outputs"
+        lacks = [f"column {argument!r}"] * (len(names) < 2)
+        lacks += [f"columns with the names of the model's {kind} ({', '.join(names)})"] * bool(names)
         raise ConfigurationError(
-            f"{shown}= is missing: there is no column {argument!r}{of_model}. The DataFrame has "
-            f"{', '.join(map(repr, self._names))}."
+            f"{argument}= (in Spark ML {argument}Col) is missing, and the DataFrame has no {' and no '.join(lacks)}. Its "
+            f"columns: {', '.join(map(repr, self._names))}."
         )
 
     def _named(self, name: str) -> str | None:

@@ -71,8 +71,8 @@ def check_nulls(features: Sequence[Leaf], labelled: bool, finder: ColumnFinder) 
     name = next((name for name in names if finder.may_be_null(name)), None)
     if name is not None:
         raise DataError(
-            f"{features[0].terms.column(name)} holds strings and may hold nulls, but {ALLOWS_NUMBERS}. Replace nulls "
-            f"(df.fillna({{{name!r}: ''}})), or {instead_of_nulls(features[0].terms, labelled)}."
+            f"column {name!r} holds strings and may hold nulls, but {ALLOWS_NUMBERS}. Replace nulls "
+            f"(df.fillna({{{name!r}: ''}})), or {instead_of_nulls(labelled)}."
         )
 
 
@@ -120,42 +120,38 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
         inner = inner.elementType
     if leaf.needs_text:
         assert leaf.input is not None
+        advice = "Cast it: CAST(... AS STRING), in Python column.cast('string')."
+        if isinstance(inner, types.BinaryType):
+            advice = "Decode it: decode(..., 'UTF-8')."
         raise DataError(
-            f"{leaf.terms.column(name)} has the type {kind.simpleString()}, but the model's {leaf.input.title} takes "
-            f"strings: expected a string, or an array of strings. {_as_string(name, inner, leaf)}"
+            f"{leaf.shown(name)} has the type {kind.simpleString()}, but the model's {leaf.input.title} takes strings: "
+            f"expected a string, or an array of strings. {advice}"
         )
     if isinstance(inner, (types.NumericType, types.BooleanType)) or (_is_vector(kind) and inner is kind):
         return
     if isinstance(inner, types.BinaryType) and inner is kind and leaf.input is not None:
         return
-    type_name, give = kind.simpleString(), leaf.terms.give
+    type_name = kind.simpleString()
     if isinstance(inner, types.StringType):
         advice = (
             "Encode text first, for instance with pyspark.ml.feature.StringIndexer, or with keras.layers.StringLookup or "
-            "TextVectorization in transform=."
+            "TextVectorization in transform=. Cast text that is a number: CAST(... AS DOUBLE)."
         )
-        if leaf.terms.function:
-            advice = "Cast text that is a number, CAST(... AS DOUBLE), and encode other text first."
         if inner is kind and leaf.input is not None and len(leaf.input.shape or ()) == 3:
-            advice = f"If these are paths of images, {give} loader={_loader_call(leaf)}. {advice}"
+            advice = f"If these are paths of images, pass loader={_loader_call(leaf)}. {advice}"
     elif isinstance(inner, types.BinaryType):
         advice = "Bytes require a model input of known shape, to be read as tensors, or a loader (image_loader(...))."
     elif type_name == IMAGE_STRUCT:
-        advice = f"It is the struct of Spark's image source: {give} loader={_loader_call(leaf)}."
+        advice = f"It is the struct of Spark's image source: pass loader={_loader_call(leaf)}."
     elif isinstance(inner, types.MapType) or (isinstance(inner, types.StructType) and inner is not kind):
-        get = "getItem" if isinstance(inner, types.MapType) else "getField"
-        advice = f"Make a column of each value to use first: df.withColumn('key', df[{name!r}].{get}('key'))."
-        if leaf.terms.function:
-            advice = "Pass the values to use, such as m['key'] of a map or s.field of an array of structs."
+        advice = "Make a column of each value to use first, such as m['key'] of a map, or s.field of an array of structs."
     elif isinstance(inner, types.StructType):
-        field = f" ({name}.field)" if not leaf.terms.function else ""
-        advice = f"Name the fields to use{field}, or {give} loader=image_loader(...) if it holds images."
+        advice = "Name the fields to use (struct.field), or pass loader=image_loader(...) if it holds images."
     else:
         function = "unix_date" if isinstance(inner, types.DateType) else "unix_timestamp"
         advice = f"Convert it to numbers first, for instance with {function}."
     raise DataError(
-        f"{leaf.terms.column(name)} has the type {type_name}; expected numbers, booleans, arrays of them, or vectors. "
-        f"{advice}"
+        f"{leaf.shown(name)} has the type {type_name}; expected numbers, booleans, arrays of them, or vectors. {advice}"
     )
 
 
@@ -164,17 +160,6 @@ def _holds_strings(kind: DataType) -> bool:
     from pyspark.sql import types
 
     return isinstance(getattr(kind, "elementType", kind), types.StringType)
-
-
-def _as_string(name: str, inner: DataType, leaf: Leaf) -> str:
-    """The conversion of a column to strings, for messages."""
-    from pyspark.sql import types
-
-    if leaf.terms.function:
-        return "Cast it: CAST(... AS STRING)."
-    if isinstance(inner, types.BinaryType):
-        return f"Decode it: df.withColumn({name!r}, decode({name!r}, 'UTF-8'))."
-    return f"Cast it: df.withColumn({name!r}, df[{name!r}].cast('string'))."
 
 
 def _loader_call(leaf: Leaf) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, by_name, describe, in_field, items_by_path, name_of
-from sparkkeras.data.column_values import ColumnValues, current_terms
-from sparkkeras.data.columns import Leaf, Loader, label_loaders, sparse_width
+from sparkkeras.data.columns import ColumnValues, Leaf, Loader, label_loaders, sparse_width
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema, on_optional
@@ -314,8 +313,8 @@ def _match_columns(
     Returns:
         The structure of the arrays, and a leaf for each of them.
     """
-    names, shown = [spec.name for spec in specs], current_terms.get().argument(argument)
-    if shown != argument and given == argument != "sample_weight" and len(specs) > 1:
+    names = [spec.name for spec in specs]
+    if len(specs) > 1 and isinstance(given, str) and given == argument != "sample_weight":
         given = None  # the default of a param of Spark ML, which is a name
     kind = "input" if argument == "features" else "output"
     if given is None:
@@ -325,39 +324,42 @@ def _match_columns(
         received = by_name(given, expected)
         if not received or (len(specs) > 1 and not partial and set(received) != set(names)):
             raise ConfigurationError(
-                f"{shown} has the keys {sorted(received)}, but the model's {kind}s are {names}."
-                + _in_structure(shown, expected)
+                f"{argument} has the keys {sorted(received)}, but the model's {kind}s are {names}."
+                + _in_structure(argument, expected)
                 + on_optional(spec for spec in specs if spec.name not in received)
             )
         for key in received:
             if names and key not in names:
                 raise ConfigurationError(
-                    f"{shown}: the model has no {kind} {key!r}. {known_names(key, names)}{_in_structure(shown, expected)}"
+                    f"{argument}: the model has no {kind} {key!r}. {known_names(key, names)}"
+                    + _in_structure(argument, expected)
                 )
-        structure, leaves = _named_columns(shown, given, dict(zip(names, specs, strict=True)), expected)
+        structure, leaves = _named_columns(argument, given, dict(zip(names, specs, strict=True)), expected)
         return Structure() if len(specs) == 1 else structure, leaves  # Keras expects the only array itself
     if isinstance(given, str) or len(specs) < 2:
         if len(specs) > 1 and argument != "sample_weight":
             raise ConfigurationError(
-                f"{shown}={given!r}: the model has {len(specs)} {kind}s: pass {{name: column}} for {names}."
-                + _in_structure(shown, expected)
+                f"{argument}={given!r}: the model has {len(specs)} {kind}s: pass {{name: column}} for {names}."
+                + _in_structure(argument, expected)
             )
-        return Structure(), [_leaf(shown, given, specs[0] if len(specs) == 1 else None)]
+        return Structure(), [_leaf(argument, given, specs[0] if len(specs) == 1 else None)]
     if expected is not None and expected.is_nested and isinstance(given, (list, tuple)):
         parts = dict(items_by_path(given, expected))
         if set(parts) == set(expected.paths):
-            return expected, [_leaf(shown, parts[path], spec) for path, spec in zip(expected.paths, specs, strict=True)]
+            return expected, [_leaf(argument, parts[path], spec) for path, spec in zip(expected.paths, specs, strict=True)]
         if not all(isinstance(each, str) for each in given):
-            raise ConfigurationError(f"{shown}={given!r} does not fit the model's {kind}s.{_in_structure(shown, expected)}")
-    columns = column_names(shown, given)
+            raise ConfigurationError(
+                f"{argument}={given!r} does not fit the model's {kind}s.{_in_structure(argument, expected)}"
+            )
+    columns = column_names(argument, given)
     if len(columns) != len(specs):
         raise ConfigurationError(
-            f"{shown}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
-            f"{{name: column(s)}} for {names}.{_in_structure(shown, expected)}"
+            f"{argument}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
+            f"{{name: column(s)}} for {names}.{_in_structure(argument, expected)}"
         )
-    ordered = _by_position(shown, kind, columns, names)
+    ordered = _by_position(argument, kind, columns, names)
     structure = expected if expected is not None and expected.is_nested else Structure.several(len(columns))
-    return structure, [_leaf(shown, column, spec) for column, spec in zip(ordered, specs, strict=True)]
+    return structure, [_leaf(argument, column, spec) for column, spec in zip(ordered, specs, strict=True)]
 
 
 def _in_structure(shown: str, expected: Structure | None) -> str:

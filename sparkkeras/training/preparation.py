@@ -14,7 +14,6 @@ import keras
 
 from sparkkeras.arguments import declared
 from sparkkeras.data.block import BlockSpec, describe
-from sparkkeras.data.column_values import current_terms
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.partition_stats import CountClasses, balanced_weights
@@ -281,17 +280,16 @@ def _check_validation(given: Mapping[str, Any]) -> bool:
     Raises:
         ConfigurationError: More than one of them is set.
     """
-    terms = current_terms.get()
-    column = terms.argument("validation_col")
     shown = {
         f"validation_split={given['validation_split']!r}": bool(given["validation_split"]),
         f"validation_data ({describe(given['validation_data'])})": given["validation_data"] is not None,
-        f"{column}={given['validation_col']!r}": given["validation_col"] is not None,
+        f"validation_col={given['validation_col']!r}": given["validation_col"] is not None,
     }
     found = [each for each, is_given in shown.items() if is_given]
     if len(found) > 1:
         raise ConfigurationError(
-            f"{terms.give} only one of validation_split, validation_data and {column}; received {' and '.join(found)}."
+            "pass only one of validation_split, validation_data and validation_col (in Spark ML validationIndicatorCol); "
+            f"received {' and '.join(found)}."
         )
     return bool(found)
 

@@ -67,7 +67,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_of_every_kind_becomes_an_array(kind):
     column, expected, dtype = KINDS[kind]
-    values, good = read(column, "c")
+    values, good = read(column, "column 'c'")
     assert good is None
     assert values.dtype == dtype
     assert values.shape == np.shape(expected)
@@ -78,8 +78,8 @@ def test_a_column_of_every_kind_becomes_an_array(kind):
 def test_a_slice_of_a_column_is_read_alone(kind):
     column, expected, _ = KINDS[kind]
     for start in range(len(expected)):
-        np.testing.assert_array_equal(read(column[start:], "c")[0], np.array(expected)[start:])
-        np.testing.assert_array_equal(read(column[: start + 1], "c")[0], np.array(expected)[: start + 1])
+        np.testing.assert_array_equal(read(column[start:], "column 'c'")[0], np.array(expected)[start:])
+        np.testing.assert_array_equal(read(column[: start + 1], "column 'c'")[0], np.array(expected)[: start + 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +87,7 @@ def test_null_rows_are_masked(kind):
     column, expected, _ = KINDS[kind]
     rows = column.to_pylist()
     with_nulls = pa.array([None, *rows, None], column.type)
-    values, good = read(with_nulls, "c")
+    values, good = read(with_nulls, "column 'c'")
     assert good.tolist() == [False, *[True] * len(rows), False]
     np.testing.assert_array_equal(values[good], expected)
     assert not values[~good].any()
@@ -95,7 +95,7 @@ def test_null_rows_are_masked(kind):
 
 def test_numbers_and_arrays_are_not_copied():
     for column in (pa.array(np.arange(6.0)), pa.array(np.arange(6.0).reshape(3, 2).tolist()), pa.array([[1.0, 2.0]], FIXED)):
-        values, _ = read(column, "c")
+        values, _ = read(column, "column 'c'")
         flat = column if pa.types.is_floating(column.type) else column.flatten()
         assert np.shares_memory(values, flat.to_numpy())
 
@@ -113,7 +113,7 @@ def test_numbers_and_arrays_are_not_copied():
     ids=["array", "fixed array", "nested", "an array of a nested", "both", "vectors"],
 )
 def test_rows_with_nulls_inside_are_masked(column, good, first):
-    values, found = read(column, "c")
+    values, found = read(column, "column 'c'")
     assert found.tolist() == good
     expected = [row for row, whole in zip(column.to_pylist(), good, strict=True) if whole]
     if first is None:
@@ -141,7 +141,7 @@ def test_rows_with_nulls_inside_are_masked(column, good, first):
 )
 def test_an_unsupported_column_is_named_in_the_error(column, words):
     with pytest.raises(DataError, match=words):
-        read(column, "c")
+        read(column, "column 'c'")
 
 
 # Tensors
@@ -152,22 +152,22 @@ def test_an_unsupported_column_is_named_in_the_error(column, words):
 def test_bytes_are_read_as_tensors_of_the_models_shape(dtype, kind):
     tensors = np.arange(24).reshape(4, 2, 3).astype(dtype)
     column = pa.array([tensor.tobytes() for tensor in tensors], kind)
-    values, good = read(column, "c", (2, 3), floating=True)
+    values, good = read(column, "column 'c'", (2, 3), floating=True)
     assert good is None
     assert values.dtype == dtype
     np.testing.assert_array_equal(values, tensors)
-    np.testing.assert_array_equal(read(column[1:3], "c", (2, 3), floating=True)[0], tensors[1:3])
+    np.testing.assert_array_equal(read(column[1:3], "column 'c'", (2, 3), floating=True)[0], tensors[1:3])
 
 
 def test_bytes_for_an_integer_input_are_integers():
     tokens = np.array([[1, 2], [3, 70_000]], np.int32)
-    values, _ = read(pa.array([row.tobytes() for row in tokens]), "c", (2,), floating=False)
+    values, _ = read(pa.array([row.tobytes() for row in tokens]), "column 'c'", (2,), floating=False)
     assert values.dtype == np.int32
     np.testing.assert_array_equal(values, tokens)
 
 
 def test_tensors_may_be_null():
-    values, good = read(pa.array([None, np.float32([1, 2]).tobytes()]), "c", (2,), floating=True)
+    values, good = read(pa.array([None, np.float32([1, 2]).tobytes()]), "column 'c'", (2,), floating=True)
     assert good.tolist() == [False, True]
     np.testing.assert_array_equal(values, [[0, 0], [1, 2]])
 
@@ -193,13 +193,13 @@ def test_tensors_may_be_null():
 )
 def test_bytes_of_an_unexpected_size_raise_an_error(rows, words):
     with pytest.raises(DataError, match=words):
-        read(pa.array(rows, pa.binary()), "c", (2,))
+        read(pa.array(rows, pa.binary()), "column 'c'", (2,))
 
 
 @pytest.mark.parametrize("shape", [None, (None, 2)])
 def test_bytes_need_a_shape(shape):
     with pytest.raises(DataError, match=re.escape(f"its shape is {shape}")):
-        read(pa.array([b"1234"]), "c", shape)
+        read(pa.array([b"1234"]), "column 'c'", shape)
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 3), (None, None, 3)])
@@ -213,19 +213,19 @@ def test_encoded_images_need_a_loader(shape, head):
     with pytest.raises(
         DataError, match=r"^column 'c' holds encoded images. To decode them, pass loader=image_loader\(size\).$"
     ):
-        read(images, "c", shape)
+        read(images, "column 'c'", shape)
 
 
 def test_tensors_that_begin_like_an_image_are_tensors():
     tensor = np.frombuffer(b"\xff\xd8\xff", np.uint8)
-    np.testing.assert_array_equal(read(pa.array([tensor.tobytes()]), "c", (3,), floating=True)[0], [tensor])
+    np.testing.assert_array_equal(read(pa.array([tensor.tobytes()]), "column 'c'", (3,), floating=True)[0], [tensor])
 
 
 def test_paths_of_images_need_a_loader():
     with pytest.raises(
         DataError, match=r"column 'c' holds paths of images. To read and decode them, pass loader=image_loader\(size\)"
     ):
-        read(pa.array([None, "/photos/1.JPG", "/photos/2.png"]), "c", (4, 4, 3))
+        read(pa.array([None, "/photos/1.JPG", "/photos/2.png"]), "column 'c'", (4, 4, 3))
 
 
 # Columns of one input
@@ -404,7 +404,7 @@ def test_an_array_survives_the_round_trip(array, data):
     column = to_column(array, good)
     column.validate(full=True)
     assert column.is_valid().to_pylist() == good.tolist()
-    values, found = read(column, "c")
+    values, found = read(column, "column 'c'")
     np.testing.assert_array_equal(values[good], array[good] if good.any() else values[good])
     assert found is None if good.all() else found.tolist() == good.tolist()
 

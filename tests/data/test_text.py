@@ -8,7 +8,6 @@ import pytest
 
 from sparkkeras.data import files
 from sparkkeras.data.block import concatenate, from_arrays
-from sparkkeras.data.column_values import Terms
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -148,7 +147,7 @@ def test_rows_of_text_and_numbers():
 
 
 def leaf(*columns, spec=TEXT, **options):
-    return Leaf(columns, len(columns) > 1, spec, terms=Terms(), **options)
+    return Leaf(columns, len(columns) > 1, spec, **options)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])

@@ -99,7 +99,11 @@ def test_greedy_selection_on_frames_and_rdds_equals_that_on_arrays(sc, spark, me
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"label": None}, ConfigurationError, r"label= is missing: there is no column 'label'"),
+        (
+            {"label": None},
+            ConfigurationError,
+            r"label= \(in Spark ML labelCol\) is missing, and the DataFrame has no column 'label'",
+        ),
         ({"features": "pixel"}, DataError, "no column 'pixel'.*Did you mean 'pixels'"),
         ({"features": "label_name"}, DataError, "column 'label_name' has the type string"),
         ({"y_val": np.zeros(3)}, ConfigurationError, "y is only for arrays"),

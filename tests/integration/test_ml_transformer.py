@@ -197,7 +197,7 @@ def test_rows_with_null_features(spark):
     first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
     assert (second.output, second.rawPrediction, second.probability, second.prediction) == (None, None, None, None)
     assert first.prediction is not None
-    with pytest.raises(Exception, match=r"column 'features' has a null.* or set handleInvalid=\"keep\""):
+    with pytest.raises(Exception, match=r"column 'features' has a null.* \(in Spark ML handleInvalid=\"keep\"\)"):
         scorer.setHandleInvalid("error").transform(frame).collect()
 
 

@@ -188,7 +188,7 @@ def test_weight_and_validation_columns(estimator, frame):
         estimator.fit(training, {estimator.validation_data: held_out.drop("weight")})
     with pytest.raises(DataError, match=r"^validation_data: the DataFrame has no column 'features'"):
         estimator.copy({estimator.validation_data: held_out.drop("features")}).transformSchema(training.schema)
-    with pytest.raises(DataError, match="validate on has no rows: .*handleInvalid='skip'.* or validationIndicatorCol"):
+    with pytest.raises(DataError, match="validate on has no rows: .*handleInvalid='skip'.*validationIndicatorCol"):
         estimator.fit(training, {estimator.validation_data: held_out.limit(0)})
 
 
@@ -249,9 +249,9 @@ def test_errors_are_raised_before_training(estimator, model, frame):
         estimator.fit(frame, {estimator.predictionCol: "label"})
     with pytest.raises(ConfigurationError, match="rule 'downpour' does not fit mode='synchronous'"):
         estimator.fit(frame, {estimator.rule: "downpour"})
-    with pytest.raises(ConfigurationError, match="set only one of .* received validation_split=0.2 and validationIndica"):
+    with pytest.raises(ConfigurationError, match="pass only one of .* received validation_split=0.2 and validation_col='"):
         estimator.fit(frame, {estimator.validation_split: 0.2, estimator.validationIndicatorCol: "held_out"})
-    with pytest.raises(ConfigurationError, match=r"validation_split, validation_data and validationIndicatorCol; received"):
+    with pytest.raises(ConfigurationError, match=r"validation_col \(in Spark ML validationIndicatorCol\); received"):
         estimator.fit(frame, {estimator.validation_split: 0.2, estimator.validation_data: frame})
     with pytest.raises(DataError, match="no column 'upper'"):
         KerasEstimator(model=two_by_two(), featuresCol=["upper", "lower"], labelCol=["label", "weight"]).fit(frame)

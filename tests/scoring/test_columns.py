@@ -348,31 +348,33 @@ NUMBERS = pa.array([1.0, 2.0])
     [
         ((), r"^f\(\) takes 3 numbers, or arrays or vectors that hold as many in all; it received 0 arguments\.$"),
         ((NUMBERS,) * 4, r"^f\(\) takes 3 numbers, .* it received 4 arguments"),
-        ((NUMBERS,) * 2, r"^the arguments of f\(\) do.* received rows of shape \(2,\)\. Pass arguments that hold 3 number"),
-        ((pa.array([[1.0], [2.0]]),), r"^argument 1 of f\(\) does not fit .* Pass arguments that hold 3 number"),
+        ((NUMBERS,) * 2, r"^the arguments of f\(\) do.* received rows of shape \(2,\)\. Choose other columns"),
+        (
+            (pa.array([[1.0], [2.0]]),),
+            r"^argument 1 of f\(\) does not fit .* rows of shape \(3,\), received rows of shape \(1,\)",
+        ),
         (
             (pa.array([[1.0], [2.0, 3.0]]),),
-            r"^argument 1 of f\(\) holds arrays of different lengths .* again with loader=PadSequences",
+            r"^argument 1 of f\(\) holds arrays of different lengths .* pass loader=PadSequences",
         ),
         ((NUMBERS, pa.array(["a", "b"]), NUMBERS), r"^argument 2 of f\(\) has the type string; .* CAST\(\.\.\. AS DOUBLE\)"),
         ((pa.array([datetime.date(2020, 1, 1)] * 2),), r"^argument 1 of f\(\) has the type date; .* unix_date"),
         (
             (NUMBERS, NUMBERS, NULL),
-            r"^argument 3 of f\(\) has a null .*WHERE .* register the function again with on_invalid",
+            r"^argument 3 of f\(\) has a null .*WHERE .* pass on_invalid=\"null\"",
         ),
-        ((NUMBERS, NUMBERS, NAN), r"^argument 3 of f\(\) holds NaN .* register the function again with on_invalid"),
+        ((NUMBERS, NUMBERS, NAN), r"^argument 3 of f\(\) holds NaN .* pass on_invalid=\"allow\""),
         (
             (pa.array([b"\xff\xd8\xff\xe0"] * 2),),
-            r"^argument 1 of f\(\) holds encoded images.* register the .*image_loader",
+            r"^argument 1 of f\(\) holds encoded images.* pass loader=image_loader",
         ),
     ],
 )
 def test_errors_in_arguments_of_a_function_name_the_function_and_the_argument(columns, message):
     scorer = Scorer.of(regression(), on_invalid="error")
-    read = ArgumentsToBlocks(scorer.reader, function="f()", give="register the function again with")
-    with pytest.raises(DataError, match=message) as error:
+    read = ArgumentsToBlocks(scorer.reader, function="f()")
+    with pytest.raises(DataError, match=message):
         list(read.blocks(columns, "partition 0", 0))
-    assert not re.search("transform=|pass on_invalid|pass loader|column '|dropna", str(error.value))
 
 
 @pytest.mark.parametrize(

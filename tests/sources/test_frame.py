@@ -13,7 +13,6 @@ from pyspark.sql import types
 
 from sparkkeras import ConfigurationError, DataError
 from sparkkeras.data.block import Structure
-from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -59,14 +58,17 @@ def test_columns_with_the_names_of_inputs_and_outputs_are_found(spark):
 
 def test_the_error_for_missing_columns_lists_the_existing_ones(spark):
     message = error_of(ConfigurationError, frame(spark, "a int, b int"))
-    assert (
-        "features= is missing: there is no column 'features', and no columns with the names of the model's inputs (x)"
-        in message
+    assert message == (
+        "features= (in Spark ML featuresCol) is missing, and the DataFrame has no column 'features' and no columns with the "
+        "names of the model's inputs (x). Its columns: 'a', 'b'."
     )
-    assert "The DataFrame has 'a', 'b'." in message
-    assert "label= is missing" in error_of(ConfigurationError, frame(spark, "features array<int>"), labelled=True)
-    assert "inputs (user, item)" in error_of(ConfigurationError, frame(spark, "features array<int>"), TWO)
-    assert "no column 'features'. The DataFrame has 'a'" in error_of(ConfigurationError, frame(spark, "a int"), UNKNOWN)
+    assert "label= (in Spark ML labelCol) is" in error_of(
+        ConfigurationError, frame(spark, "features array<int>"), labelled=True
+    )
+    assert "has no columns with the names of the model's inputs (user, item). Its columns: 'features'." in error_of(
+        ConfigurationError, frame(spark, "features array<int>"), TWO
+    )
+    assert "no column 'features'. Its columns: 'a'." in error_of(ConfigurationError, frame(spark, "a int"), UNKNOWN)
 
 
 # Named columns
@@ -143,8 +145,6 @@ def test_a_list_with_the_names_of_several_inputs_goes_by_name(spark):
         "features=['item', 'age'] are mapped to the model's inputs by position ('user' gets 'item', 'item' gets 'age'), but "
         "'item' is the name of the input 'item': pass features={name: column}."
     )
-    with worded_for(SPARK_ML):
-        assert "pass featuresCol={name: column}" in error_of(ConfigurationError, given, TWO, features=["age", "user"])
     weights = {"labelled": True, "features": ["user", "item"], "label": ["click", "price"]}
     assert "'price' gets 'click'" in error_of(ConfigurationError, given, TWO, sample_weight=["w", "click"], **weights)
 
@@ -213,12 +213,12 @@ def test_invalid_names_of_columns_raise_an_error(spark, schema, named, message):
 
 def test_the_default_of_a_param_of_spark_ml_means_the_names_of_several_inputs(spark):
     given = frame(spark, "features int, user array<int>, item int, click int, price int")
-    with worded_for(SPARK_ML):
-        assert select(given, TWO, True, features="features", label="label").names == ["user", "item", "click", "price"]
-        with pytest.raises(ConfigurationError, match=r"^featuresCol= is missing: .*names of the model's inputs"):
-            select(frame(spark, "a int"), TWO, features="features")
-        with pytest.raises(ConfigurationError, match=r"^featuresCol='a': the model has 2 inputs"):
-            select(given, TWO, features="a")
+    assert select(given, TWO, True, features="features", label="label").names == ["user", "item", "click", "price"]
+    with pytest.raises(ConfigurationError, match=r"the DataFrame has no columns with the names of the model's inputs"):
+        select(frame(spark, "features int"), TWO, features="features")
+    both = given.withColumn("sample_weight", given.item * 1.0)
+    found = select(both, TWO, True, features="features", label="label", sample_weight="sample_weight")
+    assert found.names == ["user", "item", "click", "price", "sample_weight"]
 
 
 # Names
@@ -259,7 +259,7 @@ def test_many_columns_of_a_type_travel_as_one(spark):
     assert table.num_columns == 4  # the boolean, the array, and one each for the types
     (values,) = found.read([column.chunk(0) for column in table.columns])
     parts = [value if isinstance(value, list) else [value] for value in row]
-    assert [part.name for part in values.parts if part.good is not None] == ["x7"]
+    assert [part.name for part in values.parts if part.good is not None] == ["column 'x7'"]
     expected = [value for part in parts for value in part]
     assert [value for number, value in enumerate(values.values[0]) if number != 7] == expected[:7] + expected[8:]
 
@@ -320,14 +320,17 @@ def test_supported_types(spark, kind):
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [
-        ("string", "Encode text first, for instance with pyspark.ml.feature.StringIndexer"),
+        (
+            "string",
+            "Encode text first, for instance with pyspark.ml.feature.StringIndexer",
+        ),
         ("array<string>", "Encode text first"),
         ("timestamp", "unix_timestamp"),
         ("date", "unix_date"),
         ("void", "Convert it to numbers first"),
-        ("struct<a: int>", r"Name the fields to use \(c.field\)"),
-        ("map<string,int>", r"withColumn\('key', df\['c'\].getItem\('key'\)\)"),
-        ("array<struct<a: int>>", r"withColumn\('key', df\['c'\].getField\('key'\)\)"),
+        ("struct<a: int>", r"Name the fields to use \(struct.field\)"),
+        ("map<string,int>", r"m\['key'\] of a map"),
+        ("array<struct<a: int>>", "s.field of an array of structs"),
         ("array<binary>", "Bytes require a model input of known shape"),
     ],
 )
@@ -349,10 +352,11 @@ def test_allowed_nulls_are_rejected_where_all_features_are_strings(spark):
         message = error_of(DataError, given, labelled=True, on_invalid="allow", **named)
         assert message == (
             "column 'a' holds strings and may hold nulls, but on_invalid=\"allow\" replaces missing numbers by NaN, which "
-            "strings and integers cannot be. Replace nulls (df.fillna({'a': ''})), or pass on_invalid=\"drop\"."
+            "strings and integers cannot be. Replace nulls (df.fillna({'a': ''})), or pass on_invalid=\"drop\" (in Spark ML "
+            'handleInvalid="skip").'
         )
         assert error_of(DataError, given, on_invalid="allow", **named).endswith(
-            'on_invalid="null", which predicts null for them.'
+            'on_invalid="null" (in Spark ML handleInvalid="keep"), which predicts null for them.'
         )
         assert select(given, on_invalid="null", **named).names == ["b", "a"]
     assert select(given, schema, features="b", fits=False, on_invalid="allow").names == ["b"]
