@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import posixpath
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
@@ -151,7 +152,7 @@ class KerasWriter(MLWriter):
         """Write to a temporary folder and rename it, so that a failure does not change an existing folder.
 
         If the process dies while it replaces a folder, the old folder or the new one is complete, and ``load`` finds it.
-        Spark Connect cannot rename folders: there, an existing folder is removed before the new one is written.
+        Spark Connect cannot rename folders: there, the new one is complete beside an existing one before that is replaced.
 
         Raises:
             ConfigurationError: ``path`` is not a path.
@@ -165,11 +166,19 @@ class KerasWriter(MLWriter):
         session = _session(self, "saving")
         content = Content.of(self.instance)
         extra = {"class": _saved_name(kind), _METADATA_KEY: content.notes}
-        replacement = partial(_remote_replacement, session) if is_remote(session) else _replacement
-        with replacement(target, self.shouldOverwrite) as folder:
+
+        def write(folder: str) -> None:
             if content.model is not None:
                 _write(session, f"{folder}/{_MODEL}", content.model)
             DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, content.params)
+
+        if is_remote(session):
+            _replace_remote(RemoteFiles(session), target, self.shouldOverwrite, write)
+            return
+        places = (target, filesystem.previous_folder(target))
+        _check_target(target, not self.shouldOverwrite and any(map(filesystem.exists, places)))
+        with filesystem.new_folder(target, overwrite=self.shouldOverwrite) as folder:
+            write(folder)
 
 
 class KerasReader(MLReader[Any]):
@@ -284,19 +293,6 @@ def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def _replacement(path: str, overwrite: bool) -> Iterator[str]:
-    """Yield a temporary folder, then rename it to the path; on failure it is removed.
-
-    Raises:
-        StorageError: The path exists and ``overwrite`` is false, or it cannot be replaced.
-    """
-    places = (path, filesystem.previous_folder(path))
-    _check_target(path, not overwrite and any(map(filesystem.exists, places)))
-    with filesystem.new_folder(path, overwrite=overwrite) as folder:
-        yield folder
-
-
 def _location(session: SparkSession, path: str) -> str:
     """Where the folder of a path is: there, or under its other name if a process died while it replaced the folder."""
     if is_remote(session) or filesystem.exists(path):
@@ -311,25 +307,32 @@ def _location(session: SparkSession, path: str) -> str:
     return previous
 
 
-@contextmanager
-def _remote_replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
-    """Yield the path itself, since queries cannot rename a folder; on failure, what was written is removed.
+def _replace_remote(files: RemoteFiles, path: str, overwrite: bool, write: Callable[[str], None]) -> None:
+    """Write a folder with queries, which cannot rename one: an existing one is removed when a copy beside it is complete.
 
     Raises:
         StorageError: The path exists and ``overwrite`` is false, or it cannot be written.
     """
-    files = RemoteFiles(session)
     exists = local_part(path) != "/" and files.exists(path)
     _check_target(path, exists and not overwrite)
-    if exists:
-        files.remove_folder(path)
+    parent, name = posixpath.split(path.rstrip("/"))
+    draft = posixpath.join(parent, f".{name}.{uuid.uuid4().hex}") if exists else path
     try:
         with files.query("write", path):
-            yield path
+            write(draft)
     except BaseException:
         with suppress(Exception):
-            files.remove_folder(path)
+            files.remove_folder(draft)
         raise
+    if not exists:
+        return
+    try:
+        files.remove_folder(path)
+        with files.query("write", path):
+            write(path)
+    except StorageError as error:
+        raise StorageError(f"the new folder {draft!r} is complete, but cannot be written to its path: {error}") from error
+    files.remove_folder(draft)
 
 
 def _check_target(path: str, exists: bool) -> None:

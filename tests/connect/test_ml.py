@@ -81,14 +81,32 @@ def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path, monkeypatch)
     (part,) = (tmp_path / "here" / "metadata").glob("part-*")
     assert json.loads(part.read_text())["class"] == "sparkkeras.ml.KerasTransformer"
 
-    def full(*arguments):
-        assert (tmp_path / "new").exists()
-        raise OSError("no space left")
+
+def test_an_error_while_a_stage_is_saved_leaves_a_complete_folder(spark, tmp_path, monkeypatch):
+    path, new = (f"{tmp_path}/{name}" for name in ("here", "new"))
+    first, second = (KerasTransformer(model=classifier(4, 5, 3, seed=seed)) for seed in (0, 1))
+    first.save(path)
+    save, errors = DefaultParamsWriter.saveMetadata, [False, False, True, True]
+
+    def full(instance, folder, *arguments):
+        if errors.pop():
+            raise OSError("no space left")
+        save(instance, folder, *arguments)
 
     monkeypatch.setattr(DefaultParamsWriter, "saveMetadata", full)
-    with pytest.raises(StorageError, match="cannot write '.*/new' with Spark Connect: no space left"):
-        first.save(f"{tmp_path}/new")
-    assert [each.name for each in tmp_path.iterdir()] == ["here"]
+    for writer, target in ((second.write(), new), (second.write().overwrite(), path)):
+        with pytest.raises(StorageError, match=f"cannot write '{target}' with Spark Connect: no space left"):
+            writer.save(target)
+        assert [each.name for each in tmp_path.iterdir()] == ["here"]
+    np.testing.assert_array_equal(KerasTransformer.load(path).get_model()(ROWS), first.get_model()(ROWS))
+    errors[:] = [True, False]  # in place of the old folder
+    with pytest.raises(StorageError, match=r"the new folder '(.*)' is complete, but .*: no space left") as caught:
+        second.write().overwrite().save(path)
+    draft = str(caught.value).split("'")[1]
+    np.testing.assert_array_equal(KerasTransformer.load(draft).get_model()(ROWS), second.get_model()(ROWS))
+    monkeypatch.undo()
+    second.write().overwrite().save(path)
+    np.testing.assert_array_equal(KerasTransformer.load(path).get_model()(ROWS), second.get_model()(ROWS))
 
 
 def test_places_where_a_stage_cannot_be_saved_are_reported(spark):
