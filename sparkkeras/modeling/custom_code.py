@@ -6,9 +6,8 @@ name. Only pickles that the driver made for its own workers are ever loaded.
 
 from __future__ import annotations
 
-import builtins
-import dis
 import functools
+import inspect
 import io
 import json
 import os
@@ -356,7 +355,7 @@ def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str
                     f"{_description(path)} is a lambda, which Keras saves without the variables that it uses, so it might "
                     "not load correctly. Define it with def and a unique name."
                 )
-            outside = sorted(global_names(value.__code__) - vars(builtins).keys())
+            outside = sorted(inspect.getclosurevars(value).globals)
             if outside:
                 raise CustomObjectError(
                     f"{_description(path)} is a lambda that uses {', '.join(outside)} from the enclosing scope, which Keras "
@@ -380,13 +379,6 @@ def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str
             needed[name] = value
             places.setdefault(name, path)
     return needed
-
-
-def global_names(code: types.CodeType) -> set[str]:
-    """The global names that code uses, including those of nested functions."""
-    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return names.union(*map(global_names, inner))
 
 
 def check_same_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
