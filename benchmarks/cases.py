@@ -136,9 +136,8 @@ predict_torch = _inference_on("PyTorch: ", "predict_torch", "torch")
 def handles(effort: Effort) -> Samples:
     """Read a partition's files as the arrays of one shuffled epoch, as a worker does; without Spark."""
     from sparkkeras.data import files
-    from sparkkeras.data.block import from_arrays
+    from sparkkeras.data.block import BLOCK_BYTES, from_arrays
     from sparkkeras.data.order import RowOrder
-    from sparkkeras.data.sizes import BLOCK_BYTES
 
     x, y = data.vectors(effort.rows(LARGE) // 2)
     epoch = itertools.count()

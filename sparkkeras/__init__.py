@@ -26,7 +26,7 @@ _HOMES = {
     "diagnostics.findings": ["Diagnosis", "Finding"],
     "sources.arrays": ["to_simple_rdd"],
     "sources.conversions": ["from_data_frame", "to_data_frame"],
-    "data.one_hot": ["encode_label"],
+    "data.labels": ["encode_label"],
     "formats.images": ["image_loader"],
     "formats.sequences": ["PadSequences"],
     "mllib.conversions": [
@@ -62,8 +62,7 @@ _HOMES = {
     "ml.image_featurizer": ["ImageFeaturizer"],
     "mllib.model": ["SparkMLlibModel"],
     "monitor.monitor": ["Monitor"],
-    "parameter.options": ["ParameterServerOptions"],
-    "rpc.options": ["ServerOptions"],
+    "rpc.options": ["ParameterServerOptions", "ServerOptions"],
     "parameter.rules": [
         "AGN",
         "AsynchronousRule",

@@ -1,6 +1,6 @@
 # What type checkers and editors know of the package; __init__.py loads the same names when they are first used.
 from sparkkeras.checkpoints.checkpoint import Checkpoint as Checkpoint
-from sparkkeras.data.one_hot import encode_label as encode_label
+from sparkkeras.data.labels import encode_label as encode_label
 from sparkkeras.diagnostics.doctor import diagnose as diagnose
 from sparkkeras.diagnostics.findings import Diagnosis as Diagnosis
 from sparkkeras.diagnostics.findings import Finding as Finding
@@ -38,7 +38,6 @@ from sparkkeras.mllib.conversions import to_matrix as to_matrix
 from sparkkeras.mllib.conversions import to_vector as to_vector
 from sparkkeras.mllib.model import SparkMLlibModel as SparkMLlibModel
 from sparkkeras.monitor.monitor import Monitor as Monitor
-from sparkkeras.parameter.options import ParameterServerOptions as ParameterServerOptions
 from sparkkeras.parameter.rules import AGN as AGN
 from sparkkeras.parameter.rules import DCASGD as DCASGD
 from sparkkeras.parameter.rules import EAMSGD as EAMSGD
@@ -53,6 +52,7 @@ from sparkkeras.parameter.rules import SlowMo as SlowMo
 from sparkkeras.parameter.rules import UpdateRule as UpdateRule
 from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
 from sparkkeras.parameter.stats import ParameterServerStats as ParameterServerStats
+from sparkkeras.rpc.options import ParameterServerOptions as ParameterServerOptions
 from sparkkeras.rpc.options import ServerOptions as ServerOptions
 from sparkkeras.runner.spark_runner import SparkRunner as SparkRunner
 from sparkkeras.sources.arrays import to_simple_rdd as to_simple_rdd

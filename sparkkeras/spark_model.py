@@ -24,7 +24,6 @@ from sparkkeras.modeling.archive import find_outside, load_bytes
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
-from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
     State,
     UpdateRule,
@@ -35,6 +34,7 @@ from sparkkeras.parameter.rules import (
     rule_from_config,
 )
 from sparkkeras.parameter.stats import ParameterServerStats
+from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
@@ -49,10 +49,9 @@ from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, as_callbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
-from sparkkeras.training.description import describe_fit
 from sparkkeras.training.fit_arguments import FitArguments, ModeArguments, ModelSettings, SettingArguments
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, ServerSettings
-from sparkkeras.training.preparation import Partitioning, check_fit, packed, prepare_fit
+from sparkkeras.training.preparation import Partitioning, check_fit, describe_fit, packed, prepare_fit
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder, Recorder
 from sparkkeras.training.row_options import RowOptions

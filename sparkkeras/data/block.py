@@ -537,3 +537,24 @@ def from_arrays(
 def _tupled(value: Any) -> Any:
     several = isinstance(value, list) and value and all(isinstance(p, (np.ndarray, SparseRows)) and p.ndim for p in value)
     return tuple(value) if several else value
+
+
+MIB = 1024 * 1024
+
+INLINE_BYTES = 64 * 1024
+"""Values and results of up to this size travel with the task; larger ones through a broadcast or a file."""
+
+BLOCK_BYTES = 4 * MIB
+"""Rows are gathered from an RDD, and copied from files to a model, in blocks of about this size."""
+
+PIECE_BYTES = 8 * MIB
+"""Workers merge results in pieces of this size."""
+
+CHUNK_BYTES = 32 * MIB
+"""Arrays and values are sent to workers in chunks of this size: the server of Spark Connect holds a chunk several times."""
+
+HELD_BYTES = 64 * MIB
+"""A worker holds predictions, and what a loader makes of its rows, up to about this size."""
+
+EPOCH_BYTES = 32 * MIB
+"""TensorFlow reads rows of up to about this size at once: its datasets in memory start faster than others."""

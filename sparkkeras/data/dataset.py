@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.files import Handle
-from sparkkeras.data.label_range import LabelRange, union
+from sparkkeras.data.labels import LabelRange, union
 from sparkkeras.errors import ConfigurationError, DataError
 
 R = TypeVar("R")

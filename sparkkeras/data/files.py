@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparkkeras.data.block import Block, BlockSpec, changed
-from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.data.partition_stats import PartitionStats
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.errors import DataError, StorageError

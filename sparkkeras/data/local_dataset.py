@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from sparkkeras.data.block import Block, concatenate_alike
+from sparkkeras.data.block import PIECE_BYTES, Block, concatenate_alike
 from sparkkeras.data.dataset import (
     DriverAddress,
     Merging,
@@ -25,8 +25,7 @@ from sparkkeras.data.dataset import (
     joined,
 )
 from sparkkeras.data.files import Handle, checksum_of, one_block
-from sparkkeras.data.label_range import label_ranges
-from sparkkeras.data.sizes import PIECE_BYTES
+from sparkkeras.data.labels import label_ranges
 
 R = TypeVar("R")
 _attempts = itertools.count()

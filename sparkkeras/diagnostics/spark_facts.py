@@ -29,8 +29,7 @@ from sparkkeras.spark.activity import executor_addresses
 from sparkkeras.spark.cluster import SparkRunning, driver_address
 from sparkkeras.spark.connect import RemoteRunning, client_address, is_remote, slots_of_session, task_cores
 from sparkkeras.spark.job_errors import translated
-from sparkkeras.spark.master import is_local
-from sparkkeras.spark.ports import worker_ports
+from sparkkeras.spark.settings import is_local, worker_ports
 from sparkkeras.spark.slots import slots_of
 
 if TYPE_CHECKING:

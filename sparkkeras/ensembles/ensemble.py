@@ -17,7 +17,7 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments
 from sparkkeras.data.block import Block
-from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.labels import label_ranges
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import ConfigurationError, ModelError

@@ -12,7 +12,7 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block, describe
-from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.labels import label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.ensembles import compatibility
 from sparkkeras.ensembles.ensemble import EnsembleModel

@@ -27,12 +27,11 @@ from sparkkeras.progress.status_line import format_logs
 from sparkkeras.scoring.progress import ScoringProgress
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
-from sparkkeras.training.description import describe_fit
 from sparkkeras.training.fit_arguments import EnsembleArguments
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
-from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, packed, prepare_fit
+from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, describe_fit, packed, prepare_fit
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import WorkerRows, data_of
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.block import Block, describe
-from sparkkeras.data.label_range import LabelRange
+from sparkkeras.data.block import HELD_BYTES, Block, describe
+from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
-from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.hyperopt.rows_on_disk import TRAINING, VALIDATION, arrays_of
 from sparkkeras.modeling.custom_code import ByValue

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras.data.block import Structure, from_arrays
-from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.labels import label_ranges
 from sparkkeras.errors import DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchDefinitionError, TrialEnd

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.label_range import LabelRange
+from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.order import RowOrder
 from sparkkeras.hyperopt.reporting import SearchDefinitionError
 from sparkkeras.modeling import state as model_state

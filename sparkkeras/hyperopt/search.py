@@ -43,9 +43,8 @@ from sparkkeras.hyperopt.trial_events import TrialEvents
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.progress.status_line import StatusLine
-from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
+from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions, ServerOptions
 from sparkkeras.sources.copies import copied
 from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.sources.source import is_distributed

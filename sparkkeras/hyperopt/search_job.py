@@ -19,7 +19,7 @@ from typing import Any
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Running, Shared, TaskContext
-from sparkkeras.data.label_range import LabelRange
+from sparkkeras.data.labels import LabelRange
 from sparkkeras.errors import ClusterError, DriverConnectionError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.data import fit_data
 from sparkkeras.hyperopt.encoding import decode

@@ -17,7 +17,7 @@ from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkDataset, without_rows
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connectivity import check_connectivity
-from sparkkeras.spark.resources import TaskResources
+from sparkkeras.spark.settings import TaskResources
 from sparkkeras.worker import device
 
 R = TypeVar("R")

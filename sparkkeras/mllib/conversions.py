@@ -10,8 +10,8 @@ import numpy as np
 
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import describe
+from sparkkeras.data.labels import class_indices, encode_label
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
-from sparkkeras.data.one_hot import class_indices, encode_label
 from sparkkeras.errors import DataError, counted
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark.cluster import check_running

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from sparkkeras.data.block import BlockSpec, LeafSpec, Structure
-from sparkkeras.data.label_range import LabelRange
+from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of

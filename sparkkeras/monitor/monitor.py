@@ -23,10 +23,9 @@ from sparkkeras.errors import ConfigurationError, StorageError, warn
 from sparkkeras.events import Event, RunEnded, RunStarted
 from sparkkeras.modeling.state import has_settable_rate, learning_rate
 from sparkkeras.monitor.messages import Messages, RunReporter
-from sparkkeras.monitor.page import saved_page
-from sparkkeras.monitor.server import PageServer
+from sparkkeras.monitor.server import PageServer, saved_page
 from sparkkeras.spark import filesystem
-from sparkkeras.training.description import describe_model
+from sparkkeras.training.preparation import describe_model
 
 P = ParamSpec("P")
 

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from sparkkeras.rpc.acceptor import Capacity
 from sparkkeras.rpc.addresses import open_listener
-from sparkkeras.rpc.capacity import Capacity
 from sparkkeras.rpc.transport import (
     Address,
     Call,

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sparkkeras.rpc.acceptor import FIRST_SECONDS, accepting
+from sparkkeras.rpc.acceptor import FIRST_SECONDS, Capacity, accepting
 from sparkkeras.rpc.addresses import open_listener
-from sparkkeras.rpc.capacity import Capacity
 from sparkkeras.rpc.transport import (
     Address,
     Call,

@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, closing
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler
 
-from sparkkeras.rpc.acceptor import accepting
-from sparkkeras.rpc.capacity import Capacity
+from sparkkeras.rpc.acceptor import Capacity, accepting
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
 from sparkkeras.spark.connectivity import Preflight, check_reached
-from sparkkeras.spark.ports import worker_ports
-from sparkkeras.spark.resources import TaskResources
+from sparkkeras.spark.settings import TaskResources, worker_ports
 
 if TYPE_CHECKING:
     import pyarrow as pa

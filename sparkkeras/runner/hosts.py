@@ -18,10 +18,9 @@ from sparkkeras.data.dataset import Rows, Shared
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.rpc.transport import Address
-from sparkkeras.runner.addresses import environment
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
-from sparkkeras.runner.rank import Placement, RankMain, RankWork, Script, report
+from sparkkeras.runner.rank import Placement, RankMain, RankWork, Script, environment, report
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import holding_port

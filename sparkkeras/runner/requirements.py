@@ -6,8 +6,7 @@ import time
 
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
-from sparkkeras.spark.master import is_local
-from sparkkeras.spark.ports import Settings
+from sparkkeras.spark.settings import Settings, is_local
 
 REGISTER_SECONDS = 10.0
 """How long executors have to register, before a barrier stage has too few slots."""

@@ -15,8 +15,7 @@ from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached
-from sparkkeras.spark.ports import worker_ports
-from sparkkeras.spark.resources import TaskResources
+from sparkkeras.spark.settings import TaskResources, worker_ports
 from sparkkeras.worker import device
 
 if TYPE_CHECKING:

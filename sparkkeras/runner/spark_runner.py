@@ -31,7 +31,7 @@ from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import Cluster, active_context
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
-from sparkkeras.spark.ports import Settings, worker_ports
+from sparkkeras.spark.settings import Settings, worker_ports
 from sparkkeras.worker.device import forking_environment
 
 if TYPE_CHECKING:

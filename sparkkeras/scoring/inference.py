@@ -17,7 +17,7 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
-from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted

@@ -20,11 +20,10 @@ from pyspark.core.rdd import PipelinedRDD
 
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, describe, from_arrays, piece_rows
+from sparkkeras.data.block import BLOCK_BYTES, CHUNK_BYTES, Block, describe, from_arrays, piece_rows
 from sparkkeras.data.dataset import Shared, StoredDataset
 from sparkkeras.data.files import Handle
 from sparkkeras.data.placement import even_slices
-from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
 from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from sparkkeras.data.block import Block
+from sparkkeras.data.block import PIECE_BYTES, Block
 from sparkkeras.data.columns import Leaf, to_column
 from sparkkeras.data.dataset import DriverAddress, Merging, Piece, Rows, Shared, StoredDataset, Task, TrainingTask, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
-from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkkeras.data import files
+from sparkkeras.data.block import CHUNK_BYTES
 from sparkkeras.data.dataset import FilesMissing
-from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.data.values import Pickled, read_files
 from sparkkeras.spark.connect import RESULT, RemoteCluster
 

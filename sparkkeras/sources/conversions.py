@@ -10,8 +10,8 @@ import numpy as np
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
+from sparkkeras.data.labels import class_indices, encode_label
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
-from sparkkeras.data.one_hot import class_indices, encode_label
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError

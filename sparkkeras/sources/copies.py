@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, concatenate
+from sparkkeras.data.block import BLOCK_BYTES, Block, concatenate
 from sparkkeras.data.dataset import Task, all_labels, common_spec
 from sparkkeras.data.files import Handle
-from sparkkeras.data.label_range import LabelRange, label_ranges, union
-from sparkkeras.data.sizes import BLOCK_BYTES
+from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults
 from sparkkeras.sources.tasks import Deferred, Problem, ReportsProblems, Sweep, in_memory, task_context, without_problems

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
-from sparkkeras.data.block import Block, Form, Structure, by_name, describe, in_field, items_by_path, name_of
+from sparkkeras.data.block import HELD_BYTES, Block, Form, Structure, by_name, describe, in_field, items_by_path, name_of
 from sparkkeras.data.columns import ColumnValues, Leaf, Loader, label_loaders, sparse_width
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema, on_optional
-from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.sources.column_names import ColumnFinder, column_names, quotes_are_patterns
 from sparkkeras.sources.column_types import check_nulls, check_types

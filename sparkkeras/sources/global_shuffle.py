@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, concatenate_alike, piece_rows
-from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
+from sparkkeras.data.block import BLOCK_BYTES, CHUNK_BYTES, Block, concatenate_alike, piece_rows
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.sources.connect import OverBlocks, RemoteDataset, current_partition
 from sparkkeras.sources.rows import in_turn

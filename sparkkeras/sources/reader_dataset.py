@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import DriverAddress, Rows, Shared, StoredDataset, Task, TaskContext, TrainingTask
 from sparkkeras.data.files import Handle
-from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.labels import label_ranges
 from sparkkeras.sources.connect import OverPartition, RemoteResults
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.sources.tasks import Deferred, task_context

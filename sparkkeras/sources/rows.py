@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.data.block import Block, Form, describe, piece_rows
+from sparkkeras.data.block import BLOCK_BYTES, Block, Form, describe, piece_rows
 from sparkkeras.data.reader import Reader
-from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.errors import DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster

@@ -20,11 +20,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from sparkkeras.data import files
-from sparkkeras.data.block import Block
+from sparkkeras.data.block import BLOCK_BYTES, INLINE_BYTES, PIECE_BYTES, Block
 from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Shared, Task, TaskContext
 from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.placement import SAME_ROWS
-from sparkkeras.data.sizes import BLOCK_BYTES, INLINE_BYTES, PIECE_BYTES
 from sparkkeras.data.text import Text
 from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import DataError

@@ -19,7 +19,7 @@ from sparkkeras.events import Events, Incident, SparkTasks
 from sparkkeras.rpc.addresses import connect_error, split_address
 from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.job_errors import quietly
-from sparkkeras.spark.master import is_local
+from sparkkeras.spark.settings import is_local
 
 POLL_SECONDS = 1.0
 """The shortest interval at which the store is read."""

@@ -25,15 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkkeras.data.block import INLINE_BYTES
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
-from sparkkeras.data.sizes import INLINE_BYTES
 from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
-from sparkkeras.spark.master import is_local
-from sparkkeras.spark.resources import TaskResources
+from sparkkeras.spark.settings import TaskResources, is_local
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.spark.worker_checks import PACKAGE, check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkkeras import errors
+from sparkkeras.data.block import CHUNK_BYTES
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
-from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import translated
-from sparkkeras.spark.master import is_local
+from sparkkeras.spark.settings import is_local
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.spark.worker_checks import check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment

@@ -21,7 +21,7 @@ from sparkkeras.errors import (
     TrainingInterruptedError,
     WorkerError,
 )
-from sparkkeras.spark.master import is_local
+from sparkkeras.spark.settings import is_local
 from sparkkeras.worker.memory import describe_memory, ran_out
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
-from sparkkeras.data.sizes import CHUNK_BYTES, MIB
+from sparkkeras.data.block import CHUNK_BYTES, MIB
 from sparkkeras.errors import SparkKerasError, StorageError
 from sparkkeras.spark.connect import (
     RemoteCluster,

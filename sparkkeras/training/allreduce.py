@@ -52,14 +52,13 @@ from sparkkeras.runner.requirements import active_settings, check_static_allocat
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
 from sparkkeras.runner.values import pack_parts, unpack_parts
 from sparkkeras.spark.job_errors import package_error
-from sparkkeras.spark.ports import worker_ports
+from sparkkeras.spark.settings import worker_ports
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce_hosts import RankHosts, rank_hosts
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job
+from sparkkeras.training.job import Job, ValidationPlan, validation_plan
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import Report, add_histories, check_finite, warn_of_steps
-from sparkkeras.training.worker_validation import ValidationPlan, validation_plan
 from sparkkeras.weights import Array, Flat
 from sparkkeras.worker.batch_reader import WorkerBatches
 from sparkkeras.worker.batches import BatchRange, FitOptions

@@ -50,11 +50,14 @@ from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.saved_progress import EpochRecord, TrainingProgress
 from sparkkeras.training.saved_run import SavedRun, Work, WorkerRows, data_of
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
-from sparkkeras.training.termination import Termination, termination
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     from sparkkeras.parameter.ledger import LedgerProgress
+import signal
+import threading
+from dataclasses import dataclass
+from types import FrameType
 
 
 class CheckpointRecorder:
@@ -464,3 +467,45 @@ def _listed(rows: Sequence[int | None]) -> str:
     """The numbers of rows of workers, in messages."""
     shown = ["an unknown number of" if each is None else str(each) for each in rows[:4]]
     return ", ".join(shown) + (f" and others ({len(rows)} workers)" if len(rows) > len(shown) else "")
+
+
+@dataclass
+class Termination:
+    """Whether the process was asked to end.
+
+    Attributes:
+        requested: Whether a SIGTERM has arrived.
+        interrupts: Whether it raises KeyboardInterrupt.
+        handled: Whether the caller raises an error for it; otherwise the previous handler gets the signal in the end.
+    """
+
+    requested: bool = False
+    interrupts: bool = True
+    handled: bool = False
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signal."""
+        self.requested = True
+        self.check()
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a SIGTERM has arrived. Python ignores that of the handler within a finalizer."""
+        if self.requested and self.interrupts:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def termination() -> Iterator[Termination]:
+    """Handle SIGTERM within this context, if this is the main thread; then restore the previous handler."""
+    found = Termination()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is None:  # a handler in C, which Python cannot restore
+        yield found
+        return
+    previous = signal.signal(signal.SIGTERM, found.receive)
+    try:
+        yield found
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if found.requested and not found.handled:
+            signal.raise_signal(signal.SIGTERM)

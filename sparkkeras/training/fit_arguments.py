@@ -19,9 +19,8 @@ from sparkkeras.data.placement import Shuffle
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.events import EventListener
-from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule, as_rule
-from sparkkeras.rpc.options import NETWORK_TRANSPORTS
+from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks

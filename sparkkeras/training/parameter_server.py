@@ -47,11 +47,10 @@ from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job
+from sparkkeras.training.job import Job, validation_plan
 from sparkkeras.training.parameter_server_worker import OptimizerVariables, TrainTask, WorkerPlan, merge
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import add_histories, gathered
-from sparkkeras.training.worker_validation import validation_plan
 from sparkkeras.weights import Array, Flat
 
 PROGRESS_SECONDS = 0.25

@@ -15,19 +15,21 @@ import keras
 from sparkkeras.arguments import declared
 from sparkkeras.data.block import BlockSpec, describe
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
-from sparkkeras.data.label_range import LabelRange, label_ranges
+from sparkkeras.data.labels import LabelRange, label_ranges
 from sparkkeras.data.partition_stats import CountClasses, balanced_weights
 from sparkkeras.data.placement import RowPlacement, TrainValidationSplit
 from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, warn
-from sparkkeras.events import Events, PhaseStarted
+from sparkkeras.events import Events, PhaseStarted, RunStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, warn_of_shuffle
 from sparkkeras.modeling.labels import check_class_weight, check_label_structure
+from sparkkeras.modeling.optimizers import inner_optimizer
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.own_methods import check_can_train
 from sparkkeras.modeling.schema import input_structure, schema_of
+from sparkkeras.modeling.state import has_settable_rate, learning_rate
 from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
 from sparkkeras.sources.source import (
@@ -381,3 +383,48 @@ def _check(
 
 def _purpose(options: BatchOptions) -> str:
     return "data" if isinstance(options, FitOptions) else "data to evaluate or validate on"
+
+
+def describe_fit(kind: str, model: keras.Model, request: FitRequest, settings: Mapping[str, Any]) -> RunStarted:
+    """The event with which a training begins.
+
+    Args:
+        kind: See `RunStarted`.
+        model: The model, or the first one of several.
+        request: The checked call of ``fit``.
+        settings: Further settings by name, for display.
+    """
+    shown = {
+        **settings,
+        **request.settings,
+        "seed": request.options.seed,
+        **describe_model(model),
+    }
+    return RunStarted(
+        kind=kind,
+        name=model.name,
+        settings=shown,
+        epochs=request.given["epochs"],
+        initial_epoch=request.given["initial_epoch"],
+    )
+
+
+def describe_model(model: keras.Model) -> dict[str, Any]:
+    """The settings of a model by name, for display."""
+    described: dict[str, Any] = {"parameters": model.count_params() if model.built else None}
+    if model.optimizer is not None:
+        described["optimizer"] = type(inner_optimizer(model)).__name__
+        described["learning_rate"] = float(f"{learning_rate(model):.6g}") if has_settable_rate(model) else "schedule"
+        described["loss"] = _name(getattr(model, "loss", None))
+    return described | {"keras": keras.__version__, "backend": keras.backend.backend()}
+
+
+def _name(value: Any) -> str | None:
+    """A loss, or several, as text."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_name(member)}" for name, member in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(_name(member)) for member in value)
+    return str(getattr(value, "name", None) or getattr(value, "__name__", None) or type(value).__name__)

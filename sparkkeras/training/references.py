@@ -20,8 +20,8 @@ from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import CustomObjectError
 from sparkkeras.modeling.custom_code import ByValue, is_own, lookup_names, may_be_named
-from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES, UpdateRule, rule_config, rule_from_config, rule_name
+from sparkkeras.rpc.options import ParameterServerOptions
 
 T = TypeVar("T")
 

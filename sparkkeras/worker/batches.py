@@ -11,12 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, Form, Structure, concatenate_alike
+from sparkkeras.data.block import BLOCK_BYTES, Block, BlockSpec, Form, Structure, concatenate_alike
 from sparkkeras.data.dataset import BlockStream
 from sparkkeras.data.order import RowOrder
 from sparkkeras.data.partition_stats import ClassWeight
 from sparkkeras.data.placement import Shuffle
-from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.worker import device

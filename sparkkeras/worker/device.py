@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, changed, concatenate
-from sparkkeras.data.sizes import EPOCH_BYTES
+from sparkkeras.data.block import EPOCH_BYTES, Block, BlockSpec, changed, concatenate
 from sparkkeras.data.text import Text
 from sparkkeras.errors import ClusterError, DataError, ModelError
 from sparkkeras.modeling import garbage_collection

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, changed
+from sparkkeras.data.block import HELD_BYTES, Block, BlockSpec, changed
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.schema import Schema
-from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive

@@ -20,7 +20,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import BlockStream, TaskContext
-from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state

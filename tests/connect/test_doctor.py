@@ -3,7 +3,7 @@
 import socket
 
 from sparkkeras import diagnose
-from sparkkeras.spark.ports import WORKER_PORTS
+from sparkkeras.spark.settings import WORKER_PORTS
 from tests.models import classifier
 
 

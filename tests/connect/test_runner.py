@@ -15,7 +15,7 @@ from sparkkeras import ConfigurationError, DataError, SparkModel, SparkRunner, W
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.runner import connect_hosts, context
-from sparkkeras.spark.ports import WORKER_PORTS
+from sparkkeras.spark.settings import WORKER_PORTS
 from tests.models import regression
 from tests.processes import interrupted_when, lines_of_ranks
 

@@ -11,7 +11,7 @@ import pytest
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.files import Handle
-from sparkkeras.data.label_range import LabelRange
+from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.text import to_text
 from sparkkeras.errors import DataError, StorageError
 

@@ -8,7 +8,7 @@ import pytest
 
 from sparkkeras.data.block import Block, from_arrays
 from sparkkeras.data.dataset import TaskContext, all_labels, common_spec
-from sparkkeras.data.label_range import LabelRange
+from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import DataError
 from tests.sources.conformance import Sum

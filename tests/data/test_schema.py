@@ -12,7 +12,7 @@ import pytest
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
 from sparkkeras.data.columns import ColumnValues, Leaf
-from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import DataError

@@ -9,7 +9,7 @@ from scipy import sparse
 from sparkkeras.data.block import Block, Form, Structure, from_arrays
 from sparkkeras.data.columns import Leaf, sparse_width, to_column
 from sparkkeras.data.files import write
-from sparkkeras.data.label_range import LabelRange, label_ranges
+from sparkkeras.data.labels import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sparse import SparseRows, with_sparse_rows

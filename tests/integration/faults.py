@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 from sparkkeras import SparkModel
-from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.service import ParameterService
+from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.rpc.transport import RefusedError
 
 ROWS, WORKERS, BATCH_SIZE, EPOCHS = 240, 2, 8, 3

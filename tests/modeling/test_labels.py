@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.labels import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.labels import check_class_weight, check_labels
 

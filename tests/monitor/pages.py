@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from sparkkeras.monitor import page as module
+from sparkkeras.monitor import server as module
 
 PAGE = Path(module.__file__).parent / "page"
 

@@ -8,7 +8,7 @@ from io import BytesIO
 
 import pytest
 
-from sparkkeras.monitor.page import SCRIPTS
+from sparkkeras.monitor.server import SCRIPTS
 from tests.monitor import samples
 from tests.monitor.browser import find_browser, start_browser
 from tests.monitor.pages import PAGE, page, read

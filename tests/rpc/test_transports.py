@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sparkkeras.errors import ConfigurationError, DriverConnectionError
-from sparkkeras.rpc import capacity
+from sparkkeras.rpc import acceptor
 from sparkkeras.rpc import socket as socket_transport
 from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client
 from sparkkeras.rpc.transport import (
@@ -1209,7 +1209,7 @@ def test_closed_connections_leave_nothing_behind_on_a_running_server(name):
 @over_tcp
 def test_the_number_of_simultaneous_calls_is_limited(name, monkeypatch):
     """Further calls wait, and an unauthenticated client is rejected meanwhile."""
-    monkeypatch.setattr(capacity, "MAX_CALLS", 3)
+    monkeypatch.setattr(acceptor, "MAX_CALLS", 3)
     handler = RecordingHandler()
     served = serving(name, handler)
     with served as address, ThreadPoolExecutor(4) as pool, contextlib.ExitStack() as stack:
@@ -1226,7 +1226,7 @@ def test_the_number_of_simultaneous_calls_is_limited(name, monkeypatch):
 @over_tcp
 def test_a_call_that_waited_for_others_for_too_long_begins(name, monkeypatch):
     """Otherwise clients that stall would stop all others, or a long queue would exceed the timeout of clients."""
-    monkeypatch.setattr(capacity, "MAX_CALLS", 1)
+    monkeypatch.setattr(acceptor, "MAX_CALLS", 1)
     handler = RecordingHandler()
     with serving(name, handler, timeout=0.2) as address, ThreadPoolExecutor(2) as pool:
         with calling(patient(address)) as first, calling(patient(address)) as second:
@@ -1240,7 +1240,7 @@ def test_a_call_that_waited_for_others_for_too_long_begins(name, monkeypatch):
 def test_connections_of_the_socket_transport_share_buffers(monkeypatch):
     """A buffer for each connection would take the memory of all workers' updates."""
     made = []
-    monkeypatch.setattr(socket_transport, "Capacity", lambda timeout: made.append(capacity.Capacity(timeout)) or made[0])
+    monkeypatch.setattr(socket_transport, "Capacity", lambda timeout: made.append(acceptor.Capacity(timeout)) or made[0])
     with serving("socket", RecordingHandler()) as address, calling(address) as first, calling(address) as second:
         for caller in (first, second, first):
             assert echo(caller, body=b"x" * MB) == b"x" * MB
@@ -1277,7 +1277,7 @@ def test_an_idle_http_session_stays_open_and_buffers_are_reused():
 
 
 def test_one_buffer_is_kept_for_each_simultaneous_call_however_sizes_grow():
-    buffers = capacity.Capacity(30.0)
+    buffers = acceptor.Capacity(30.0)
     for size in (100, 200, 300, 0, 50):
         buffer = buffers.borrow(size)
         assert len(buffer) >= size

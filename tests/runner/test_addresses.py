@@ -2,7 +2,7 @@
 
 import json
 
-from sparkkeras.runner.addresses import environment, local_rank
+from sparkkeras.runner.rank import environment, local_rank
 
 ADDRESSES = ("a:1", "b:2", "a:3")
 

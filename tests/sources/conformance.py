@@ -10,7 +10,7 @@ from sparkkeras.data.dataset import all_labels, common_spec
 
 ROWS, PARTS = 23, 3
 LARGE = 100_000
-"""The length of a vector that does not travel with a task; see `sparkkeras.data.sizes.INLINE_BYTES`."""
+"""The length of a vector that does not travel with a task; see `sparkkeras.data.block.INLINE_BYTES`."""
 
 
 def numbered_block():

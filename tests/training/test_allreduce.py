@@ -44,10 +44,10 @@ from sparkkeras.training.allreduce import (
 )
 from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.job import ValidationPlan
 from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.worker_reports import Report, check_finite
-from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions
 from tests.models import classifier

@@ -28,9 +28,9 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import mean_logs
 from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
+from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.spark.slots import held_slots
 from sparkkeras.training import parameter_server
 from sparkkeras.training.job import ServerSettings, Validation

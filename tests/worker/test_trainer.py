@@ -11,7 +11,7 @@ import pytest
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.labels import label_ranges
 from sparkkeras.data.local_dataset import LocalStream
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling import archive, metrics

@@ -1,14 +1,49 @@
-"""The resources of tasks that need others than Spark is configured for (Spark's stage-level scheduling)."""
+"""What Spark's settings say: of its master, of the ports of workers, of the resources of tasks."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkkeras.errors import ConfigurationError, counted
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+
+def is_local(master: str) -> bool:
+    """Whether tasks run on the machine of the driver, or of the Spark Connect server, and share its files."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
+WORKER_PORTS = "spark.sparkkeras.worker.ports"
+"""The setting of Spark that limits the ports on which workers of all-reduce training and of `SparkRunner` listen."""
+
+
+class Settings(Protocol):
+    """The settings of a SparkContext, or of a session of Spark Connect."""
+
+    def get(self, key: str, default: str, /) -> str | None:
+        """The value of a setting."""
+        ...
+
+
+def worker_ports(settings: Settings) -> range | None:
+    """The ports of `WORKER_PORTS`; ``None``: any free ones.
+
+    Raises:
+        ConfigurationError: The setting is not a range of ports.
+    """
+    value = settings.get(WORKER_PORTS, "")
+    if not value:
+        return None
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
+    if not found or not 0 < int(found[1]) <= int(found[2]) < 1 << 16:
+        raise ConfigurationError(
+            f"{WORKER_PORTS}={value!r}: expected the first and the last of 1 to 65535, such as '36000-36031'."
+        )
+    return range(int(found[1]), int(found[2]) + 1)
 
 
 @dataclass(frozen=True)
