@@ -31,7 +31,6 @@ from sparkkeras.errors import ModelError
 from sparkkeras.modeling import custom_code, garbage_collection, outside, unsaved
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.modeling.initial_values import without_random_values
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
@@ -147,8 +146,7 @@ class ModelArchive:
             # Decompress: Keras rejects highly compressed zeros as a decompression bomb.
             with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
-            with without_random_values():
-                return _load(path, self.custom.load(), safe_mode=False, with_optimizers=False)
+            return _load(path, self.custom.load(), safe_mode=False, with_optimizers=False)
 
     def unpack_to_train(self) -> keras.Model:
         """A new model that has found the variables outside it, which are a part of its state."""
