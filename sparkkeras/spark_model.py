@@ -332,7 +332,7 @@ class SparkModel:
         coordination = self._coordination(rule, recorder or NoRecorder(), events)
         with (
             events.running(describe_fit("fit", self.model, request, self._described(rule))),
-            watching_spark(events, hides_bars=verbose == 1),
+            watching_spark(events),
             prepare_fit(
                 request,
                 [self.model],

@@ -167,7 +167,7 @@ class SparkEnsemble:
             settings = {"members": len(self.models), "sampling": self.sampling, "voting": self.voting}
             with (
                 events.running(describe_fit("ensemble", self.models[0], request, settings)),
-                watching_spark(events, hides_bars=verbose == 1),
+                watching_spark(events),
             ):
                 self.histories = self._train(request, seed, checkpoints, events, progress)
             self._rows = RowOptions.of_fit(data, request)

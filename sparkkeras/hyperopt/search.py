@@ -296,7 +296,7 @@ class HyperParamModel:
             save_to=folder,
         )
         with events.running(started):
-            with watching_spark(events, hides_bars=verbose == 1), ExitStack() as stack:
+            with watching_spark(events), ExitStack() as stack:
                 earlier_trials = stack.enter_context(journal.opened(definition.settings, search_space.params))
                 search_data = SearchData()
                 if read_data is None:

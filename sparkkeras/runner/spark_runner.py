@@ -159,7 +159,7 @@ class SparkRunner:
         source = None if data is None else source_of(data, features, label)
         with (
             events.running(RunStarted("function", _name(function_or_file), self._described())),
-            watching_spark(events, hides_bars=self.verbose == 1 and not self.local_mode),
+            watching_spark(events),
             nullcontext() if checkpoints is None else checkpoints.writing(),
         ):
             try:

@@ -86,7 +86,7 @@ def dataset_with_progress(
     events = Events([progress], within_epochs=level == 1)
     with ExitStack() as stack:
         stack.callback(progress.clear)
-        stack.enter_context(watching_spark(events, hides_bars=True))
+        stack.enter_context(watching_spark(events))
         events.emit(PhaseStarted("Packing the model"))
         archive = pack()
         events.emit(PhaseStarted("Starting workers, and storing rows"))

@@ -30,11 +30,8 @@ STALLED_SECONDS = 20.0
 _LAST_SECONDS = 0.05
 """If reading the store takes longer, it is not read at the end of a run, which would wait for it."""
 
-HIDE_SECONDS = 0.2
-"""The interval at which Spark's bars are put off."""
-
 _MAX_COST = 0.005
-"""The largest fraction of the time to spend on that: with many executors, the interval is longer."""
+"""The largest fraction of the time to spend on reading: with many executors, the interval is longer."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +50,20 @@ class ExecutorState:
 
 
 @contextmanager
-def watching_spark(events: Events, hides_bars: bool = False) -> Iterator[None]:
+def watching_spark(events: Events) -> Iterator[None]:
     """Emit an `Incident` for each change, and `SparkTasks`, while the context is open; with Spark Connect the latter only.
 
     Warn if tasks wait for executors that do not come, or that the driver cannot reach.
 
     Args:
         events: Gets them, from another thread.
-        hides_bars: Whether Spark's own progress bars, which would interleave with ours, are hidden meanwhile.
     """
     context, session = _spark_here()
     ends = threading.Event()
     if session is not None and events:
         watch = functools.partial(_watch_remote, session, events, ends)
-    elif context is not None and context._jsc is not None and (events or hides_bars or not is_local(context.master)):
-        watch = functools.partial(_watch, context, events, hides_bars, ends)
+    elif context is not None and context._jsc is not None and (events or not is_local(context.master)):
+        watch = functools.partial(_watch, context, events, ends)
     else:
         yield
         return
@@ -105,18 +101,11 @@ def incidents(before: dict[str, ExecutorState], after: dict[str, ExecutorState])
     return found
 
 
-def _bar(context: Any) -> Any:
-    """Spark's console progress bar; ``None`` if it has none."""
-    found = context._jsc.sc().progressBar()
-    return found.get() if found.isDefined() else None
-
-
-def _watch(context: Any, events: Events, hides_bars: bool, ends: threading.Event) -> None:
-    bar = _bar(context) if hides_bars else None
+def _watch(context: Any, events: Events, ends: threading.Event) -> None:
     before, seconds, is_last = executor_states(context), 0.0, False
     stall = None if is_local(context.master) else _Stall(context, events)
     while not is_last:
-        is_last = _wait(max(POLL_SECONDS, seconds / _MAX_COST), bar, ends)
+        is_last = ends.wait(max(POLL_SECONDS, seconds / _MAX_COST))
         if is_last and seconds > _LAST_SECONDS:
             return  # the end of the run would wait for it
         began = time.perf_counter()
@@ -201,17 +190,6 @@ def _watch_remote(session: Any, events: Events, ends: threading.Event) -> None:
                 events.emit(found)
     finally:
         session.removeProgressHandler(tasks)
-
-
-def _wait(seconds: float, bar: Any, ends: threading.Event) -> bool:
-    """Wait for the end, or so long; meanwhile, put off Spark's bars. Returns whether it is the end."""
-    if bar is None:
-        return ends.wait(seconds)
-    for _ in range(max(1, round(seconds / HIDE_SECONDS))):
-        bar.finishAll()  # Spark waits half a second before it shows the next one
-        if ends.wait(HIDE_SECONDS):
-            return True
-    return False
 
 
 def running_stages(context: Any) -> SparkTasks | None:

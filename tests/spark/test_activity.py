@@ -1,6 +1,5 @@
 """What Spark's status store says of executors becomes incidents."""
 
-import itertools
 import time
 from types import SimpleNamespace
 
@@ -63,26 +62,6 @@ def test_tasks_that_take_long_are_counted(sc, monkeypatch):
     with watching_spark(Events([recorded])):
         sc.parallelize(range(8), 8).map(sleeps).collect()
     assert any(0 < event.done < event.total == 8 for event in recorded.of(SparkTasks))
-
-
-class Bar:
-    """Spark's progress bar, which it shows half a second after the last call of finishAll."""
-
-    def __init__(self):
-        self.calls = []
-
-    def finishAll(self):
-        self.calls.append(time.monotonic())
-
-
-@pytest.mark.parametrize("hides", [False, True])
-def test_bars_of_spark_are_hidden_while_ours_are_shown(hides, sc, monkeypatch):
-    bar = Bar()
-    monkeypatch.setattr(activity, "_bar", lambda context: bar)
-    with watching_spark(Events([RecordedEvents()]), hides_bars=hides):
-        time.sleep(0.8)
-    assert (len(bar.calls) >= 3) == hides
-    assert all(after - before < 0.5 for before, after in itertools.pairwise(bar.calls))
 
 
 def test_a_stopped_context_ends_the_watch(sc, monkeypatch):
