@@ -23,7 +23,6 @@ from sparkkeras.modeling.backends import compiles_operations, read
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate, missing_loss
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
-from sparkkeras.modeling.own_methods import hint
 from sparkkeras.modeling.schema import as_built, graph_of
 from sparkkeras.modeling.state import has_call, outside
 from sparkkeras.weights import Array
@@ -97,12 +96,11 @@ def _build_optimizers(model: keras.Model, batch: tuple[Any, ...], sample: Block)
     except Exception as error:
         if unbuilt(model):
             reason = f"{type(error).__name__}: {error}".rstrip(".")
-            advice = hint(model, sample.spec, error) or "Correct it, or the data if it has the wrong shape"
             raise ModelError(
                 f"the train_step of the model {model.name!r} failed on one row of zeros in the shape of the data "
                 f"({_shapes(sample)}), with which it is called once to build its optimizers ({names}): {reason}. "
-                f"{advice.rstrip('.')}. Or build each optimizer in compile, for the weights that it trains: "
-                "optimizer.build(layer.trainable_variables)."
+                "Correct it, or the data if it has the wrong shape. Or build each optimizer in compile, for the weights "
+                "that it trains: optimizer.build(layer.trainable_variables)."
             ) from error
 
 

@@ -30,7 +30,6 @@ from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.outside import Unchanging
-from sparkkeras.modeling.own_methods import explained_errors
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
@@ -199,7 +198,6 @@ class LocalTrainer:
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
                 self._validating(model, held_out) as validation_batches,
                 _streaming(),
-                explained_errors(model, epoch.spec),
                 nullcontext(batches) if in_step is None else in_step.training(model, batches) as batches,
             ):
                 history = model.fit(

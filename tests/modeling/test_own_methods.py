@@ -1,4 +1,4 @@
-"""Models whose class overrides Keras's methods are checked on the driver; usual mistakes in ``train_step`` are explained."""
+"""Models whose class overrides Keras's methods are checked on the driver."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from sparkkeras import SparkModel
 from sparkkeras.data.block import from_arrays
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict, check_can_train, explained_errors
+from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict, check_can_train
 from sparkkeras.scoring.columns import Scorer
 from tests.models import Gan, gan, regression
 
@@ -52,39 +52,6 @@ def test_a_step_for_another_backend_is_reported():
         kind, words = ForOthers, r"ForOthers.train_step\(self, data\) cannot be called as train_step\(state, data\)"
     with pytest.raises(ModelError, match=words):
         check_can_train(kind([keras.Input((3,)), keras.layers.Dense(1)]), False)
-
-
-class Unpacks(keras.Sequential):
-    def train_step(self, data):
-        x, y = data
-        return {"loss": keras.ops.sum(x) + keras.ops.sum(y)}
-
-
-class ReturnsNothing(keras.Sequential):
-    def train_step(self, data):
-        pass
-
-
-class Fails(keras.Sequential):
-    def train_step(self, data):
-        raise ValueError("mine")
-
-
-@pytest.mark.parametrize(
-    ("kind", "labels", "error", "words"),
-    [
-        (Unpacks, None, ModelError, "The data has no labels, so train_step.data. receives the features alone"),
-        (ReturnsNothing, X[:, :1], ModelError, "ReturnsNothing.train_step must return a dict of metrics"),
-        (Fails, None, ValueError, "mine"),
-    ],
-)
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the other backends raise other errors")
-def test_usual_mistakes_in_train_step_are_explained(kind, labels, error, words, steps):
-    model = kind([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", steps_per_execution=steps)
-    with pytest.raises(error, match=words), explained_errors(model, from_arrays(X, labels, None).spec):
-        model.fit(X, labels, batch_size=2, verbose=0)
 
 
 @without_jax
