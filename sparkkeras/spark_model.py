@@ -84,16 +84,11 @@ def _built(_: str, model: Any) -> keras.Model:
     return model
 
 
-def _seed(name: str, value: Any) -> int:
-    given = arguments.optional_integer(name, value, low=0)
-    return int(np.random.default_rng().integers(2**31)) if given is None else given
-
-
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     name: each.check
     for name, each in {**declared(ModeArguments), **declared(SettingArguments)}.items()
     if name != "custom_objects"
-} | {"seed": _seed}
+}
 """The settings that `SparkModel.get_config` returns, and the function that checks each one when it is set."""
 
 _WITHOUT_SERVER = "which has no parameter server: leave it out, or use mode='asynchronous' or mode='hogwild'"
@@ -165,7 +160,7 @@ class SparkModel:
         self._check_mode()
         self.custom_objects = arguments.custom_objects("custom_objects", given["custom_objects"])
         self.batch_size = given["batch_size"]
-        self.seed = _seed("seed", given["seed"])
+        self.seed = given["seed"]
         self.training_histories: list[dict[str, Any]] = []
         self.parameter_server_stats: ParameterServerStats | None = None
         self._rule_state: State = {}
@@ -207,6 +202,15 @@ class SparkModel:
     @rule.setter
     def rule(self, rule: str | UpdateRule | None) -> None:
         self._given_rule = None if rule is None else as_rule(rule)
+
+    @property
+    def seed(self) -> int:
+        """The seed of random numbers: the one that was set, a random one, or after resuming that of the checkpoint."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
 
     @property
     def frequency(self) -> str | int:
@@ -344,7 +348,7 @@ class SparkModel:
         ):
             if recorder is not None:
                 recorder.check_data(job, stored)
-                vars(self)["seed"] = settings["seed"]  # users cannot set it during training
+                self._seed = settings["seed"]
             self._fits, self._rows = fits, rows_read
             if recorder is not None and recorder.is_complete(given["epochs"]):
                 return recorder.restore_result(job, callbacks)
