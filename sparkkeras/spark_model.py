@@ -715,9 +715,6 @@ def _restored(model: keras.Model, settings: dict[str, Any], rule_state: State, o
         settings["rule"] = rule_from_config(settings["rule"], objects)
     if settings.get("server_options"):
         settings["server_options"] = ParameterServerOptions(**settings["server_options"])
-    for name, (of_all_reduce, _) in _OF_ALL_REDUCE.items():
-        if of_all_reduce != (settings.get("mode") == "allreduce"):
-            settings.pop(name, None)  # earlier versions saved the defaults of all modes
     spark_model = SparkModel(model, custom_objects=objects, **settings)
     spark_model._fits, spark_model._rows = fits, RowOptions.from_json(model, rows)
     spark_model._rule_state = rule_state

@@ -29,8 +29,8 @@ from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.trials import Trial, losses, ranking_keys
 from sparkkeras.spark import filesystem
 
-_FORMAT = 2
-"""The version of the files. In version 1, the intermediate values of a metric to be maximized have their sign changed."""
+_FORMAT = 1
+"""The version of the files."""
 
 _SEARCH, _LOCK = "search.json", "search.lock"
 _SEARCH_FILES, _NO_FILES = re.compile(r"search\.(json|lock)"), re.compile(r"(?!)")
@@ -143,7 +143,6 @@ class Journal:
     def write(self, trial: Trial) -> None:
         """Write a trial that has ended."""
         fields = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
-        fields["format"] = _FORMAT  # of this file: a resumed search may have older ones
         fields["params"] = repr(trial.params)  # only for readers: a resumed search computes them from the chosen values
         filesystem.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(fields, indent=1).encode())
         with self._lock:
@@ -175,7 +174,7 @@ class Journal:
         if not saved or not self._trials():  # without trials there is nothing to resume
             self._write_settings(given)
             return
-        if saved.get("format", 1) > _FORMAT:
+        if saved.get("format", _FORMAT) > _FORMAT:
             raise ConfigurationError(
                 f"save_to={self.folder!r} was written by a later version of sparkkeras: upgrade sparkkeras to resume it."
             )
@@ -188,8 +187,6 @@ class Journal:
                 f"save_to={self.folder!r} holds another search: {differences}. Resume it with the same arguments, or give "
                 "another folder."
             )
-        if saved.get("format") != _FORMAT:
-            self._write_settings(given)
 
     def _write_settings(self, settings: Mapping[str, Any]) -> None:
         filesystem.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(settings, indent=1).encode())
@@ -198,13 +195,10 @@ class Journal:
         saved = self._json(f"trials/{name}")
         if not {"number", "status", "chosen", "intermediate_values"} <= saved.keys():
             raise self._damaged(f"trials/{name}", "it lacks fields of a trial")
-        known = {field.name for field in dataclasses.fields(Trial)}  # a later version may have written more
-        factor = self._signs[0] if saved.get("format", 1) == 1 else 1.0
-        values = tuple(factor * value for value in saved["intermediate_values"])
-        converted = {"params": params(saved["chosen"]), "intermediate_values": values}
+        converted = {"params": params(saved["chosen"]), "intermediate_values": tuple(saved["intermediate_values"])}
         try:
-            return Trial(**{**{key: saved[key] for key in saved if key in known}, **converted})
-        except ValueError as error:
+            return Trial(**{**saved, **converted})
+        except (TypeError, ValueError) as error:
             raise self._damaged(f"trials/{name}", str(error)) from error
 
     def _json(self, name: str) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class MemberCheckpoints:
         if self._stored is not None:
             stored = self._stored.values
             self._check({name: stored[name] for name in found}, found)
-            if rows.differ_from(stored.get("checksums", [])):
+            if rows.differ_from(stored["checksums"]):
                 warn(
                     f"the members that are trained now get other rows than those in {self._store.path!r}, or the same in "
                     "another order, as after repartition(n) of a DataFrame: validation_split may take rows that others were "

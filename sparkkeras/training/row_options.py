@@ -57,7 +57,7 @@ class RowOptions:
 
     @classmethod
     def from_json(cls, model: keras.Model, saved: Mapping[str, Any] | None) -> RowOptions:
-        """Those that `as_json` returned; ``None``: the file is of an earlier version. Warns of a loader that is missing."""
+        """Those that `as_json` returned; ``None``: the file is of Keras or Elephas. Warns of a loader that is missing."""
         if not saved:
             return cls()
         now = dict(zip(saved["inputs"], _input_names(model), strict=False))

@@ -145,4 +145,4 @@ def _unpack_workers(values: Mapping[str, Any]) -> LedgerProgress:
         for worker, fields in values["partitions"].items()
     }
     reports = tuple(EpochReport(**with_tuples(fields)) for fields in values["reports"])
-    return LedgerProgress(values["next_epoch"], partitions, reports, values.get("sets_outside", False))
+    return LedgerProgress(values["next_epoch"], partitions, reports, values["sets_outside"])

@@ -131,7 +131,7 @@ class SavedRun:
         work: What it belongs to.
         data: The data, see `data_of`.
         partitions: The number of training rows of each worker.
-        checksums: The checksum of the rows of each worker, see `Handle`; empty in checkpoints of earlier versions.
+        checksums: The checksum of the rows of each worker, see `Handle`.
         backend: The backend of Keras.
         every: How often checkpoints were written, see `Checkpoint`.
         model: The bytes of the ``.keras`` file.
@@ -164,9 +164,8 @@ class SavedRun:
             return None
         values = stored.values
         progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
-        others = {name: values[name] for name in ("data", "partitions", "backend", "every")}
-        checksums = values.get("checksums", [])
-        return cls(stored.name, progress, work, **others, checksums=checksums, model=stored.model)
+        others = {name: values[name] for name in ("data", "partitions", "checksums", "backend", "every")}
+        return cls(stored.name, progress, work, **others, model=stored.model)
 
     def has_rows_of(self, now: WorkerRows) -> bool:
         """Whether each worker has the same rows in the same order, as far as that is known."""

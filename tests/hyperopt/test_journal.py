@@ -105,27 +105,6 @@ def test_writing_a_trial_again_replaces_it(folder):
     assert [each.value for each in opened(Journal(folder, 10, 1.0))] == [0.4]
 
 
-def test_unknown_fields_of_a_later_version_are_ignored(folder):
-    write(Journal(folder, 10, 1.0), trial(0))
-    path = Path(folder) / "trials" / "00000.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "color": "blue"}))
-    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_intermediate_values_of_version_1_are_converted(folder, sign):
-    """They had their sign changed if larger was better."""
-    values = {0: (0.5, 0.25), 1: (0.75,)}
-    write(Journal(folder, 10, sign), *(trial(number, intermediate_values=values[number]) for number in values))
-    first = Path(folder) / "trials" / "00000.json"
-    old = json.loads(first.read_text())
-    assert old.pop("format") == 2
-    first.write_text(json.dumps({**old, "intermediate_values": [sign * value for value in values[0]]}))
-    (Path(folder) / "search.json").write_text(json.dumps({"format": 1, **SETTINGS}))
-    assert {each.number: each.intermediate_values for each in opened(Journal(folder, 10, sign))} == values
-    assert Journal(folder, 10, sign).settings()["format"] == 2  # an older version must not resume it
-
-
 def test_trial_files_show_readable_hyper_parameters(folder):
     write(Journal(folder, 10, 1.0), trial(3))
     assert json.loads((Path(folder) / "trials" / "00003.json").read_text())["params"] == "{'x': (3+0j)}"
@@ -174,7 +153,7 @@ def test_damaged_settings_are_reported_by_file_name(folder, damage):
 def test_settings_are_saved(folder):
     assert Journal(folder, 10, 1.0).settings() == {}
     write(Journal(folder, 10, 1.0))
-    assert Journal(folder, 10, 1.0).settings() == {"format": 2, **SETTINGS}
+    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
 
 
 @pytest.mark.parametrize(("name", "value"), [("metric", "loss"), ("mode", "max"), ("seed", 8)])
@@ -214,19 +193,18 @@ def test_a_different_space_is_reported_by_its_labels(folder):
 
 def test_a_folder_of_a_later_version_is_rejected(folder):
     write(Journal(folder, 10, 1.0), trial(0))
-    (Path(folder) / "search.json").write_text(json.dumps({"format": 3, **SETTINGS}))
+    (Path(folder) / "search.json").write_text(json.dumps({"format": 2, **SETTINGS}))
     with pytest.raises(ConfigurationError, match="written by a later version of sparkkeras: upgrade"):
         opened(Journal(folder, 10, 1.0))
 
 
-@pytest.mark.parametrize("version", [1, 3])
-def test_another_search_may_start_in_a_folder_without_trials(folder, version):
+def test_another_search_may_start_in_a_folder_without_trials(folder):
     """For example after an error in the space or the metric."""
     write(Journal(folder, 10, 1.0))
-    (Path(folder) / "search.json").write_text(json.dumps({"format": version, **SETTINGS}))
+    (Path(folder) / "search.json").write_text(json.dumps({"format": 2, **SETTINGS}))
     other = {**SETTINGS, "space": "xyz", "seed": 8}
     assert opened(Journal(folder, 10, 1.0), other) == []
-    assert Journal(folder, 10, 1.0).settings() == {"format": 2, **other}
+    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **other}
 
 
 def test_two_searches_cannot_run_in_one_folder(folder):
@@ -288,7 +266,7 @@ def test_a_search_can_resume_after_its_settings_file_is_removed(folder):
     write(Journal(folder, 10, 1.0), trial(0))
     (Path(folder) / "search.json").unlink()
     assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
-    assert Journal(folder, 10, 1.0).settings() == {"format": 2, **SETTINGS}
+    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
 
 
 # Models

@@ -203,14 +203,6 @@ def hdf5(model, path, **written):
     return path
 
 
-@pytest.mark.parametrize(("mode", "port", "restarts"), [("allreduce", 4000, 1), ("hogwild", 4000, None)])
-def test_settings_of_other_modes_that_earlier_versions_saved_are_not_loaded(model, tmp_path, mode, port, restarts):
-    path = tmp_path / "model.keras"
-    path.write_bytes(persistence.pack(model, {"mode": mode, "port": 4000, "max_restarts": 1}, {}))
-    loaded = load_spark_model(path)
-    assert (loaded.mode, loaded.port, loaded.max_restarts) == (mode, port, restarts)
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
