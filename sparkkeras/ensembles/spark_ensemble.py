@@ -49,7 +49,6 @@ class SparkEnsemble:
             member; or a list of compiled models, which are trained in place. Architectures may differ, but all members must
             have the same inputs and outputs.
         num_models: The number of members, if ``models`` is a function.
-        mode: ``"independent"``: members do not exchange weights.
         sampling: The rows that a member trains on. ``"all"``: all rows; members differ in their initial weights, shuffles
             and architectures. ``"bootstrap"``: as many rows as there are, drawn with replacement (bagging).
             ``"partition"``: the data is divided into one partition per member, and each trains on its partition only.
@@ -81,18 +80,15 @@ class SparkEnsemble:
         models: Build | Sequence[keras.Model],
         num_models: int | None = None,
         *,
-        mode: str = "independent",
         sampling: str = "all",
         voting: str = "soft",
         custom_objects: Mapping[str, Any] | None = None,
         batch_size: int = 32,
         seed: int | None = None,
     ) -> None:
-        arguments.one_of("mode", mode, ("independent",))
         arguments.one_of("sampling", sampling, SAMPLING)
         given_seed = arguments.optional_integer("seed", seed, low=0)
         self.seed = int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed
-        self.mode = mode
         self.sampling = sampling
         self.voting = voting
         self.models = list(check_members(_made(models, num_models, self.seed), voting))

@@ -351,7 +351,5 @@ def test_invalid_models_are_reported(given, error, message):
 def test_other_invalid_arguments_are_reported():
     with pytest.raises(ConfigurationError, match="sampling='bagging' is not known.*'bootstrap'"):
         SparkEnsemble(build, 2, sampling="bagging")
-    with pytest.raises(ConfigurationError, match="mode='synchronous' is not known"):
-        SparkEnsemble(build, 2, mode="synchronous")
     with pytest.raises(TypeError, match="takes no argument 'num_workers'"):
         SparkEnsemble(build, 2, num_workers=3)
