@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Unpack
 
 import keras
@@ -41,6 +41,7 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
     (``.addGrid(estimator.learning_rate, [0.1, 0.01])``, ``.addGrid(estimator.model, [small, large])``) and overridden in
     a single fit (``fit(df, {estimator.epochs: 5})``). Concurrent fits, as with ``parallelism=2``, share the cluster in the
     synchronous mode; in the other modes, and with callbacks, they run one at a time.
+    A ``checkpoint`` is for a single fit: it raises an error in a ``CrossValidator`` or a grid.
 
     Args:
         **given: See `EstimatorArguments`.
@@ -103,7 +104,8 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
             **{name: get(name) for name in declared(SettingArguments)},
         )
         of_fit = {**declared(TrainingArguments), **declared(ModelArguments)}
-        with self._exclusive_if_needed():
+        # The other modes hold Spark's task slots until training ends, and a callback works on one model at a time.
+        with nullcontext() if get("mode") == "synchronous" and not get("callbacks") else _fit_lock:
             history = spark_model.fit(
                 dataset,
                 validation_data=get("validation_data"),
@@ -153,15 +155,6 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
                 )
             model.optimizer.learning_rate = rate
         return model
-
-    @contextmanager
-    def _exclusive_if_needed(self) -> Iterator[None]:
-        """Run fits one at a time, unless they can safely run concurrently."""
-        if self.getOrDefault("mode") == "synchronous" and not self.getOrDefault("callbacks"):
-            yield
-        else:  # these modes hold Spark's task slots until training ends; a callback works on one model at a time
-            with _fit_lock:
-                yield
 
     def _fitted(self, model: keras.Model, history: Mapping[str, Sequence[Any]]) -> KerasTransformer:
         fitted = KerasTransformer(model=model, batch_transform=self.getOrDefault("transform"))

@@ -16,6 +16,7 @@ import keras
 from sparkkeras.data.block import in_column_name
 from sparkkeras.errors import ConfigurationError, counted, known_names
 from sparkkeras.ml.converters import Names, Thresholds
+from sparkkeras.ml.params import KerasParams
 from sparkkeras.modeling.outputs import Output, OutputTask, losses_of, outputs_of
 
 if TYPE_CHECKING:
@@ -207,43 +208,22 @@ class OutputColumns:
         return numbers.cast("array<double>")
 
 
-def columns_of(
-    model: keras.Model,
-    *,
-    task: str | Mapping[str, str],
-    output_type: str,
-    output_col: Names,
-    raw_prediction: Names,
-    probability: Names,
-    prediction: Names,
-    thresholds: Thresholds | None = None,
-) -> list[OutputColumns]:
-    """The columns for each output of a model.
-
-    Args:
-        model: The model.
-        task: The param ``task``: one for all outputs, or by output name.
-        output_type: The param ``outputType``: ``"array"`` or ``"vector"``.
-        output_col: The param ``outputCol``.
-        raw_prediction: The param ``rawPredictionCol``.
-        probability: The param ``probabilityCol``.
-        prediction: The param ``predictionCol``.
-        thresholds: The param ``thresholds``.
+def columns_of(params: KerasParams, model: keras.Model) -> list[OutputColumns]:
+    """The columns for each output of a model, from the params of an estimator or a transformer.
 
     Raises:
         ModelError: The model does not declare its outputs.
         ConfigurationError: Names, tasks or thresholds do not fit the outputs.
     """
-    outputs = outputs_of(model)
-    ends = [output.name for output in outputs]
+    get, outputs = params.getOrDefault, outputs_of(model)
+    ends, task = [output.name for output in outputs], get("task")
     if isinstance(task, Mapping):
         _check_keys("task", task, ends)
         tasks = [task.get(end, "auto") for end in ends]
     else:
         tasks = [task] * len(ends)
-    given = {"outputCol": output_col, "rawPredictionCol": raw_prediction, "probabilityCol": probability}
-    named = [_by_output(*each, ends) for each in (given | {"predictionCol": prediction}).items()]
-    limits = _thresholds_of(thresholds, ends)
+    named = [_by_output(each, get(each), ends) for each in KerasParams._new_columns]
+    limits = _thresholds_of(get("thresholds"), ends)
     found = []
     for index, (output, tensor, loss) in enumerate(zip(outputs, model.outputs, losses_of(model, ends), strict=True)):
         shape = tuple(tensor.shape[1:])
@@ -251,7 +231,7 @@ def columns_of(
         names = [each[index] for each in named]
         units = shape[-1] if shape else 1
         limit = limits.get(output.name)
-        columns = OutputColumns(output, units, predicts, limit, output_type == "vector", *names)
+        columns = OutputColumns(output, units, predicts, limit, get("outputType") == "vector", *names)
         columns.check_thresholds()
         found.append(columns.without_missing())
     return found

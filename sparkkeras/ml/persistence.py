@@ -15,7 +15,6 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
@@ -92,49 +91,34 @@ class Savable(Params, MLWritable, MLReadable[Any]):
         """Restore the values of `_saved_notes`."""
 
 
-@dataclass(frozen=True)
-class Content:
-    """The content of a saved folder.
+def content_of(instance: Savable) -> tuple[keras.Model | None, dict[str, Any], dict[str, Any]]:
+    """What is saved of an estimator or transformer.
 
-    Attributes:
-        model: The ``.keras`` archive; ``None``: there is no model.
-        params: The params that were set and that JSON can hold.
-        notes: Everything else, encoded for JSON: other params, custom code, values of the class.
+    Returns:
+        The model; the params that were set and that JSON can hold; and everything else, encoded for JSON: other params,
+        custom code, values of the class.
+
+    Raises:
+        CustomObjectError: A function or class could not be loaded again.
     """
-
-    model: bytes | None
-    params: dict[str, Any]
-    notes: dict[str, Any]
-
-    @classmethod
-    def of(cls, instance: Savable) -> Content:
-        """Collect the content of an estimator or transformer.
-
-        Raises:
-            CustomObjectError: A function or class could not be loaded again.
-            ModelError: The model cannot be saved.
-        """
-        given = {param.name: value for param, value in instance._paramMap.items()}
-        for name in _NOT_SAVED:
-            if given.pop(name, None):
-                warn(f"{instance.uid}: the param {name!r} cannot be saved and is left out. Set it again after loading.")
-        model = instance._saved_model()
-        if isinstance(given.get("model"), keras.Model):
-            del given["model"]
-        objects = given.pop("custom_objects", None) or {}
-        plain = {name: value for name, value in given.items() if is_json(value)}
-        notes = {
-            "format": 1,
-            "encoded": {name: encode(value, f"the param {name}") for name, value in given.items() if name not in plain},
-            "custom_objects": _references(objects, objects),
-            "code": {},
-            "has_model": model is not None,
-            **instance._saved_notes(),
-        }
-        if model is None:
-            return cls(None, plain, notes)
-        notes["code"] = _references(_code_of(model, objects), objects)
-        return cls(persistence.pack(model, {}, {}), plain, notes)
+    given = {param.name: value for param, value in instance._paramMap.items()}
+    for name in _NOT_SAVED:
+        if given.pop(name, None):
+            warn(f"{instance.uid}: the param {name!r} cannot be saved and is left out. Set it again after loading.")
+    model = instance._saved_model()
+    if isinstance(given.get("model"), keras.Model):
+        del given["model"]
+    objects = given.pop("custom_objects", None) or {}
+    plain = {name: value for name, value in given.items() if is_json(value)}
+    notes = {
+        "format": 1,
+        "encoded": {name: encode(value, f"the param {name}") for name, value in given.items() if name not in plain},
+        "custom_objects": _references(objects, objects),
+        "code": {} if model is None else _references(_code_of(model, objects), objects),
+        "has_model": model is not None,
+        **instance._saved_notes(),
+    }
+    return model, plain, notes
 
 
 class KerasWriter(MLWriter):
@@ -164,13 +148,16 @@ class KerasWriter(MLWriter):
         kind = _checked_class(type(self.instance))
         target = arguments.path("path", path)
         session = _session(self, "saving")
-        content = Content.of(self.instance)
-        extra = {"class": _saved_name(kind), _METADATA_KEY: content.notes}
+        model, params, notes = content_of(self.instance)
+        extra = {"class": _saved_name(kind), _METADATA_KEY: notes}
+        data = None if model is None else persistence.pack(model, {}, {})
 
         def write(folder: str) -> None:
-            if content.model is not None:
-                _write(session, f"{folder}/{_MODEL}", content.model)
-            DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, content.params)
+            if data is not None and is_remote(session):
+                RemoteFiles(session).write(f"{folder}/{_MODEL}", io.BytesIO(data))
+            elif data is not None:
+                filesystem.write_bytes(f"{folder}/{_MODEL}", data)
+            DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, params)
 
         if is_remote(session):
             _replace_remote(RemoteFiles(session), target, self.shouldOverwrite, write)
@@ -220,7 +207,9 @@ class KerasReader(MLReader[Any]):
             instance._set(custom_objects=objects)
         instance._loaded_notes(notes)
         if notes["has_model"]:
-            data = _read(session, f"{path}/{_MODEL}")
+            file = f"{path}/{_MODEL}"
+            remote = is_remote(session)
+            data = RemoteFiles(session).read(file) if remote else filesystem.read_bytes(filesystem.qualified(file))
             instance._loaded_model(_model_of(data, {**_import_missing(notes["code"]), **objects}, path))
         return instance
 
@@ -340,19 +329,6 @@ def _check_target(path: str, exists: bool) -> None:
         raise StorageError(f"{path!r} is the root of a file system: choose the path of a folder below it.")
     if exists:
         raise StorageError(f"{path!r} already exists: use write().overwrite().save(path) to replace it, or another path.")
-
-
-def _write(session: SparkSession, path: str, data: bytes) -> None:
-    if is_remote(session):
-        RemoteFiles(session).write(path, io.BytesIO(data))
-    else:
-        filesystem.write_bytes(path, data)
-
-
-def _read(session: SparkSession, path: str) -> bytes:
-    if is_remote(session):
-        return RemoteFiles(session).read(path)
-    return filesystem.read_bytes(filesystem.qualified(path))
 
 
 def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model:

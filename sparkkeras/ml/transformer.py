@@ -157,7 +157,7 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
     def _transform(self, dataset: DataFrame) -> DataFrame:
         model = self.get_model()
         result_schema(self, model, SchemaFrame.of(dataset))
-        columns = output_columns(self, model)
+        columns = columns_of(self, model)
         get = self.getOrDefault
         if not any(True for column in columns for _ in column.fields()):
             warn(f"{self!r} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.")
@@ -181,20 +181,6 @@ _INVALID_POLICIES: dict[str, InvalidPolicy] = {"error": "error", "skip": "drop",
 """The ``on_invalid`` of `with_predictions` for each ``handleInvalid``."""
 
 
-def output_columns(params: KerasParams, model: keras.Model) -> list[OutputColumns]:
-    """The new columns for a model's outputs, from the params of an estimator or a transformer."""
-    return columns_of(
-        model,
-        task=params.getOrDefault("task"),
-        output_type=params.getOrDefault("outputType"),
-        output_col=params.getOrDefault("outputCol"),
-        raw_prediction=params.getOrDefault("rawPredictionCol"),
-        probability=params.getOrDefault("probabilityCol"),
-        prediction=params.getOrDefault("predictionCol"),
-        thresholds=params.getOrDefault("thresholds"),
-    )
-
-
 def result_schema(params: KerasParams, model: keras.Model, frame: DataFrame, *, labelled: bool = False) -> StructType:
     """Check the input columns and return the schema with the new columns.
 
@@ -209,7 +195,7 @@ def result_schema(params: KerasParams, model: keras.Model, frame: DataFrame, *, 
         ConfigurationError: A new column already exists, or a param does not fit the model.
     """
     check_columns(params, model, frame, labelled=labelled)
-    fields = [field for column in output_columns(params, model) for field in column.fields()]
+    fields = [field for column in columns_of(params, model) for field in column.fields()]
     return with_fields(frame, fields, params._new_columns)
 
 

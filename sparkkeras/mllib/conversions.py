@@ -206,16 +206,6 @@ def kind_of(data: Any) -> Literal["matrix", "vector", "rdd"]:
     )
 
 
-def features_of(rdd: RDD[Any]) -> RDD[Array]:
-    """Map an RDD of vectors or LabeledPoints to an RDD of feature arrays, lazily."""
-    return rdd.map(_features)
-
-
-def as_vectors(rdd: RDD[Array]) -> RDD[DenseVector]:
-    """Map an RDD of 1-D arrays to an RDD of vectors, lazily."""
-    return rdd.map(to_vector)
-
-
 @dataclass(frozen=True)
 class _Pair:
     """Converts a LabeledPoint to ``(features, label)``; if ``classes`` is set, the label to a one-hot row."""
@@ -224,7 +214,7 @@ class _Pair:
 
     def __call__(self, point: LabeledPoint) -> tuple[Array, Any]:
         label = _label(point)
-        return _features(point), label if self.classes is None else encode_label(label, self.classes)
+        return features_of(point), label if self.classes is None else encode_label(label, self.classes)
 
 
 def _label(point: LabeledPoint) -> float:
@@ -233,7 +223,12 @@ def _label(point: LabeledPoint) -> float:
     return float(point.label)
 
 
-def _features(row: Any) -> Array:
+def features_of(row: Any) -> Array:
+    """The features of a Vector or a LabeledPoint.
+
+    Raises:
+        DataError: It is neither.
+    """
     vector = getattr(row, "features", row)
     if not hasattr(vector, "toArray"):
         raise DataError(f"a row is {describe(row)}; expected a Vector or a LabeledPoint. SparkModel accepts rows of arrays.")

@@ -10,7 +10,6 @@ from sparkkeras.arguments import AS_IN_FIT, AsInFit, documented, known_arguments
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.mllib.conversions import (
-    as_vectors,
     features_of,
     from_matrix,
     from_vector,
@@ -215,7 +214,7 @@ class SparkMLlibModel:
             "on_invalid": on_invalid,
         }
         if kind == "rdd":
-            return as_vectors(self.spark_model.predict(features_of(data), collect=False, **arguments))
+            return self.spark_model.predict(data.map(features_of), collect=False, **arguments).map(to_vector)
         if kind == "matrix":
             return to_matrix(self.spark_model.predict(from_matrix(data), **arguments))
         return to_vector(self.spark_model.predict(from_vector(data)[None], **arguments)[0])

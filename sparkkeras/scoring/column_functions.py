@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure
 from sparkkeras.data.columns import Leaf
@@ -43,13 +42,15 @@ class ArgumentsToBlocks:
 
     def argument_count_error(self, count: int) -> str:
         """The error message for a number of arguments that the model cannot take; empty if it can."""
-        specs, wanted = self.reader.schema.inputs, self._values_wanted
+        specs = self.reader.schema.inputs
+        shape = specs[0].shape if len(specs) == 1 and self.fits else None
         if len(specs) > 1:
             names = ", ".join(spec.name for spec in specs)
             expected, accepted = f"{len(specs)} arguments, one for each input of the model ({names})", count == len(specs)
         elif self.loader is not None:
             expected, accepted = "one argument, for its loader", count == 1
-        elif wanted is not None:
+        elif shape is not None and None not in shape:
+            wanted = math.prod(size or 0 for size in shape)
             expected = f"{counted(wanted, 'string')}, or arrays that hold as many in all"
             if not specs[0].text:
                 expected = f"{counted(wanted, 'number')}, or arrays or vectors that hold as many in all"
@@ -57,14 +58,6 @@ class ArgumentsToBlocks:
         else:
             expected, accepted = "at least one argument", count > 0
         return "" if accepted else f"{self.function} takes {expected}; it received {counted(count, 'argument')}."
-
-    @property
-    def _values_wanted(self) -> int | None:
-        """The total number of values that the arguments must hold; ``None`` if the model or a transform leaves it open."""
-        specs = self.reader.schema.inputs
-        shape = specs[0].shape if len(specs) == 1 and self.fits else None
-        sizes = [size for size in shape or () if size is not None]
-        return None if shape is None or len(sizes) < len(shape) else int(np.prod(sizes, dtype=np.int64))
 
     def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch; see `Selection.blocks`."""

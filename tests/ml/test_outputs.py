@@ -19,10 +19,11 @@ def network(loss=None, units=1, axes=(), compiled=True):
 
 
 def columns(model, task="auto", raw="o", probability="pr", prediction="p", output_type="array", logits="", thresholds=None):
-    return columns_of(
-        model, task=task, output_type=output_type, output_col=raw, raw_prediction=logits, probability=probability,
-        prediction=prediction, thresholds=thresholds,
+    scorer = KerasTransformer(
+        task=task, outputType=output_type, outputCol=raw, rawPredictionCol=logits, probabilityCol=probability,
+        predictionCol=prediction, thresholds=thresholds,
     )  # fmt: skip
+    return columns_of(scorer, model)
 
 
 @pytest.mark.parametrize(

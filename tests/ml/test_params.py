@@ -20,7 +20,7 @@ from sparkkeras import (
 )
 from sparkkeras.formats.images import image_loader
 from sparkkeras.ml import ImageFeaturizer, KerasEstimator, KerasTransformer
-from sparkkeras.ml.persistence import Content
+from sparkkeras.ml.persistence import content_of
 from tests.ml import parts, stages
 from tests.models import classifier
 
@@ -188,7 +188,7 @@ def test_image_featurizer_resizes_as_keras_does_by_default():
     assert ImageFeaturizer(model=network)._loader(network).interpolation == "nearest"
     featurizer = ImageFeaturizer(model=network).setInterpolation("box")
     assert featurizer._loader(network) == image_loader((8, 8), interpolation="box")
-    assert Content.of(featurizer).params["interpolation"] == "box"
+    assert content_of(featurizer)[1]["interpolation"] == "box"
     with pytest.raises(ConfigurationError, match="interpolation='cubic'.*'bicubic'"):
         ImageFeaturizer(interpolation="cubic")
 
