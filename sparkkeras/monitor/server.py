@@ -129,8 +129,8 @@ class PageServer:
             self._thread = None
 
 
-def _listening(host: str, port: int) -> _PageServer:
-    class Server(_PageServer):
+def _listening(host: str, port: int) -> _HTTPServer:
+    class Server(_HTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     try:
@@ -142,7 +142,7 @@ def _listening(host: str, port: int) -> _PageServer:
         ) from error
 
 
-class _PageServer(ThreadingHTTPServer):
+class _HTTPServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 32
@@ -206,7 +206,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        server = cast(_PageServer, self.server)
+        server = cast(_HTTPServer, self.server)
         target = urlsplit(self.path)
         token, slash, name = target.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), server.token.encode()) or self._is_cross_site():
@@ -245,7 +245,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         self._reply(200, "text/html; charset=utf-8", live_page(nonce), **{"Content-Security-Policy": policy})
 
     def _messages(self, after: str) -> None:
-        server = cast(_PageServer, self.server)
+        server = cast(_HTTPServer, self.server)
         number = int(after) if after.isdecimal() and len(after) < 10 else 0
         following, messages = server.messages.after(number, RESPONSE_BYTES)
         more = json.dumps(following < len(server.messages))
