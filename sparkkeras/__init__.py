@@ -12,81 +12,18 @@ Names are imported on first use, so that a Spark worker that only reads data doe
 
 from __future__ import annotations
 
+import ast
 import importlib
 import logging
+import pkgutil
 import sys
 from typing import Any
 
 __version__ = "0.1.0"
 
-# The modules of the public names. Type checkers read __init__.pyi, which has the same names.
-_HOMES = {
-    "checkpoints.checkpoint": ["Checkpoint"],
-    "diagnostics.doctor": ["diagnose"],
-    "diagnostics.findings": ["Diagnosis", "Finding"],
-    "sources.arrays": ["to_simple_rdd"],
-    "sources.conversions": ["from_data_frame", "to_data_frame"],
-    "data.labels": ["encode_label"],
-    "formats.images": ["image_loader"],
-    "formats.sequences": ["PadSequences"],
-    "mllib.conversions": [
-        "from_labeled_point",
-        "from_matrix",
-        "from_vector",
-        "lp_to_simple_rdd",
-        "to_labeled_point",
-        "to_matrix",
-        "to_vector",
-    ],
-    "formats.tfrecord_source": ["TFRecordDataSource"],
-    "formats.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
-    "ensembles.ensemble": ["EnsembleModel", "load_ensemble_model"],
-    "errors": [
-        "ClusterError",
-        "ConfigurationError",
-        "CustomObjectError",
-        "DataError",
-        "DivergenceError",
-        "ModelError",
-        "DriverConnectionError",
-        "SearchError",
-        "SparkKerasError",
-        "StorageError",
-        "TrainingInterruptedError",
-        "UnknownArgumentError",
-        "WorkerError",
-        "WorkerTimeoutError",
-    ],
-    "ensembles.greedy": ["greedy_ensemble"],
-    "loading": ["load_spark_model"],
-    "ml.image_featurizer": ["ImageFeaturizer"],
-    "mllib.model": ["SparkMLlibModel"],
-    "monitor.monitor": ["Monitor"],
-    "rpc.options": ["ParameterServerOptions", "ServerOptions"],
-    "parameter.rules": [
-        "AGN",
-        "AsynchronousRule",
-        "Average",
-        "DCASGD",
-        "DiLoCo",
-        "Downpour",
-        "DynSGD",
-        "EAMSGD",
-        "EASGD",
-        "SlowMo",
-        "WorkerUpdate",
-        "UpdateRule",
-        "ExchangeWindow",
-    ],
-    "parameter.stats": ["ParameterServerStats"],
-    "runner.spark_runner": ["SparkRunner"],
-    "ensembles.spark_ensemble": ["SparkEnsemble"],
-    "spark_model": ["SparkModel"],
-    "sql": ["keras_udf", "register_keras_udf"],
-    "tracking.mlflow_callback": ["MLflowCallback"],
-    "tracking.worker_tensorboard": ["WorkerTensorBoard"],
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or "")
+_HOME_OF = {name.name: each.module for each in _STUB.body if isinstance(each, ast.ImportFrom) for name in each.names}
+"""The modules of the public names, which `__getattr__` imports when they are first used."""
 
 __all__ = sorted(_HOME_OF)
 
@@ -119,7 +56,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(message)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-# What type checkers and editors know of the package; __init__.py loads the same names when they are first used.
+# The public names: what type checkers and editors know of the package, and __init__.py loads when it is first used.
 from sparkkeras.checkpoints.checkpoint import Checkpoint as Checkpoint
 from sparkkeras.data.labels import encode_label as encode_label
 from sparkkeras.diagnostics.doctor import diagnose as diagnose

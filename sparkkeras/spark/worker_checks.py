@@ -87,6 +87,6 @@ def pack_package(folder: str) -> str:
     target = str(Path(folder) / "sparkkeras.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(PACKAGE.rglob("*")):
-            if path.suffix in {".py", ".typed"}:
+            if path.suffix in {".py", ".pyi", ".typed"}:
                 archive.write(path, Path("sparkkeras") / path.relative_to(PACKAGE))
     return target
