@@ -150,11 +150,10 @@ class SettingArguments(ObjectArguments, total=False):
         Argument(
             None,
             arguments.optional(_rule),
-            """The update rule, which computes new weights of the model from those of the workers. Synchronous:
-            ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
-            ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an
-            `UpdateRule`. ``None``: the default of the mode, even if the mode is changed later. The mode ``"allreduce"`` has
-            no rule.""",
+            """The update rule, which computes new weights of the model from those of the workers: the name of a built-in
+            one, such as ``"slowmo"`` or ``"easgd"``, or an `UpdateRule`; each is for one or two modes. ``None``:
+            ``"average"`` in synchronous training and ``"downpour"`` with a parameter server, also if the mode is changed
+            later. The mode ``"allreduce"`` has no rule.""",
         ),
     ]
     gradient_dtype: Annotated[

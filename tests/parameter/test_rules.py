@@ -668,13 +668,6 @@ def test_a_rule_is_made_from_its_name(name, expected):
     assert rule_name(expected) == name
 
 
-def test_the_names_of_the_rules():
-    synchronous = {"average": Average, "slowmo": SlowMo, "diloco": DiLoCo}
-    summing = {"downpour": Downpour, "agn": AGN, "dynsgd": DynSGD, "dcasgd": DCASGD}
-    elastic = {"easgd": EASGD, "eamsgd": EAMSGD}
-    assert synchronous | summing | elastic == RULES
-
-
 def test_which_rules_support_hogwild():
     assert {name for name, kind in RULES.items() if "hogwild" in kind.modes} == {"downpour", "agn"}
 
