@@ -49,6 +49,11 @@ def test_known_arguments_are_passed():
     assert Model.fit.__doc__ == "Fit."
 
 
+def test_an_argument_of_fit_is_not_one_of_the_constructor():
+    with pytest.raises(UnknownArgumentError, match=r"^Model takes no argument 'epochs'\. It is an argument of Model\.fit\."):
+        Model("m", epochs=3)
+
+
 @pytest.mark.parametrize("parent", [UnknownArgumentError, TypeError, ValueError, ConfigurationError])
 def test_an_unknown_argument_raises_an_error(parent):
     with pytest.raises(parent):
