@@ -77,11 +77,10 @@ class FitRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments that must be the same to resume, and that are shown, as values for JSON."""
-        known = {"batch_size": self.options.batch_size, **self.given}
-        found = {name: known[name] for name, each in declared(FitArguments).items() if each.is_setting}
+        found = {name: self.given[name] for name, each in declared(FitArguments).items() if each.is_setting}
         weights = found["class_weight"]
         by_text = {str(index): weight for index, weight in weights.items()} if isinstance(weights, Mapping) else weights
-        return found | {"class_weight": by_text}
+        return {"batch_size": self.options.batch_size, **found, "class_weight": by_text}
 
 
 @dataclass(frozen=True)
