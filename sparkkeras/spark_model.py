@@ -613,10 +613,10 @@ class SparkModel:
         """
         objects = arguments.custom_objects("custom_objects", custom_objects)
         folder = arguments.path("path", path)
-        saved = SavedRun.newest(CheckpointStore(folder))
+        saved = SavedRun.newest(CheckpointStore(folder), with_model=True)
         if saved is None:
             raise StorageError(f"{folder!r} has no complete checkpoint: expected the path of Checkpoint(path).")
-        model = load_bytes(saved.model, objects, safe_mode=safe_mode)
+        model = load_bytes(saved.model, objects, safe_mode=safe_mode, is_packed=True)
         find_outside(model, objects)
         saved.restore_result(model)
         spark_model = _restored(model, dict(saved.work.settings), saved.progress.rule_state, objects)

@@ -2,33 +2,31 @@
 
 ::
 
+    model-5f0c31aa.zip               the model without the values of its variables, for all checkpoints of one process
     checkpoint-00000012-5f0c31aa/    a number that grows, and what distinguishes two processes that write at the same time
-        model.keras                  the model, for Keras
-        arrays.bin                   raw arrays, one after the other, except for those whose bytes are in model.keras
-        state.json                   everything else, and where the arrays are
-        manifest.json                sizes and digests of these files, and a checksum of itself; written last
+        arrays.bin                   raw arrays, one after the other
+        manifest.json                everything else, sizes and digests of the other files, and its own digest; written last
 
 A folder without a manifest was not completed. It is deleted when a later checkpoint is complete, and so are checkpoints
-beyond the number to keep, their manifest first.
+beyond the number to keep, their manifest first, and the file of a model with the last checkpoint that needs it.
 
 A manifest that is not valid is damage, and so are files that it does not match: a warning, and the checkpoint before is
-used; without one, an error. A folder with such a manifest is not deleted. A writer that is killed leaves none: the manifest
-appears when it is complete, by a rename, or at once in object stores. An error of the store, such as a time-out, is raised:
-it says nothing about a checkpoint.
+used; without one, an error. A checkpoint that was found to be damaged is not deleted. A writer that is killed leaves none:
+the manifest appears when it is complete, by a rename, or at once in object stores. An error of the store, such as a
+time-out, is raised: it says nothing about a checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from sparkkeras import arguments
 from sparkkeras.checkpoints import values
@@ -36,23 +34,10 @@ from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.remote_files import ChecksumError
-from sparkkeras.weights import Array
 
-MODEL = "model.keras"
-_ARRAYS, _STATE, _MANIFEST = "arrays.bin", "state.json", "manifest.json"
-_FORMAT = 2
-"""Format 1 has all arrays in ``arrays.bin``."""
-_FOLDER = re.compile(r"checkpoint-([0-9]{8,})-[0-9a-f]{8}")
-_KINDS = {
-    "fit": "SparkModel.fit or KerasEstimator.fit",
-    "ensemble": "SparkEnsemble.fit",
-    "member": "a member of SparkEnsemble.fit",
-    "run": "SparkRunner.run",
-}
-"""What writes checkpoints, by the value ``kind`` in their state."""
-
-
-SaveModel = Callable[[io.RawIOBase], values.Spans]
+_ARRAYS, _MANIFEST = "arrays.bin", "manifest.json"
+_FORMAT = 1
+_FOLDER = re.compile(r"checkpoint-([0-9]{8,})-([0-9a-f]{8})")
 
 
 class DamagedError(StorageError):
@@ -61,10 +46,10 @@ class DamagedError(StorageError):
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A checkpoint that was read: its name, its values, and the bytes of its model (empty if it has none)."""
+    """A checkpoint that was read: its name, its value, and the bytes of its model (empty if none was wanted)."""
 
     name: str
-    values: dict[str, Any]
+    value: Any
     model: bytes
 
 
@@ -81,10 +66,17 @@ class CheckpointStore:
         self._keep = keep
         self._suffix = uuid.uuid4().hex[:8]
         self._last: int | None = None  # the number of the newest folder, when it was looked at last
+        self._model: dict[str, Any] | None = None  # the size and the digest of its file, if it was written
+        self._damaged: set[str] = set()
 
     @classmethod
-    def open(cls, checkpoint: object, resume: object) -> CheckpointStore | None:
+    def open(cls, checkpoint: object, resume: object, written: str = "") -> CheckpointStore | None:
         """Check the arguments ``checkpoint`` and ``resume`` of a user; ``None`` without checkpoints.
+
+        Args:
+            checkpoint: A `Checkpoint`, or ``None``.
+            resume: Whether to continue.
+            written: When checkpoints are written, in words, if the user cannot choose it.
 
         Raises:
             ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
@@ -96,6 +88,10 @@ class CheckpointStore:
             if resumes:
                 raise ConfigurationError("resume=True: pass checkpoint=Checkpoint(path) with the folder to resume from.")
             return None
+        chosen = [f"every={found.every!r}"] if found.every != "epoch" else []
+        chosen += [f"every_seconds={found.every_seconds!r}"] if found.every_seconds is not None else []
+        if written and chosen:
+            raise ConfigurationError(f"Checkpoint({', '.join(chosen)}): {written}. Leave this out.")
         store = cls(str(found.path), found.keep)
         store._number_of_newest()  # from here on, another process that writes there is noticed
         names = [] if resumes else store.names()
@@ -120,13 +116,14 @@ class CheckpointStore:
         return [name for name in self._folders() if _MANIFEST in filesystem.names_in(f"{self.path}/{name}")]
 
     def newest(
-        self, kind: str | None = None, accept: Callable[[StoredCheckpoint], bool] = lambda stored: True
+        self, kind: str | None = None, accept: Callable[[Any], bool] = lambda value: True, with_model: bool = False
     ) -> StoredCheckpoint | None:
         """Read the newest checkpoint that is not damaged; ``None`` if there is no checkpoint. Warns of damaged ones.
 
         Args:
-            kind: The value ``kind`` in the state; ``None``: any.
-            accept: Whether a checkpoint is of use; others are skipped.
+            kind: What writes such checkpoints; ``None``: any.
+            accept: Whether a value is of use; other checkpoints are skipped.
+            with_model: Whether to read the model, too.
 
         Raises:
             DamagedError: All checkpoints are damaged.
@@ -137,14 +134,14 @@ class CheckpointStore:
         skipped = False
         for name in self.names():
             try:
-                stored = self._read(name, self._files(name))
+                stored = self._read(name, kind, with_model)
             except DamagedError as error:
                 damaged[name] = error
                 continue
-            self._check(stored, kind)
-            if not accept(stored):
+            if not accept(stored.value):
                 skipped = True
                 continue
+            self._damaged.update(damaged)
             for other, reason in damaged.items():
                 warn(f"the checkpoint {self.path}/{other} is damaged, and {name} is used: {reason}")
             return stored
@@ -156,21 +153,13 @@ class CheckpointStore:
             )
         return None
 
-    def _check(self, stored: StoredCheckpoint, kind: str | None) -> None:
-        found = stored.values.get("kind")
-        if kind is not None and found != kind:
-            of = _KINDS.get(str(found), "something else")
-            raise ConfigurationError(
-                f"the checkpoint {self.path}/{stored.name} is of {of}, and this is {_KINDS[kind]}: pass another path."
-            )
-
-    def write(self, state: Mapping[str, Any], save_model: SaveModel | None = None) -> str:
+    def write(self, kind: str, value: Any, model: bytes = b"") -> str:
         """Write a checkpoint, and then delete old ones and what was left incomplete before.
 
         Args:
-            state: Values as `values.pack` accepts them, by name; ``kind`` is one of `newest`.
-            save_model: Writes the model to a file, from its beginning to its end, and returns which arrays of the state
-                are in it.
+            kind: What writes it, as in messages.
+            value: A value that `values.pack` accepts.
+            model: The bytes of the model, the same in all calls: they are written once.
 
         Returns:
             The name of the checkpoint.
@@ -179,7 +168,7 @@ class CheckpointStore:
             StorageError: It cannot be written; those before it are unchanged.
             ConfigurationError: A value cannot be stored.
         """
-        tree, arrays = values.pack(dict(state), "the state")
+        packed, pieces = values.pack(value, "the state")
         if not filesystem.is_reachable(self.path):  # else this thread would start Spark anew
             raise StorageError(f"cannot write {self.path!r}: Spark has been stopped.")
         filesystem.make_folder(self.path)
@@ -188,9 +177,20 @@ class CheckpointStore:
         folder = f"{self.path}/{name}"
         filesystem.make_folder(folder)
         try:
-            files = self._write_files(folder, tree, arrays, save_model)
+            arrays = _write_file(f"{folder}/{_ARRAYS}", pieces)
+            if model and self._model is None:
+                self._model = _write_file(f"{self.path}/{_model_of(name)}", [model])
+            content = {
+                "format": _FORMAT,
+                "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "kind": kind,
+                "arrays": arrays,
+                "model": self._model,
+                "value": packed,
+            }
+            text = json.dumps(content).encode()
             with filesystem.new_file(f"{folder}/{_MANIFEST}") as file:
-                file.write(_manifest(files))
+                file.write(text + b"\n" + _digest(text))
         except BaseException:
             with suppress(StorageError):
                 filesystem.remove_folder(folder)  # perhaps the disk is full
@@ -231,114 +231,82 @@ class CheckpointStore:
         self._last = number
         return number
 
-    def _write_files(self, folder: str, tree: Any, arrays: Sequence[Array], save_model: SaveModel | None) -> dict[str, Any]:
-        """Write all files but the manifest; returns their sizes and digests."""
-        files: dict[str, Any] = {}
-        in_model: values.Spans = {}
-        if save_model is not None:
-            with self._file(folder, MODEL, files) as file:
-                in_model = save_model(file)
-        with self._file(folder, _ARRAYS, files) as file:
-            index = values.write_arrays(arrays, file.write, in_model)
-        with self._file(folder, _STATE, files) as file:
-            file.write(json.dumps({"arrays": index, "values": tree}).encode())
-        return files
-
     def _folders(self) -> list[str]:
         """The folders with the name of a checkpoint, the newest first."""
         found = [name for name in filesystem.folders_in(self.path) if _FOLDER.fullmatch(name)]
         return sorted(found, key=lambda name: (int(name.split("-")[1]), name), reverse=True)
 
-    @contextmanager
-    def _file(self, folder: str, name: str, files: dict[str, Any]) -> Iterator[_Hashing]:
-        """A file to write; its size and digest are added to ``files``."""
-        with filesystem.new_file(f"{folder}/{name}", atomic=False) as file:
-            hashing = _Hashing(file)
-            yield hashing
-        files[name] = {"size": hashing.size, "sha256": hashing.digest.hexdigest()}
-
-    def _files(self, name: str) -> dict[str, Any]:
-        """The sizes and digests in the manifest of a checkpoint.
+    def _read(self, name: str, kind: str | None = None, with_model: bool = False) -> StoredCheckpoint:
+        """Read a checkpoint.
 
         Raises:
-            DamagedError: The manifest is not valid.
+            DamagedError: A file is not as it was written.
             StorageError: It cannot be read, or a later version of sparkkeras wrote it.
+            ConfigurationError: It is of another kind.
         """
-        data = self._bytes(name, _MANIFEST)
-        try:
-            manifest = json.loads(data)
-            content = manifest["content"]
-            is_valid = manifest["checksum"] == _checksum(content)
-        except (ValueError, TypeError, KeyError):
-            is_valid = False
-        if not is_valid:
+        text, _, digest = _bytes(f"{self.path}/{name}/{_MANIFEST}").rpartition(b"\n")
+        if digest != _digest(text):
             raise DamagedError(f"{_MANIFEST} is not valid.")
+        content = json.loads(text)
         if content["format"] > _FORMAT:
             raise StorageError(f"{self.path}/{name} was written by a later version of sparkkeras: upgrade to read it.")
-        files: dict[str, Any] = content["files"]
-        return files
+        if kind is not None and content["kind"] != kind:
+            raise ConfigurationError(
+                f"the checkpoint {self.path}/{name} is of {content['kind']}, and this is {kind}: pass another path."
+            )
+        arrays = bytearray(self._read_file(f"{self.path}/{name}", _ARRAYS, content["arrays"]))
+        model = self._read_file(self.path, _model_of(name), content["model"]) if with_model and content["model"] else b""
+        return StoredCheckpoint(name, values.unpack(content["value"], arrays), model)
 
-    def _read(self, name: str, files: Mapping[str, Any]) -> StoredCheckpoint:
-        data = {}
-        present = filesystem.names_in(f"{self.path}/{name}")
-        for file, expected in files.items():
-            if file not in present:
-                raise DamagedError(f"{file} is missing.")
-            data[file] = self._bytes(name, file)
-            if len(data[file]) != expected["size"]:
-                raise DamagedError(f"{file} has {len(data[file])} bytes instead of {expected['size']}.")
-            if hashlib.sha256(data[file]).hexdigest() != expected["sha256"]:
-                raise DamagedError(f"{file} has other contents than were written.")
-        state = json.loads(data[_STATE])
-        model = data.get(MODEL, b"")
-        arrays = values.read_arrays(bytearray(data[_ARRAYS]), model, state["arrays"])
-        return StoredCheckpoint(name, values.unpack(state["values"], arrays), model)
-
-    def _bytes(self, name: str, file: str) -> bytes:
-        try:
-            return filesystem.read_bytes(f"{self.path}/{name}/{file}")
-        except ChecksumError as error:
-            raise DamagedError(f"{file} has other contents than were written: {error}") from error
+    def _read_file(self, folder: str, name: str, written: Mapping[str, Any]) -> bytes:
+        if name not in filesystem.names_in(folder):
+            raise DamagedError(f"{name} is missing.")
+        data = _bytes(f"{folder}/{name}")
+        if len(data) != written["size"]:
+            raise DamagedError(f"{name} has {len(data)} bytes instead of {written['size']}.")
+        if hashlib.sha256(data).hexdigest() != written["sha256"]:
+            raise DamagedError(f"{name} has other contents than were written.")
+        return data
 
     def _delete_old(self, newest: str) -> None:
         """Delete checkpoints beyond the number to keep, and incomplete ones that are older than ``newest``."""
         folders, completed = self._folders(), self.names()
         older = folders[folders.index(newest) + 1 :] if newest in folders else []
-        kept = 1
+        older = [name for name in older if name not in self._damaged]
+        kept = [name for name in older if name in completed][: self._keep - 1]
         for name in older:
-            if name in completed:
-                try:
-                    self._files(name)
-                except DamagedError:
-                    continue
-                kept += 1
-            if name not in completed or kept > self._keep:
-                filesystem.remove(f"{self.path}/{name}/{_MANIFEST}")  # from here on it is no checkpoint
-                filesystem.remove_folder(f"{self.path}/{name}")
+            if name in kept:
+                continue
+            filesystem.remove(f"{self.path}/{name}/{_MANIFEST}")  # from here on it is no checkpoint
+            folders.remove(name)
+            if _model_of(name) not in map(_model_of, folders):
+                filesystem.remove(f"{self.path}/{_model_of(name)}")
+            filesystem.remove_folder(f"{self.path}/{name}")
 
 
-class _Hashing(io.RawIOBase):
-    """A file to write to from its beginning to its end, with the size and digest of what was written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.size = 0
-        self.digest = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self._file.write(data)
-        self.digest.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self.size
+def _model_of(name: str) -> str:
+    """The name of the file of the model of a checkpoint."""
+    return f"model-{name.rpartition('-')[2]}.zip"
 
 
-def _manifest(files: Mapping[str, Any]) -> bytes:
-    content = {"format": _FORMAT, "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "files": dict(files)}
-    return json.dumps({"checksum": _checksum(content), "content": content}, indent=1).encode()
+def _write_file(path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file; returns its size and its digest."""
+    size, digest = 0, hashlib.sha256()
+    with filesystem.new_file(path, atomic=False) as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
-def _checksum(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _bytes(path: str) -> bytes:
+    try:
+        return filesystem.read_bytes(path)
+    except ChecksumError as error:
+        raise DamagedError(f"{path.rpartition('/')[2]} has other contents than were written: {error}") from error
+
+
+def _digest(text: bytes) -> bytes:
+    """The digest of a manifest, as a line of JSON."""
+    return json.dumps(hashlib.sha256(text).hexdigest()).encode()

@@ -33,7 +33,7 @@ from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, describe_fit, packed, prepare_fit
 from sparkkeras.training.row_options import RowOptions
-from sparkkeras.training.saved_run import WorkerRows, data_of
+from sparkkeras.training.saved_run import WorkerRows
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
@@ -156,7 +156,7 @@ class SparkEnsemble:
             if checkpoints is not None:
                 for model in self.models:
                     find_outside(model, self.custom_objects)
-                checkpoints.check(self.models, self.sampling, request)
+                checkpoints.check(self.models, self.sampling, request, seed)
             verbose = 1 if given["verbose"] == "auto" else given["verbose"]
             progress = ScoringProgress("Training members", None, verbose)
             events = Events([*([progress] if verbose else []), *checked["monitor"]])
@@ -194,7 +194,7 @@ class SparkEnsemble:
             warn_of_sorted_rows(request, job.split, stored, averages=self.sampling == "partition")
             trained = 0
             if checkpoints is not None:
-                checkpoints.begin(data_of(job, stored), WorkerRows.of(job, stored), self.models, seed)
+                checkpoints.begin(WorkerRows.of(job, stored), self.models)
                 trained = len(checkpoints.trained)
             self.seed, self._fits = seed[0], seed[1] + 1
             rest = f" {trained} of them {'is' if trained == 1 else 'are'} in the checkpoint." if trained else ""

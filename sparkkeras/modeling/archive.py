@@ -139,14 +139,10 @@ class ModelArchive:
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
-        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder, warnings.catch_warnings():
+        with warnings.catch_warnings():
             # The optimizer variables in the archive are not used, so a mismatch does not matter.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
-            path = Path(folder) / "model.keras"
-            # Decompress: Keras rejects highly compressed zeros as a decompression bomb.
-            with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
-                _copy(packed, plain)
-            return _load(path, self.custom.load(), safe_mode=False, with_optimizers=False)
+            return _read(self.data, self.custom.load(), safe_mode=False, with_optimizers=False, is_packed=True)
 
     def unpack_to_train(self) -> keras.Model:
         """A new model that has found the variables outside it, which are a part of its state."""
@@ -306,17 +302,23 @@ def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None)
     return copy
 
 
-def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool, is_packed: bool = False) -> keras.Model:
     """Load a model from the bytes of a ``.keras`` archive or of Keras's HDF5 format.
 
     Custom code that an archive names and this process has already imported is found without ``custom_objects``.
+
+    Args:
+        data: The bytes.
+        custom_objects: Custom classes and functions by name.
+        safe_mode: Whether to reject Python code inside the archive (lambdas).
+        is_packed: Whether it is the data of a `ModelArchive`.
 
     Raises:
         CustomObjectError: Custom code is missing.
         ModelError: The archive cannot be loaded, or ``safe_mode`` is set and it contains a Python lambda.
     """
     found = {} if data.startswith(HDF5) else custom_code.already_loaded(_config_in(data))
-    return _read(data, {**found, **custom_objects}, safe_mode=safe_mode)
+    return _read(data, {**found, **custom_objects}, safe_mode=safe_mode, is_packed=is_packed)
 
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -330,10 +332,21 @@ def _config_in(data: bytes) -> Any:
     return None
 
 
-def _read(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool, with_optimizers: bool = True) -> keras.Model:
+def _read(
+    data: bytes,
+    custom_objects: Mapping[str, Any],
+    *,
+    safe_mode: bool,
+    with_optimizers: bool = True,
+    is_packed: bool = False,
+) -> keras.Model:
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / ("model.h5" if data.startswith(HDF5) else "model.keras")
-        path.write_bytes(data)
+        if is_packed:  # decompress: Keras rejects highly compressed zeros as a decompression bomb
+            with zipfile.ZipFile(io.BytesIO(data)) as packed, zipfile.ZipFile(path, "w") as plain:
+                _copy(packed, plain)
+        else:
+            path.write_bytes(data)
         return _load(path, custom_objects, safe_mode=safe_mode, with_optimizers=with_optimizers)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from sparkkeras.checkpoints.checkpoint import Checkpoint
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.runner.rank_context import Saved
 from sparkkeras.runner.values import pack
+
+_RUN = "SparkRunner.run"
 
 
 class RunCheckpoints:
@@ -32,9 +32,8 @@ class RunCheckpoints:
     def __init__(self, store: CheckpointStore, resume: bool) -> None:
         self._store = store
         self._writer = BackgroundWriter(self._write)
-        stored = store.newest("run") if resume else None
-        found = None if stored is None else Saved(stored.values["epoch"], stored.values["state"])
-        self.restored = b"" if found is None else pack(found, "the checkpoint")
+        stored = store.newest(_RUN) if resume else None
+        self.restored = b"" if stored is None else pack(Saved(*stored.value), "the checkpoint")
 
     @classmethod
     def open(cls, checkpoint: object, resume: object, barrier: bool) -> RunCheckpoints | None:
@@ -44,20 +43,13 @@ class RunCheckpoints:
             ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
             StorageError: The folder cannot be read, or all checkpoints are damaged.
         """
-        if isinstance(checkpoint, Checkpoint):
-            if not barrier:
-                raise ConfigurationError(
-                    "checkpoint= needs ranks that run at the same time, and barrier=False runs each on its own: use "
-                    "SparkRunner(num_workers, barrier=True)."
-                )
-            given = [f"every={checkpoint.every!r}"] if checkpoint.every != "epoch" else []
-            given += [f"every_seconds={checkpoint.every_seconds!r}"] if checkpoint.every_seconds is not None else []
-            if given:
-                raise ConfigurationError(
-                    f"Checkpoint({', '.join(given)}): in a run, each call of context().save writes a checkpoint. Leave it "
-                    "out, and call save less often."
-                )
-        store = CheckpointStore.open(checkpoint, resume)
+        written = "in a run, each call of context().save writes a checkpoint: call it less often"
+        store = CheckpointStore.open(checkpoint, resume, written)
+        if store is not None and not barrier:
+            raise ConfigurationError(
+                "checkpoint= needs ranks that run at the same time, and barrier=False runs each on its own: use "
+                "SparkRunner(num_workers, barrier=True)."
+            )
         return None if store is None else cls(store, bool(resume))
 
     @property
@@ -88,5 +80,4 @@ class RunCheckpoints:
             warn(f"a checkpoint could not be written to {self._store.path!r}: {error}")
 
     def _write(self, saved: Saved) -> None:
-        state: dict[str, Any] = {"kind": "run", "epoch": saved.epoch, "state": dict(saved.state)}
-        self._store.write(state)
+        self._store.write(_RUN, saved)

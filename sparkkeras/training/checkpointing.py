@@ -1,11 +1,10 @@
 """Checkpoints of a call of `fit`: when they are written, and how training continues from one.
 
-`saved_progress.py` has what is in them, `saved_run.py` what they belong to.
+`saved_run.py` has what is in them, and what they belong to.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ import numpy as np
 
 from sparkkeras.checkpoints import values
 from sparkkeras.checkpoints.checkpoint import Checkpoint
-from sparkkeras.checkpoints.differences import differences, other_work
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.data.dataset import StoredDataset
@@ -31,8 +29,7 @@ from sparkkeras.errors import (
 )
 from sparkkeras.events import CheckpointWritten, Incident, RunResumed
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.optimizers import iterations
-from sparkkeras.modeling.saver import ModelSaver
+from sparkkeras.modeling.optimizers import has_several, iterations
 from sparkkeras.modeling.state import (
     ModelState,
     has_settable_rate,
@@ -47,8 +44,7 @@ from sparkkeras.training import callback_states
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.recorder import EpochPart
-from sparkkeras.training.saved_progress import EpochRecord, TrainingProgress
-from sparkkeras.training.saved_run import SavedRun, Work, WorkerRows, data_of
+from sparkkeras.training.saved_run import EpochRecord, SavedRun, TrainingProgress, Work, WorkerRows, check_same
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.weights import Array
 
@@ -73,15 +69,14 @@ class CheckpointRecorder:
     def __init__(
         self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedRun | None, in_step: bool = False
     ) -> None:
-        self.saved = saved
+        self._continue_from(saved)
         self.every_steps = int(checkpoint.every) if in_step and checkpoint.every != "epoch" else None
         self._checkpoint, self._store, self._in_step = checkpoint, store, in_step
         self._writer = BackgroundWriter(self._write)
         self._rounds = 0
         self._due = False
         self._saved_at = time.monotonic()
-        self._reached = None if saved is None else replace(saved.progress, result=None, finished=False)
-        self._submitted = self._reached
+        self._has_same_rows = False
         self._written = "" if saved is None else saved.name
         self._epoch_to_continue: EpochPart | None = None
         self._asked = Termination()
@@ -119,8 +114,8 @@ class CheckpointRecorder:
         self._work = work
         callback_states.check(callbacks)
         if self.saved is not None:
-            self._check(self.saved.work.differences(work))
-            self._work = replace(work, learning_rate=self.saved.work.learning_rate)  # with which training has begun
+            self.saved.work.check(work, self._store.path, self.saved.name)
+            self._work = replace(work, rates=self.saved.work.rates)  # with which training has begun
 
     def check_data(self, job: Job, dataset: StoredDataset) -> None:
         """Check that the data is that of the checkpoint. Warns if the result will have other bits.
@@ -134,27 +129,26 @@ class CheckpointRecorder:
                 f"Checkpoint(every={self.every_steps}): data is a function that reads batches, so the steps of an epoch are "
                 'not known in advance. Use every="epoch", and steps_per_epoch= for shorter epochs.'
             )
-        self._data, self._rows = data_of(job, dataset), WorkerRows.of(job, dataset)
+        self._rows = WorkerRows.of(job, dataset)
         saved = self.saved
         if not self.is_complete(job.epochs):
             self._store.check_writable()
         if saved is None:
             return
-        self._check(differences(saved.data, self._data))
+        check_same(saved.rows.described, self._rows.described, self._store.path, saved.name)
         reasons = []
-        if not saved.has_rows_of(self._rows):
-            if saved.has_changed_rows(self._rows):
-                reasons.append(_CHANGED_ROWS + (_VALIDATED_ROWS if any(job.split.validate) else ""))
-            else:
-                reasons.append(
-                    f"its workers had {_listed(saved.partitions)} rows, and these have {_listed(self._rows.counts)}"
-                )
-            if saved.progress.part.batches:
-                saved = self._at_epoch_end(saved)
-                part = saved.progress.part
-                if part.batches:
-                    again = f"the first {counted(part.batches, 'batch')} of epoch {part.epoch + 1} will be trained again"
-                    reasons.append(f"{again}, because there is no checkpoint of the end of an epoch")
+        if saved.rows.counts != self._rows.counts:
+            reasons.append(f"its workers had {_listed(saved.rows.counts)} rows, and these have {_listed(self._rows.counts)}")
+        elif self._rows.differ_from(saved.rows):
+            reasons.append(_CHANGED_ROWS + (_VALIDATED_ROWS if any(job.split.validate) else ""))
+        self._has_same_rows = not reasons
+        if reasons and saved.progress.part.batches:
+            saved = SavedRun.newest(self._store, at_epoch_end=True) or saved
+            self._continue_from(saved)
+            part = saved.progress.part
+            if part.batches:
+                again = f"the first {counted(part.batches, 'batch')} of epoch {part.epoch + 1} will be trained again"
+                reasons.append(f"{again}, because there is no checkpoint of the end of an epoch")
         if self._in_step and saved.every != self._checkpoint.every:
             reasons.append(f"it was trained with every={saved.every!r}, and this is every={self._checkpoint.every!r}")
         if saved.backend != keras.backend.backend():
@@ -165,16 +159,11 @@ class CheckpointRecorder:
                 f"of a training without interruption: {'; '.join(reasons)}."
             )
 
-    def _at_epoch_end(self, saved: SavedRun) -> SavedRun:
-        """Continue from the newest checkpoint at the end of an epoch, if there is one, instead of a later one."""
-        saved = SavedRun.newest(self._store, at_epoch_end=True) or saved
+    def _continue_from(self, saved: SavedRun | None) -> None:
+        """Continue from what a checkpoint has reached, at the end of which callbacks had not changed the model yet."""
         self.saved = saved
-        self._reached = self._submitted = replace(saved.progress, result=None, finished=False)
-        return saved
-
-    def _check(self, found: list[str]) -> None:
-        if found and self.saved is not None:
-            raise other_work(self._store.path, self.saved.name, found)
+        self._reached = None if saved is None else replace(saved.progress, result=None, finished=False)
+        self._submitted = self._reached
 
     def is_complete(self, epochs: int) -> bool:
         """Whether the checkpoint is of a training that has ended, and nothing remains to be trained up to ``epochs``."""
@@ -212,7 +201,9 @@ class CheckpointRecorder:
             TrainingInterruptedError: The process has received a SIGTERM.
             StorageError: Training was completed, but the last checkpoint cannot be written.
         """
-        self._saver = ModelSaver(archive, model)
+        if has_several(model):  # they have been built since
+            archive = ModelArchive.pack(model, archive.custom.load())
+        self._model = archive.data
         with termination() as asked:
             self._asked = asked
             try:
@@ -266,8 +257,7 @@ class CheckpointRecorder:
     @property
     def workers(self) -> LedgerProgress | None:
         """See `Recorder.workers`."""
-        same = self.saved is not None and self.saved.has_rows_of(self._rows)
-        return self.saved.progress.workers if same and self.saved is not None else None
+        return self.saved.progress.workers if self.saved is not None and self._has_same_rows else None
 
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
         """Call the callbacks at the beginning of training, and restore the checkpoint; returns the first epoch."""
@@ -314,12 +304,10 @@ class CheckpointRecorder:
         """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""
         self._asked.check()
         part, self._epoch_to_continue = self._epoch_to_continue, None
-        same = False
         if part is not None and self.saved is not None:
             self._restore(self.saved.progress)  # the callbacks may have changed the learning rate a second time
-            same = self.saved.has_rows_of(self._rows)
         self._record = self._take_record()
-        return part if part is not None and same else EpochPart(epoch)
+        return part if part is not None and self._has_same_rows else EpochPart(epoch)
 
     def end_round(self, part: EpochPart, state: ModelState, workers: LedgerProgress | None = None) -> None:
         """Note what was reached; write it if it is time for a checkpoint, and the epoch has not ended."""
@@ -391,19 +379,9 @@ class CheckpointRecorder:
 
     def _write(self, progress: TrainingProgress) -> None:
         """Write a checkpoint; in the thread."""
-        stored = {
-            "kind": "fit",
-            "progress": progress.pack(),
-            "work": vars(self._work),
-            "data": self._data,
-            "partitions": self._rows.counts,
-            "checksums": self._rows.checksums,
-            "backend": keras.backend.backend(),
-            "every": self._checkpoint.every,
-        }
-        state = progress.result or progress.state
+        run = SavedRun(progress, self._work, self._rows, keras.backend.backend(), self._checkpoint.every)
         began = time.monotonic()
-        self._written = self._store.write(stored, functools.partial(self._saver.save, state))
+        self._written = run.write(self._store, self._model)
         path, seconds = f"{self._store.path}/{self._written}", time.monotonic() - began
         self._job.events.emit(CheckpointWritten(path, progress.part.epoch, seconds))
 

@@ -1,27 +1,90 @@
-"""A checkpoint of `fit` that was read, and what it belongs to: the same work can be continued, other work is refused."""
+"""What a checkpoint of `fit` has, and what it belongs to: the same work can be continued, other work is refused.
+
+A `TrainingProgress` is what training needs to continue with the same bits. It refers to arrays and lists that do not change
+any more, so a thread can write it while training goes on. Row orders and dropout masks are functions of seed, worker, epoch
+and batch, so a seed is all that is stored of random numbers, with the states of the generators in the driver's model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import keras
 
-from sparkkeras.checkpoints.differences import differences
-from sparkkeras.checkpoints.store import CheckpointStore, StoredCheckpoint
+from sparkkeras.checkpoints import values
+from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import StoredDataset, common_spec
 from sparkkeras.data.placement import SAME_ROWS
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.optimizers import iterations
-from sparkkeras.modeling.state import learning_rate, put_generators
-from sparkkeras.parameter.rules import UpdateRule, rule_config
+from sparkkeras.modeling.state import ModelState, learning_rate, put_generators
+from sparkkeras.parameter.rules import State, UpdateRule, rule_config
 from sparkkeras.training.job import Job
 from sparkkeras.training.preparation import FitRequest
-from sparkkeras.training.saved_progress import TrainingProgress
+from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.worker_reports import Report
+from sparkkeras.weights import Array, Flat
 
-Rates = Mapping[str, float | None]
+if TYPE_CHECKING:
+    from sparkkeras.parameter.ledger import LedgerProgress
+
+FIT = "SparkModel.fit or KerasEstimator.fit"
+"""What writes these checkpoints, as in messages."""
+
+_SHOWN = 4
+_ABSENT = "nothing"
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What the driver knows besides the model, which changes only between epochs.
+
+    Attributes:
+        epochs: The epochs in the history.
+        history: The logs of these epochs, by name.
+        logs: The logs of the last one.
+        histories: The records of the workers.
+        callbacks: The states of the callbacks.
+    """
+
+    epochs: list[int]
+    history: dict[str, list[Any]]
+    logs: dict[str, Any]
+    histories: list[dict[str, Any]]
+    callbacks: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """What training has reached at the end of a round.
+
+    Attributes:
+        part: The epoch, and what was trained of it; at the end of an epoch, nothing of the next one.
+        rounds: The number of rounds since the beginning of training.
+        stopped: Whether a callback has stopped training.
+        state: The state of the model.
+        generators: The states of the model's generators of random numbers.
+        rule_state: The state of the rule.
+        record: What the driver knows besides.
+        result: The state of the model after training, where callbacks or moving averages have changed it at the end.
+        finished: Whether training was completed.
+        workers: The progress of the workers of a parameter server.
+    """
+
+    part: EpochPart
+    rounds: int
+    stopped: bool
+    state: ModelState
+    generators: list[Array]
+    rule_state: State
+    record: EpochRecord
+    result: ModelState | None = None
+    finished: bool = False
+    workers: LedgerProgress | None = None
 
 
 @dataclass(frozen=True)
@@ -29,14 +92,15 @@ class Work:
     """What a checkpoint belongs to.
 
     Attributes:
-        fit: The model and the arguments, which must be the same to resume.
-        learning_rate: The learning rate of the optimizer; ``None`` if it has made a step, which may have changed it.
+        fit: The models and the arguments, which must be the same to resume.
+        rates: The learning rates of the optimizers, by name in messages; ``None`` for one that has made a step, which may
+            have changed it.
         seed: The seed of row orders and dropout masks.
-        settings: The settings of the SparkModel after this call of `fit`.
+        settings: The settings of the SparkModel after this call of `fit`; of an ensemble, the number of calls before.
     """
 
     fit: dict[str, Any]
-    learning_rate: float | None
+    rates: dict[str, float | None]
     seed: int
     settings: dict[str, Any]
 
@@ -53,12 +117,13 @@ class Work:
             **request.settings,
             **description(model),
         }
-        return cls(fit, initial_rate(model), request.options.seed, dict(settings))
+        return cls(fit, {"learning_rate": initial_rate(model)}, request.options.seed, dict(settings))
 
-    def differences(self, now: Work) -> list[str]:
-        """What differs in another call of `fit`, in words."""
-        before, after = known_rates({"learning_rate": self.learning_rate}, {"learning_rate": now.learning_rate})
-        return differences({**self.fit, **before}, {**now.fit, **after})
+    def check(self, now: Work, path: str, name: str) -> None:
+        """Check that another call of `fit` is the same work; the arguments are those of `check_same`."""
+        names = [name for name, rate in self.rates.items() if None not in (rate, now.rates.get(name))]
+        before, after = ({name: each.rates[name] for name in names} for each in (self, now))
+        check_same({**self.fit, **before}, {**now.fit, **after}, path, name)
 
 
 def initial_rate(model: keras.Model) -> float | None:
@@ -66,55 +131,96 @@ def initial_rate(model: keras.Model) -> float | None:
     return None if any(iterations(model)) else learning_rate(model)
 
 
-def known_rates(stored: Rates, now: Rates) -> tuple[Rates, Rates]:
-    """The learning rates that can be compared, by name: those that are known in both of two calls of ``fit``."""
-    names = [name for name in stored if stored[name] is not None and now.get(name) is not None]
-    return {name: stored[name] for name in names}, {name: now[name] for name in names}
+def check_same(stored: Mapping[str, Any], now: Mapping[str, Any], path: str, name: str) -> None:
+    """Check that a description in a checkpoint is that of this call: nested values for JSON.
+
+    Args:
+        stored: The description in the checkpoint.
+        now: That of this call.
+        path: The folder of the checkpoint.
+        name: Its name.
+
+    Raises:
+        ConfigurationError: They differ; the message has what differs.
+    """
+    before, after = dict(_leaves("", stored)), dict(_leaves("", now))
+    found = [
+        f"{place}: {_shown(before.get(place, _ABSENT))} in the checkpoint, {_shown(after.get(place, _ABSENT))} now"
+        for place in [*before, *(place for place in after if place not in before)]
+        if before.get(place) != after.get(place)
+    ]
+    if found:
+        more = f"; and {counted(len(found) - _SHOWN, 'difference')} more" if len(found) > _SHOWN else ""
+        raise ConfigurationError(
+            f"the checkpoint {name} in {path!r} was written by a fit with another model, other data or other arguments: "
+            f"{'; '.join(found[:_SHOWN])}{more}. Resume with what the checkpoint was written with, or pass another path to "
+            "train from the start."
+        )
+
+
+def _shown(text: str) -> str:
+    """A value as people write it: a float of 32 bits, such as a learning rate, without the digits that it does not have."""
+    try:
+        number = json.loads(text)
+    except ValueError:
+        return text
+    return f"{number:.7g}" if isinstance(number, float) else text
+
+
+def _leaves(place: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The values in nested dicts and lists, as text, with where they are."""
+    if isinstance(value, Mapping) and value:
+        for key, member in value.items():
+            yield from _leaves(f"{place}.{key}" if place else key, member)
+    elif isinstance(value, (list, tuple)) and value:
+        for index, member in enumerate(value):
+            yield from _leaves(f"{place}[{index}]", member)
+    else:
+        yield place, json.dumps(value)
 
 
 @dataclass(frozen=True)
 class WorkerRows:
-    """The rows of each worker.
+    """The rows of a training.
 
     Attributes:
-        counts: The numbers of those to train on.
-        checksums: The checksums of all, see `Handle`.
+        counts: The numbers of those of each worker to train on.
+        checksums: The checksums of all rows of each worker, see `Handle`.
+        described: What must be the same to resume, as values for JSON.
         repeat: Whether the same rows have the same places each time that they are read.
     """
 
     counts: list[int | None]
     checksums: list[int | None]
+    described: dict[str, Any]
     repeat: bool = False
 
     @classmethod
     def of(cls, job: Job, dataset: StoredDataset) -> WorkerRows:
         """The rows of a dataset, as a job splits them."""
-        return cls(list(job.split.train), [handle.checksum for handle in dataset.handles], job.options.shuffle == "global")
+        spec = common_spec(dataset.handles)
+        leaves = () if spec is None else zip(spec.form.labels, spec.leaves, strict=True)
+        found = job.validation
+        validated = job.split.validate if found is None or found.spans else [each.rows for each in found.dataset.handles]
+        described = {
+            "rows": _total(job.split.train),
+            "validation rows": _total(validated),
+            "arrays": {label: f"{leaf.shape} {leaf.dtype}" for label, leaf in leaves},
+        }
+        checksums = [handle.checksum for handle in dataset.handles]
+        return cls(list(job.split.train), checksums, described, job.options.shuffle == "global")
 
-    def differ_from(self, checksums: Sequence[int | None]) -> bool:
+    def differ_from(self, stored: WorkerRows) -> bool:
         """Whether a checksum differs from one in a checkpoint, of those that are known.
 
         Raises:
             DataError: One differs, although the places of rows depend on the rows alone.
         """
-        pairs = zip(self.checksums, checksums, strict=False)
+        pairs = zip(self.checksums, stored.checksums, strict=False)
         differ = any(None not in pair and pair[0] != pair[1] for pair in pairs)
         if differ and self.repeat:
             raise DataError(f"the rows are not those of the training that is resumed. {SAME_ROWS}")
         return differ
-
-
-def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:
-    """What must be the same of the data to resume, as values for JSON."""
-    spec = common_spec(dataset.handles)
-    leaves = () if spec is None else zip(spec.form.labels, spec.leaves, strict=True)
-    found = job.validation
-    validated = job.split.validate if found is None or found.spans else [each.rows for each in found.dataset.handles]
-    return {
-        "rows": _total(job.split.train),
-        "validation rows": _total(validated),
-        "arrays": {label: f"{leaf.shape} {leaf.dtype}" for label, leaf in leaves},
-    }
 
 
 def _total(rows: Sequence[int | None]) -> int | None:
@@ -123,57 +229,47 @@ def _total(rows: Sequence[int | None]) -> int | None:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint that was read.
+    """A checkpoint of `fit`.
 
     Attributes:
-        name: Its name.
         progress: What training had reached.
         work: What it belongs to.
-        data: The data, see `data_of`.
-        partitions: The number of training rows of each worker.
-        checksums: The checksum of the rows of each worker, see `Handle`.
+        rows: The rows.
         backend: The backend of Keras.
         every: How often checkpoints were written, see `Checkpoint`.
-        model: The bytes of the ``.keras`` file.
+        name: The name of the checkpoint that was read.
+        model: The bytes of the packed model, if they were read.
     """
 
-    name: str
     progress: TrainingProgress
     work: Work
-    data: dict[str, Any]
-    partitions: list[int | None]
-    checksums: list[int | None]
+    rows: WorkerRows
     backend: str
     every: str | int
-    model: bytes
+    name: str = ""
+    model: bytes = b""
 
     @classmethod
-    def newest(cls, store: CheckpointStore, at_epoch_end: bool = False) -> SavedRun | None:
+    def newest(cls, store: CheckpointStore, at_epoch_end: bool = False, with_model: bool = False) -> SavedRun | None:
         """The newest checkpoint that is not damaged; ``None`` if there is no checkpoint.
 
         Args:
             store: The folder.
             at_epoch_end: Skip those in the middle of an epoch.
+            with_model: Whether to read the model, too.
 
         Raises:
             StorageError: The folder cannot be read, or all checkpoints are damaged.
             ConfigurationError: The checkpoint is not of a call of `fit`.
         """
-        stored = store.newest("fit", _is_at_epoch_end) if at_epoch_end else store.newest("fit")
-        if stored is None:
-            return None
-        values = stored.values
-        progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
-        others = {name: values[name] for name in ("data", "partitions", "checksums", "backend", "every")}
-        return cls(stored.name, progress, work, **others, model=stored.model)
+        _register_ledger()
+        found = store.newest(FIT, lambda run: not (at_epoch_end and run.progress.part.batches), with_model)
+        return None if found is None else replace(found.value, name=found.name, model=found.model)
 
-    def has_rows_of(self, now: WorkerRows) -> bool:
-        """Whether each worker has the same rows in the same order, as far as that is known."""
-        return self.partitions == now.counts and not self.has_changed_rows(now)
-
-    def has_changed_rows(self, now: WorkerRows) -> bool:
-        """Whether workers have as many rows as before, but others, or in another order."""
-        return self.partitions == now.counts and now.differ_from(self.checksums)
+    def write(self, store: CheckpointStore, model: bytes) -> str:
+        """Write it with the packed model; returns its name."""
+        _register_ledger()
+        return store.write(FIT, self, model)
 
     def restore_result(self, model: keras.Model) -> None:
         """Put the state after training into a model, or what training had reached.
@@ -192,5 +288,11 @@ class SavedRun:
         put_generators(self.progress.generators, model)
 
 
-def _is_at_epoch_end(stored: StoredCheckpoint) -> bool:
-    return not stored.values["progress"]["part"]["batches"]
+def _register_ledger() -> None:
+    """Register the values of a parameter server, whose package workers of other modes do not import."""
+    from sparkkeras.parameter.ledger import EpochReport, LedgerProgress, PartitionProgress
+
+    values.register(LedgerProgress, PartitionProgress, EpochReport)
+
+
+values.register(SavedRun, Work, WorkerRows, TrainingProgress, EpochRecord, EpochPart, Report, ModelState, Flat)

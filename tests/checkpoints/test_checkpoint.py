@@ -1,4 +1,4 @@
-"""The settings of checkpoints, the thread that writes them, and the comparison of work."""
+"""The settings of checkpoints, and the thread that writes them."""
 
 import dataclasses
 import threading
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from sparkkeras import Checkpoint
-from sparkkeras.checkpoints.differences import differences, other_work
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
 
@@ -101,20 +100,3 @@ def test_an_error_of_an_earlier_item_does_not_count_in_the_end():
     assert writer.close() is None
     assert slow.written == [2]
     assert str(writer.new_error()) == "no space for 1"
-
-
-def test_differences_are_named_with_both_values():
-    stored = {"batch_size": 32, "layers": [{"units": 3}], "rule": "average", "empty": {}}
-    assert differences(stored, {"batch_size": 32, "layers": ({"units": 3},), "rule": "average", "empty": {}}) == []
-    current = {"batch_size": 64, "layers": [{"units": 4}, {"units": 5}], "rule": "average", "empty": {}}
-    found = differences(stored, current)
-    assert found == [
-        "batch_size: 32 in the checkpoint, 64 now",
-        "layers[0].units: 3 in the checkpoint, 4 now",
-        "layers[1].units: nothing in the checkpoint, 5 now",
-    ]
-    assert differences({"rate": 0.009999999776482582}, {"rate": 0.5}) == ["rate: 0.01 in the checkpoint, 0.5 now"]
-    message = str(other_work("runs/a", "checkpoint-1", [*found, *found]))
-    assert "checkpoint-1 in 'runs/a' was written by a fit with another model" in message
-    assert "batch_size: 32 in the checkpoint, 64 now; " in message
-    assert "and 2 differences more. Resume with" in message

@@ -34,14 +34,14 @@ from sparkkeras.spark import filesystem
 
 store = CheckpointStore(folder, keep=2)
 stored = store.newest()
-number = 0 if stored is None else stored.values["number"]
+number = 0 if stored is None else stored.value["number"]
 if stored is not None:
-    assert (stored.values["array"] == number).all()
+    assert (stored.value["array"] == number).all()
     assert filesystem.read_bytes(f"{folder}.bin") in [bytes([(number + k) % 256]) * 1_000_000 for k in range(2)]
 while True:
     number += 1
     filesystem.write_bytes(f"{folder}.bin", bytes([number % 256]) * 1_000_000)
-    store.write({"kind": "run", "number": number, "array": np.full(1000, number, "float64")})
+    store.write("a program", {"number": number, "array": np.full(1000, number, "float64")})
     print("written", number, flush=True)
 """
 

@@ -94,22 +94,22 @@ def test_a_dynamic_overwrite_mode_of_the_session_does_not_keep_files(spark, sett
 def test_a_store_on_a_uri(spark, tmp_path):
     store = CheckpointStore(f"file:{tmp_path}/run", keep=2)
     assert store.newest() is None
-    thread = threading.Thread(target=lambda: [store.write({"number": number, "array": np.arange(5)}) for number in range(3)])
+    thread = threading.Thread(target=lambda: [store.write("a test", (number, np.arange(5))) for number in range(3)])
     thread.start()  # as checkpoints are written: a thread that has no session of its own
     thread.join()
     local = CheckpointStore(str(tmp_path / "run"))
     for each in (store, local):
         assert [int(name.split("-")[1]) for name in each.names()] == [3, 2]
-        assert each.newest().values["number"] == 2
+        assert each.newest().value[0] == 2
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(store.names())
     newest = tmp_path / "run" / store.names()[0]
     next((newest / "arrays.bin.parquet").glob("part-*")).unlink()
     with pytest.warns(UserWarning, match="is damaged, and checkpoint-.* is used"):
-        assert store.newest().values["number"] == 1
+        assert store.newest().value[0] == 1
     filesystem.remove(f"file:{newest}/manifest.json")
     assert [int(name.split("-")[1]) for name in store.names()] == [2]
-    assert local.write({"number": 9}) in store.names()  # and a plain checkpoint is read as well
-    assert store.newest().values == {"number": 9}
+    assert local.write("a test", 9) in store.names()  # and a plain checkpoint is read as well
+    assert store.newest().value == 9
 
 
 # Training

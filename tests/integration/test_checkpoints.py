@@ -65,10 +65,10 @@ def test_checkpoints_in_object_stores_need_no_renames(sc, tmp_path, monkeypatch)
     monkeypatch.setattr(filesystem, "_OBJECT_STORES", {"file"})
     monkeypatch.setattr(filesystem._Hadoop, "rename", None)
     store = CheckpointStore(f"file:{tmp_path}", keep=2)
-    older, newest = [store.write({"number": np.full(100, number)}) for number in range(3)][1:]
+    older, newest = [store.write("a test", np.full(100, number)) for number in range(3)][1:]
     assert store.names() == [newest, older]
-    assert sorted(each.name for each in (tmp_path / newest).glob("[!.]*")) == ["arrays.bin", "manifest.json", "state.json"]
-    assert store.newest().values["number"][0] == 2
+    assert sorted(each.name for each in (tmp_path / newest).glob("[!.]*")) == ["arrays.bin", "manifest.json"]
+    assert store.newest().value[0] == 2
 
 
 @pytest.mark.parametrize("scheme", ["file", "vendor"])
@@ -86,11 +86,11 @@ def test_a_writer_that_is_killed_leaves_no_part_of_a_manifest(sc, tmp_path, monk
         put(hadoop, source, target)
 
     monkeypatch.setattr(filesystem._Hadoop, "put", look_at_begin)
-    name = CheckpointStore(path).write({"number": 1})
-    assert found == [None, None, None]
-    assert CheckpointStore(path).newest().values["number"] == 1
+    name = CheckpointStore(path).write("a test", 1)
+    assert found == [None, None]
+    assert CheckpointStore(path).newest().value == 1
     files = [each.name for each in (tmp_path / name).iterdir() if not each.name.endswith(".crc")]
-    assert sorted(files) == ["arrays.bin", "manifest.json", "state.json"]
+    assert sorted(files) == ["arrays.bin", "manifest.json"]
 
 
 def test_refused(sc, digits, tmp_path):

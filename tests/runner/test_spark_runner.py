@@ -36,6 +36,7 @@ from sparkkeras.runner import context, groups, hosts, local_hosts, processes, se
 from sparkkeras.runner.data import stored_on_workers
 from sparkkeras.runner.rank import Script
 from sparkkeras.runner.rank_context import RankContext
+from sparkkeras.training.saved_run import FIT
 from tests.processes import clean_environment, interrupted_when, lines_of_ranks
 
 # Most ranks here are forks, which start at once; none uses the backend, whose threads do not exist in forks.
@@ -387,7 +388,7 @@ def test_a_run_continues_from_what_rank_0_has_saved(forks, tmp_path):
         local(1).run(train, 4, None, checkpoint=Checkpoint(path))
     with pytest.raises(ConfigurationError, match="is of SparkRunner.run, and this is SparkModel.fit"):
         SparkModel.from_checkpoint(path)
-    CheckpointStore(str(tmp_path / "fit")).write({"kind": "fit"})
+    CheckpointStore(str(tmp_path / "fit")).write(FIT, None)
     with pytest.raises(ConfigurationError, match="is of SparkModel.fit .*, and this is SparkRunner.run"):
         local(1).run(train, 4, None, checkpoint=Checkpoint(tmp_path / "fit"), resume=True)
 
@@ -424,7 +425,7 @@ def test_checkpoints_that_do_not_fit(runner, arguments, message):
 
 
 def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path, monkeypatch):
-    def write(store, state):
+    def write(store, kind, saved):
         raise StorageError("the disk is full.")
 
     def train():

@@ -104,13 +104,14 @@ def fit(
     class_weight=None,
     recorder=None,
     progress=None,
+    archive=None,
 ):
     """Train; return the history and the recorded rounds."""
     sizes = tuple(handle.rows for handle in dataset.handles)
     recorded = RecordedEvents()
     job = Job(
         model=given.model,
-        archive=ModelArchive.pack(given.model),
+        archive=archive or ModelArchive.pack(given.model),
         epochs=epochs,
         initial_epoch=initial_epoch,
         frequency=frequency,

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import Checkpoint
+from sparkkeras import Checkpoint, SparkModel
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.data.local_dataset import LocalDataset
@@ -31,11 +31,12 @@ from sparkkeras.parameter.rules import Downpour
 from sparkkeras.training import callback_states
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.job import ServerSettings, Validation
-from sparkkeras.training.saved_run import SavedRun, Work
+from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.saved_run import EpochRecord, SavedRun, TrainingProgress, Work, WorkerRows, check_same
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
-from tests.models import VariablesOfWorker
+from tests.models import VariablesOfWorker, gan
 from tests.rpc.test_transports import eventually
 from tests.training.jobs import BATCH, Model, RecordedEvents, Snapshots, fit, partitions
 
@@ -64,7 +65,7 @@ def at_once(monkeypatch):
 
 
 def work(given, seed=1):
-    return Work(description(given.model), None, seed, {"fits": 1})
+    return Work(description(given.model), {}, seed, {"fits": 1})
 
 
 def train(
@@ -213,17 +214,69 @@ def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model
         assert run(f"from {number}", resume=True) == expected, number
 
 
-def test_plain_keras_loads_the_model(at_once, tmp_path, scheduled):
-    scheduled.reset()
-    train(scheduled, tmp_path, epochs=2, every="epoch", frequency="epoch")
-    names = CheckpointStore(str(tmp_path)).names()
-    assert len(names) == 2
-    loaded = keras.saving.load_model(tmp_path / names[0] / "model.keras")
-    x = np.ones((2, 3), np.float32)
-    assert np.array_equal(loaded.predict(x, verbose=0), scheduled.model.predict(x, verbose=0))
-    assert int(loaded.optimizer.iterations) == 4
-    before = keras.saving.load_model(tmp_path / names[1] / "model.keras")
-    assert int(before.optimizer.iterations) == 2
+@keras.saving.register_keras_serializable("tests_of_checkpoints")
+class Scale(LAYERS.Layer):
+    """Multiplies by weights, and saves something that follows from them."""
+
+    def build(self, shape):
+        self.factors = self.add_weight(shape=shape[1:], initializer="ones", name="factors")
+        self.flag = self.add_weight(shape=(), dtype="bool", initializer="ones", trainable=False, name="flag")
+
+    def call(self, x):
+        return x * self.factors
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store["half"] = keras.ops.convert_to_numpy(self.factors) / 2
+
+    def load_own_variables(self, store):
+        assert (np.array(store["half"]) == np.array(store["0"]) / 2).all()
+        self.factors.assign(store["0"])
+
+
+def low_rank():
+    layer = LAYERS.Dense(4)
+    model = keras.Sequential([keras.Input((3,)), layer])
+    layer.enable_lora(2)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: keras.Sequential([keras.Input((3,)), LAYERS.Dense(600), LAYERS.BatchNormalization(), LAYERS.Dense(600)]),
+        lambda: keras.Sequential([keras.Input((3,)), LAYERS.Dense(3, dtype="mixed_float16"), Scale()]),
+        lambda: keras.Sequential([keras.Input((3,)), LAYERS.Dense(3, dtype="float16")]),
+        low_rank,
+    ],
+    ids=["large", "scaled", "float16", "low rank"],
+)
+def test_the_model_of_a_checkpoint(tmp_path, build):
+    """It has the values of the newest checkpoint, and Keras loads its file, also where it is sent without values."""
+    model = build()
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
+    archive, generator = ModelArchive.pack(model), np.random.default_rng(5)
+    state = ModelState.take(model)
+    for flat in (state.weights, state.optimizer):
+        flat.vector[:] = generator.uniform(0.1, 1, flat.vector.shape).astype(np.float16)
+    state.put(model)
+    progress = TrainingProgress(EpochPart(1), 1, False, state, [], {}, EpochRecord([], {}, {}, [], []))
+    run = SavedRun(progress, Work(description(model), {}, 1, {"mode": "synchronous"}), WorkerRows([], [], {}), "", "epoch")
+    run.write(CheckpointStore(str(tmp_path)), archive.data)
+    restored = SparkModel.from_checkpoint(tmp_path)
+    assert bits(restored) == bits(SimpleNamespace(model=model))
+    restored.save(tmp_path / "saved.keras")
+    loaded, x = keras.saving.load_model(tmp_path / "saved.keras"), np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX trains with one optimizer only")
+def test_the_model_of_a_checkpoint_has_the_optimizers_that_a_step_has_built(tmp_path):
+    given = SimpleNamespace(model=gan())
+    archive = ModelArchive.pack(given.model)  # before the rows are known
+    metrics.prepare(given.model, partitions(8).blocks[0][:1])
+    train(given, tmp_path, dataset=partitions(8), epochs=1, archive=archive)
+    assert bits(SparkModel.from_checkpoint(tmp_path)) == bits(given)
 
 
 @pytest.mark.soak
@@ -350,9 +403,9 @@ def test_epochs_that_end_together_have_one_checkpoint(at_once, tmp_path, average
     train(averaged, tmp_path, server=server, **arguments)
     assert server.stats.steps == {0: 9, 1: 2}
     store = CheckpointStore(str(tmp_path))
-    saved = [store._read(name, store._files(name)).values["progress"] for name in store.names()[::-1]]
-    assert [(each["part"]["epoch"], each["finished"]) for each in saved] == [(1, False), (3, True)]
-    assert [each["workers"]["partitions"]["1"]["left"] for each in saved] == [False, True]
+    saved = [store._read(name).value.progress for name in store.names()[::-1]]
+    assert [(each.part.epoch, each.finished) for each in saved] == [(1, False), (3, True)]
+    assert [each.workers.partitions[1].left for each in saved] == [False, True]
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -488,7 +541,7 @@ def test_how_often_checkpoints_are_written(at_once, tmp_path, averaged, monkeypa
         averaged.reset()
         train(averaged, tmp_path / name, dataset=partitions(12), **arguments)
         store = CheckpointStore(str(tmp_path / name))
-        return [store._read(name, store._files(name)).values["progress"]["rounds"] for name in store.names()[::-1]]
+        return [store._read(name).value.progress.rounds for name in store.names()[::-1]]
 
     assert rounds("epoch", every="epoch") == [3, 6, 9]
     assert rounds("every 2", every=2) == [2, 4, 6, 8, 9]
@@ -545,7 +598,7 @@ def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch
     train(averaged, tmp_path, every="epoch", callbacks=[callback])
     store = CheckpointStore(str(tmp_path))
     assert len(store.names()) == 2
-    assert store.newest().values["progress"]["finished"]
+    assert store.newest().value.progress.finished
 
 
 @pytest.mark.soak
@@ -689,12 +742,12 @@ def test_the_learning_rate_with_which_training_began_is_kept(tmp_path, averaged)
     """So that the first script is still accepted after one with another rate has continued."""
     averaged.reset()
     recorder = CheckpointRecorder.open(Checkpoint(tmp_path), False, "synchronous")
-    recorder.check(replace(work(averaged), learning_rate=0.05), [])
+    recorder.check(replace(work(averaged), rates={"learning_rate": 0.05}), [])
     fit(averaged, partitions(8), recorder=recorder)
     recorder = CheckpointRecorder.open(Checkpoint(tmp_path), True, "synchronous")
     recorder.check(work(averaged), [])  # of a model that has trained, whose rate is not compared
     fit(averaged, partitions(8), epochs=2, recorder=recorder)
-    assert SavedRun.newest(CheckpointStore(str(tmp_path))).work.learning_rate == 0.05
+    assert SavedRun.newest(CheckpointStore(str(tmp_path))).work.rates == {"learning_rate": 0.05}
 
 
 def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path, averaged):
@@ -787,6 +840,21 @@ def test_the_wrong_data_or_model(tmp_path, averaged, scheduled):
     with pytest.raises(ConfigurationError, match=r"has 1 checkpoint of an earlier training.*pass resume=True to continue"):
         train(averaged, tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == before
+
+
+def test_differences_are_named_with_both_values():
+    stored = {"batch_size": 32, "layers": [{"units": 3}], "rule": "average", "empty": {}}
+    check_same(stored, {"batch_size": 32, "layers": ({"units": 3},), "rule": "average", "empty": {}}, "a", "b")
+    message = (
+        "the checkpoint checkpoint-1 in 'runs/a' was written by a fit with another model, other data or other arguments: "
+        r"batch_size: 32 in the checkpoint, 64 now; layers\[0\].units: 3 in the checkpoint, 4 now; "
+        r'rule: "average" in the checkpoint, nothing now; empty: {} in the checkpoint, nothing now; '
+        r"and 1 difference more\. Resume with"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        check_same(stored, {"batch_size": 64, "layers": [{"units": 4}, {"units": 5}]}, "runs/a", "checkpoint-1")
+    with pytest.raises(ConfigurationError, match="rate: 0.01 in the checkpoint, 0.5 now"):
+        check_same({"rate": 0.009999999776482582}, {"rate": 0.5}, "a", "b")
 
 
 def test_a_model_that_is_built_again_has_the_same_description():

@@ -14,8 +14,6 @@ from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
 from sparkkeras.training.saved_run import SavedRun, WorkerRows
 from tests.models import regression
 
-DATA = {"rows": 40}
-
 
 @pytest.fixture
 def path(tmp_path):
@@ -31,8 +29,9 @@ def begun(path, models, resume=False, checksum=7, **changed):
     """The checkpoints of a call of ``fit`` until it would train."""
     checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
     settings = {"batch_size": 32} | changed
-    checkpoints.check(models, "bootstrap", SimpleNamespace(given={"epochs": 2}, settings=settings))
-    checkpoints.begin(DATA, WorkerRows([40], [checksum]), models, checkpoints.seed or (3, 0))
+    request = SimpleNamespace(given={"epochs": 2}, settings=settings)
+    checkpoints.check(models, "bootstrap", request, checkpoints.seed or (3, 0))
+    checkpoints.begin(WorkerRows([40], [checksum], {"rows": 40}), models)
     return checkpoints
 
 
