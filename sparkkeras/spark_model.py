@@ -53,7 +53,7 @@ from sparkkeras.training.fit_arguments import FitArguments, ModeArguments, Model
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, ServerSettings
 from sparkkeras.training.preparation import Partitioning, check_fit, describe_fit, packed, prepare_fit
 from sparkkeras.training.progress import Progress
-from sparkkeras.training.recorder import NoRecorder, Recorder
+from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import SavedRun, Work
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
@@ -333,7 +333,7 @@ class SparkModel:
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
         others = listeners(callbacks)
         events = Events([*([progress] if verbose else []), *others], verbose == 1 or bool(others))
-        coordination = self._coordination(rule, recorder or NoRecorder(), events)
+        coordination = self._coordination(rule, recorder or Recorder(), events)
         with (
             events.running(describe_fit("fit", self.model, request, self._described(rule))),
             watching_spark(events),

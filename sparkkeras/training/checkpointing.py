@@ -43,7 +43,7 @@ from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
-from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.recorder import EpochPart, Recorder
 from sparkkeras.training.saved_run import EpochRecord, SavedRun, TrainingProgress, Work, WorkerRows, check_same
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
 from sparkkeras.weights import Array
@@ -56,8 +56,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 
-class CheckpointRecorder:
-    """Writes the checkpoints of one call of `fit`, and restores the one that it continues from: a `Recorder`.
+class CheckpointRecorder(Recorder):
+    """Writes the checkpoints of one call of `fit`, and restores the one that it continues from.
 
     Args:
         checkpoint: Where and how often to write.
@@ -65,6 +65,8 @@ class CheckpointRecorder:
         saved: The checkpoint to continue from.
         in_step: Whether it is all-reduce training, where ``checkpoint.every`` is a number of steps.
     """
+
+    records = True
 
     def __init__(
         self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedRun | None, in_step: bool = False
@@ -248,11 +250,6 @@ class CheckpointRecorder:
         return f"training was interrupted by SIGTERM in {where}. The newest checkpoint is {path}/{self._written}. {how}"
 
     # The methods of a Recorder
-
-    @property
-    def records(self) -> bool:
-        """See `Recorder.records`."""
-        return True
 
     @property
     def workers(self) -> LedgerProgress | None:

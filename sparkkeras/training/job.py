@@ -18,7 +18,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.rpc.options import ParameterServerOptions
-from sparkkeras.training.recorder import NoRecorder, Recorder
+from sparkkeras.training.recorder import Recorder
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 MAX_RESTARTS = 3
@@ -71,7 +71,7 @@ class Coordination:
     gradient_dtype: str | None = None
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
-    recorder: Recorder = field(default_factory=NoRecorder)
+    recorder: Recorder = field(default_factory=Recorder)
     events: Events = field(default_factory=Events)
 
 
@@ -114,7 +114,7 @@ class Job:
     gradient_dtype: str | None = None
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
-    recorder: Recorder = field(default_factory=NoRecorder)
+    recorder: Recorder = field(default_factory=Recorder)
     events: Events = field(default_factory=Events)
 
     @property

@@ -1,9 +1,9 @@
-"""How a strategy hands over what it has reached, so that training can be resumed; the null implementation."""
+"""How a strategy hands over what it has reached, so that training can be resumed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState
@@ -36,40 +36,40 @@ class EpochPart:
     stopped: bool = False
 
 
-class Recorder(Protocol):
-    """Gets the progress of a training. Its methods are called in this order: begin, for each epoch, end."""
+class Recorder:
+    """Gets the progress of a training. Its methods are called in this order: begin, for each epoch, end.
 
-    @property
-    def every_steps(self) -> int | None:
-        """The length of a round of all-reduce training in steps; ``None``: a round is an epoch."""
-        ...
+    This one records nothing: see `sparkkeras.training.checkpointing.CheckpointRecorder`.
 
-    @property
-    def records(self) -> bool:
-        """Whether it records anything."""
-        ...
+    Attributes:
+        records: Whether it records anything.
+        every_steps: The length of a round of all-reduce training in steps; ``None``: a round is an epoch.
+    """
+
+    records = False
+    every_steps: int | None = None
 
     @property
     def workers(self) -> LedgerProgress | None:
         """The progress of the workers of a parameter server to continue from, after `begin`; ``None``: they start anew."""
-        ...
+        return None
 
     @property
     def is_late(self) -> bool:
         """Whether progress should be recorded now, though no round has ended."""
-        ...
+        return False
 
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
         """Call the callbacks at the beginning of training, and restore what was recorded; returns the first epoch."""
-        ...
+        callbacks.on_train_begin()
+        return callbacks.restored_epoch or job.initial_epoch
 
     def begin_epoch(self, epoch: int) -> EpochPart:
         """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""
-        ...
+        return EpochPart(epoch)
 
     def end_round(self, part: EpochPart, state: ModelState, workers: LedgerProgress | None = None) -> None:
         """A round was completed, or a parameter server has reached this, with this state of the model."""
-        ...
 
     def end_epoch(self, epoch: int, state: ModelState | None = None, workers: LedgerProgress | None = None) -> None:
         """An epoch was completed; the callbacks have been called, and may have changed the model.
@@ -79,33 +79,6 @@ class Recorder(Protocol):
             state: The state from which the next epoch begins; ``None``: that of the model.
             workers: The progress of the workers of a parameter server, whose weights are in ``state``.
         """
-        ...
 
     def end(self) -> None:
         """Training was completed; the callbacks have been called."""
-        ...
-
-
-class NoRecorder:
-    """Records nothing."""
-
-    every_steps = workers = None
-    records = is_late = False
-
-    def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
-        """Call the callbacks at the beginning of training; returns the epoch at which it begins."""
-        callbacks.on_train_begin()
-        return callbacks.restored_epoch or job.initial_epoch
-
-    def begin_epoch(self, epoch: int) -> EpochPart:
-        """Nothing of the epoch has been trained."""
-        return EpochPart(epoch)
-
-    def end_round(self, part: EpochPart, state: ModelState, workers: LedgerProgress | None = None) -> None:
-        """Do nothing."""
-
-    def end_epoch(self, epoch: int, state: ModelState | None = None, workers: LedgerProgress | None = None) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""

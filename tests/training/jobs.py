@@ -19,7 +19,7 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, ServerSettings
 from sparkkeras.training.progress import Progress
-from sparkkeras.training.recorder import NoRecorder
+from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker.batches import FitOptions
 from tests.training.ranks import LocalHosts
@@ -131,7 +131,7 @@ def fit(
         validation=validation,
         server=server or ServerSettings("inprocess"),
         histories=[] if histories is None else histories,
-        recorder=recorder or NoRecorder(),
+        recorder=recorder or Recorder(),
         events=Events([recorded, *listeners(callbacks)]),
     )
     driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, Progress(0, epochs))

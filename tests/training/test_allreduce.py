@@ -46,7 +46,7 @@ from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import ValidationPlan
 from sparkkeras.training.progress import Progress
-from sparkkeras.training.recorder import NoRecorder
+from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions
@@ -298,7 +298,7 @@ class Training(_RankTraining):
             max_restarts=max_restarts,
             histories=[],
             options=SimpleNamespace(batch_size=4),
-            recorder=recorder or NoRecorder(),
+            recorder=recorder or Recorder(),
             events=Events([progress]),
         )
         driver = DriverCallbacks(callbacks, model, epochs, 2, progress)
@@ -461,7 +461,7 @@ def test_training_continues_with_as_many_workers_as_there_are_slots(capsys):
     ]
 
 
-class InRounds(NoRecorder):
+class InRounds(Recorder):
     """Asks for rounds of one step."""
 
     every_steps = 1
