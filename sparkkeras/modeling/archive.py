@@ -305,13 +305,8 @@ def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None)
 def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool, is_packed: bool = False) -> keras.Model:
     """Load a model from the bytes of a ``.keras`` archive or of Keras's HDF5 format.
 
-    Custom code that an archive names and this process has already imported is found without ``custom_objects``.
-
-    Args:
-        data: The bytes.
-        custom_objects: Custom classes and functions by name.
-        safe_mode: Whether to reject Python code inside the archive (lambdas).
-        is_packed: Whether it is the data of a `ModelArchive`.
+    Custom code that an archive names and this process has already imported is found without ``custom_objects``. With
+    ``is_packed``, the bytes are those of a `ModelArchive`.
 
     Raises:
         CustomObjectError: Custom code is missing.

@@ -194,7 +194,8 @@ class RankContext:
 
         Args:
             epoch: The number of the epoch.
-            state: Arrays of NumPy, numbers, strings, None, and lists and dicts of these, by name; of at most 1 GiB.
+            state: Arrays of NumPy, numbers, strings, bytes, None, and lists, tuples and dicts of these, by name; of at most
+                1 GiB.
 
         Raises:
             ConfigurationError: The run has no checkpoint, or the state has something else or is too large.
@@ -211,8 +212,7 @@ class RankContext:
         """The epoch and the state of the checkpoint from which this run continues, on all ranks.
 
         Returns:
-            What was saved last before the run began, with lists in place of tuples. ``None`` if there is no checkpoint, or
-            the run does not resume.
+            What was saved last before the run began. ``None`` if there is no checkpoint, or the run does not resume.
         """
         with self._lock:
             packed = self._driver.restored()

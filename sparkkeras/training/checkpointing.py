@@ -333,8 +333,10 @@ class CheckpointRecorder(Recorder):
         """Write the last checkpoint, with the model that callbacks have left."""
         if self._reached is None:
             return
-        found, reached = ModelState.take(self._job.model), self._reached.state
-        self._reached = replace(self._reached, result=None if _equal(found, reached) else found, finished=True)
+        found = ModelState.take(self._job.model)
+        arrays = zip(_arrays(found), _arrays(self._reached.state), strict=True)
+        is_reached = all(one.tobytes() == other.tobytes() for one, other in arrays)
+        self._reached = replace(self._reached, result=None if is_reached else found, finished=True)
         self._save()
 
     def _progress(
@@ -426,16 +428,8 @@ def _continue_histories(histories: list[dict[str, Any]], stored: list[dict[str, 
     return len(histories) - len(stored)
 
 
-def _equal(one: ModelState, other: ModelState) -> bool:
-    """Whether two states have the same bits."""
-    pairs = ((one.weights, other.weights), (one.optimizer, other.optimizer))
-    return all(
-        mine.tobytes() == theirs.tobytes()
-        for first, second in pairs
-        for mine, theirs in zip(
-            (first.vector, *first.integer_variables), (second.vector, *second.integer_variables), strict=True
-        )
-    )
+def _arrays(state: ModelState) -> list[Array]:
+    return [each for flat in (state.weights, state.optimizer) for each in (flat.vector, *flat.integer_variables)]
 
 
 def _listed(rows: Sequence[int | None]) -> str:
