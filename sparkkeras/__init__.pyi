@@ -1,5 +1,5 @@
 # The public names: what type checkers and editors know of the package, and __init__.py loads when it is first used.
-from sparkkeras.checkpoints.checkpoint import Checkpoint as Checkpoint
+from sparkkeras.checkpoints.store import Checkpoint as Checkpoint
 from sparkkeras.data.labels import encode_label as encode_label
 from sparkkeras.diagnostics.doctor import diagnose as diagnose
 from sparkkeras.diagnostics.findings import Diagnosis as Diagnosis

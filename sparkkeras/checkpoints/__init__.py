@@ -1,6 +1,6 @@
 """Checkpoints of training, on any file system that Spark can access: written in the background, complete or absent.
 
-- `checkpoint.py`: what users set. `store.py`: the folders and files, and how a reader knows that they are complete.
+- `store.py`: what users set; the folders and files, and how a reader knows that they are complete.
 - `values.py`: nested values with arrays, as JSON and one file of raw arrays.
-- `writer.py`: the thread that writes. `differences.py`: whether a checkpoint is of the same work.
+- `writer.py`: the thread that writes.
 """

@@ -13,7 +13,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 
 from sparkkeras.arguments import declared, known_arguments, listing
-from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.store import Checkpoint
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml.params import EstimatorArguments, KerasParams
 from sparkkeras.ml.persistence import Savable

@@ -37,7 +37,7 @@ from sparkkeras.worker.device import forking_environment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sparkkeras.checkpoints.checkpoint import Checkpoint
+    from sparkkeras.checkpoints.store import Checkpoint
 
 
 class SparkRunner:

@@ -15,8 +15,7 @@ import keras
 import numpy as np
 
 from sparkkeras.checkpoints import values
-from sparkkeras.checkpoints.checkpoint import Checkpoint
-from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.checkpoints.store import Checkpoint, CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.errors import (

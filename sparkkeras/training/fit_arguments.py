@@ -11,7 +11,7 @@ import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import Argument
-from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.store import Checkpoint
 from sparkkeras.data.block import by_name, describe
 from sparkkeras.data.columns import Loader
 from sparkkeras.data.partition_stats import ClassWeight

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 
-from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.store import Checkpoint
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import CustomObjectError
 from sparkkeras.modeling.custom_code import ByValue, is_own, lookup_names, may_be_named

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.checkpoints import values
-from sparkkeras.checkpoints.checkpoint import Checkpoint
-from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.checkpoints.store import Checkpoint, CheckpointStore
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.spark import filesystem
 from tests.conftest import long
@@ -259,7 +258,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from tests.checkpoints.test_store import write
-from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.checkpoints.store import Checkpoint, CheckpointStore
 
 store = CheckpointStore(sys.argv[1], keep=2)
 number = int(sys.argv[2])
