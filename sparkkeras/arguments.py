@@ -184,7 +184,8 @@ def _where_it_belongs(name: str, known: Sequence[str], owner: type | None, calle
     owned_by = "" if owner is None else f" of {owner.__name__}"
     if name in of_owner:
         return f"It is an argument{owned_by}. "
-    if is_constructor and hasattr(owner, "fit") and name in inspect.signature(owner.fit).parameters:
+    fit = getattr(owner, "fit", None) if is_constructor else None
+    if fit is not None and name in inspect.signature(fit).parameters:
         return f"It is an argument of {called}.fit. "
     for takes, whose in ((known, ""), (of_owner, owned_by)):
         if "server_options" in takes and (name in _SERVER_OPTIONS or (name in _ASYNCHRONOUS_OPTIONS and "rule" in takes)):
