@@ -158,7 +158,7 @@ def test_settings_cannot_be_changed_while_fit_runs(spark_model, monkeypatch):
     """Both the lock on the model and the training use the settings with which fit started."""
 
     def during_fit(*given):
-        for name, value in (("model", regression()), ("mode", "hogwild"), ("batch_size", 8)):
+        for name, value in (("model", regression()), ("mode", "hogwild"), ("batch_size", 8), ("seed", 2)):
             with pytest.raises(ConfigurationError, match=f"^{name} of SparkModel.* cannot be set while fit is running"):
                 setattr(spark_model, name, value)
         raise KeyError("enough")
