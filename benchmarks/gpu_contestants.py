@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset, LocalShared
 from sparkkeras.data.placement import TrainValidationSplit
+from sparkkeras.events import Events
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.schema import schema_of
@@ -29,7 +30,6 @@ from sparkkeras.scoring.inference import PredictTask
 from sparkkeras.training.averaging import AveragingStrategy
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
-from sparkkeras.training.progress import Progress
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 
@@ -88,7 +88,7 @@ class InMemory(PlainKeras):
             split=TrainValidationSplit((self.block.rows,), (0,)),
             options=FitOptions(self.batch_size, shuffle=shuffle),
         )
-        driver = DriverCallbacks(callbacks, self.model, epochs, job.steps, Progress(0, epochs))
+        driver = DriverCallbacks(callbacks, self.model, epochs, job.steps, Events())
         AveragingStrategy().fit(job, LocalDataset((self.block,)), driver)
 
     def predict(self) -> Any:

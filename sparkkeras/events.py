@@ -48,8 +48,8 @@ class RunStarted(Event):
     """A run begins; it has been checked, and nothing has been sent to workers.
 
     Attributes:
-        kind: ``"fit"``, ``"search"``, ``"ensemble"`` or ``"function"`` (of `SparkRunner`). `Monitor` calls a training of
-            ``keras.Model.fit``, which emits no events, ``"keras"``.
+        kind: ``"fit"``, ``"search"``, ``"ensemble"``, ``"score"`` or ``"function"`` (of `SparkRunner`). `Monitor` calls a
+            training of ``keras.Model.fit``, which emits no events, ``"keras"``.
         name: The name of the model or the function.
         settings: The settings of the run by name, for display; without those that are ``None``.
         epochs: The epoch at which training ends; ``None`` if there are none.
@@ -85,7 +85,7 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True)
 class WorkersChanged(Event):
-    """``count`` workers (or processes of a search) train from now on.
+    """``count`` workers (or processes of a search, or members of an ensemble) train from now on.
 
     Attributes:
         count: Their number.
@@ -97,8 +97,23 @@ class WorkersChanged(Event):
 
 
 @dataclass(frozen=True)
+class EpochStarted(Event):
+    """An epoch of `SparkModel.fit` begins, counted from 0."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event):
+    """An epoch of `SparkModel.fit` has ended, counted from 0; ``logs`` are its metrics over all rows."""
+
+    epoch: int
+    logs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class RunResumed(Event):
-    """Training continues from a checkpoint.
+    """A run continues what was saved before, such as a checkpoint.
 
     Attributes:
         text: From where, in a sentence.

@@ -34,6 +34,7 @@ from sparkkeras.parameter.rules import (
     rule_from_config,
 )
 from sparkkeras.parameter.stats import ParameterServerStats
+from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
@@ -52,7 +53,6 @@ from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.fit_arguments import FitArguments, ModeArguments, ModelSettings, SettingArguments
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, ServerSettings
 from sparkkeras.training.preparation import Partitioning, check_fit, describe_fit, packed, prepare_fit
-from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.saved_run import SavedRun, Work
@@ -313,8 +313,11 @@ class SparkModel:
         seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
         verbose = 1 if given["verbose"] == "auto" else given["verbose"]
         callbacks = as_callbacks("callbacks", given["callbacks"])
-        progress = Progress(verbose, given["epochs"], missing_settings())
-        with progress.checking():
+        progress = Progress(verbose)
+        if missing := missing_settings():
+            configured = "".join(f'.config("{name}", "{value}")' for name, value in missing.items())
+            progress.status.write(f"Spark would start tasks faster with SparkSession.builder{configured}")
+        with progress.status.showing("Checking the model and the data ...", in_log=False):
             request = check_fit([self.model], data, y, given, self.batch_size, seed if saved is None else saved.work.seed)
         if self.mode == "synchronous" and self.frequency != "epoch":
             check_row_count(
@@ -359,7 +362,7 @@ class SparkModel:
             rows = [job.rows_of_epoch([worker]) for worker in range(len(job.split.train))]
             events.emit(WorkersChanged(job.num_workers, rows))
             events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
-            on_driver = DriverCallbacks(callbacks, self.model, job.epochs, job.steps, progress)
+            on_driver = DriverCallbacks(callbacks, self.model, job.epochs, job.steps, events)
             try:
                 with nullcontext() if recorder is None else recorder.recording(job.archive, job.model):
                     make_strategy(self.mode).fit(job, stored, on_driver)

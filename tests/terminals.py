@@ -4,7 +4,7 @@ import io
 import sys
 from types import SimpleNamespace
 
-from sparkkeras.progress import status_line
+from sparkkeras.progress import renderer, status_line
 
 
 class Terminal(io.StringIO):
@@ -26,7 +26,8 @@ def write_to(stream, monkeypatch):
 
 
 def manual_clock(monkeypatch):
-    """Have status lines read a clock whose time is its attribute ``now``, and return it."""
+    """Have what is shown read a clock whose time is its attribute ``now``, and return it."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(status_line, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for module in (renderer, status_line):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock

@@ -18,13 +18,12 @@ from sparkkeras.data.block import describe
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError, counted
-from sparkkeras.events import Events, PhaseStarted
+from sparkkeras.events import Events, PhaseStarted, RunResumed, WorkersChanged
 from sparkkeras.modeling.archive import find_outside
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.schema import schema_of
-from sparkkeras.progress.status_line import format_logs
-from sparkkeras.scoring.progress import ScoringProgress
+from sparkkeras.progress.renderer import Progress
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training.fit_arguments import EnsembleArguments
@@ -158,14 +157,13 @@ class SparkEnsemble:
                     find_outside(model, self.custom_objects)
                 checkpoints.check(self.models, self.sampling, request, seed)
             verbose = 1 if given["verbose"] == "auto" else given["verbose"]
-            progress = ScoringProgress("Training members", None, verbose)
-            events = Events([*([progress] if verbose else []), *checked["monitor"]])
+            events = Events([*([Progress(verbose)] if verbose else []), *checked["monitor"]])
             settings = {"members": len(self.models), "sampling": self.sampling, "voting": self.voting}
             with (
                 events.running(describe_fit("ensemble", self.models[0], request, settings)),
                 watching_spark(events),
             ):
-                self.histories = self._train(request, seed, checkpoints, events, progress)
+                self.histories = self._train(request, seed, checkpoints, events)
             self._rows = RowOptions.of_fit(data, request)
         return self.histories
 
@@ -175,7 +173,6 @@ class SparkEnsemble:
         seed: tuple[int, int],
         checkpoints: MemberCheckpoints | None,
         events: Events,
-        progress: ScoringProgress,
     ) -> list[keras.callbacks.History]:
         archives = packed(self.models, self.custom_objects, events)
         num_workers = len(self.models) if self.sampling == "partition" else None
@@ -192,18 +189,14 @@ class SparkEnsemble:
         )
         with rows as (job, stored):
             warn_of_sorted_rows(request, job.split, stored, averages=self.sampling == "partition")
-            trained = 0
             if checkpoints is not None:
                 checkpoints.begin(WorkerRows.of(job, stored), self.models)
-                trained = len(checkpoints.trained)
+                if trained := len(checkpoints.trained):
+                    events.emit(RunResumed(f"The checkpoint has {counted(trained, 'member')}."))
             self.seed, self._fits = seed[0], seed[1] + 1
-            rest = f" {trained} of them {'is' if trained == 1 else 'are'} in the checkpoint." if trained else ""
-            progress.write(f"Training {counted(len(self.models), 'member')}, each in its own task.{rest}")
-            events.emit(PhaseStarted("Training members"))
+            events.emit(WorkersChanged(len(self.models)))
+            events.emit(PhaseStarted("Training each member in its own task"))
             strategy.fit(job, stored)
-        for number, history in enumerate(strategy.histories):
-            logs = format_logs({name: values[-1] for name, values in history.history.items()})
-            progress.write(f"Member {number} - {counted(len(history.epoch), 'epoch')} - {logs}")
         return strategy.histories
 
     def predict(self, data: Any, **options: Any) -> Any:

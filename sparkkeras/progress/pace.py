@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from sparkkeras.events import (
+    EpochEnded,
     EpochMeasured,
     EpochRestarted,
+    EpochStarted,
     Event,
     RankReported,
     RowsTrained,
@@ -77,6 +79,10 @@ class Pace:
             case EpochRestarted(rows):
                 self._reports.clear()
                 self._rows_of_rounds = self.rows = rows
+            case EpochStarted(epoch):
+                self.begin_epoch(epoch)
+            case EpochEnded():
+                self.end_epoch()
             case EpochMeasured():
                 self.measured = event
                 self.rows, self.startup_seconds = event.rows, self._before_first + event.startup_seconds

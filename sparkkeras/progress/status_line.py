@@ -65,9 +65,10 @@ class StatusLine:
             self._replace(text if self._changes else f"{text}\n")
 
     @contextmanager
-    def showing(self, text: str) -> Iterator[None]:
-        """Show what begins until the context ends."""
-        self.update(text, begins=True)
+    def showing(self, text: str, in_log: bool = True) -> Iterator[None]:
+        """Show what begins until the context ends; ``in_log``: also where no line can change."""
+        if in_log or self._changes:
+            self.update(text, begins=True)
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from sparkkeras.errors import ConfigurationError, known_names, warn
-from sparkkeras.events import EventListener
+from sparkkeras.events import EpochEnded, EpochStarted, EventListener, Events
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.optimizers import inner_optimizer
 from sparkkeras.modeling.outside import Unchanging
@@ -202,7 +202,7 @@ class DriverCallbacks:
         model: The master model.
         epochs: The epoch at which training ends.
         batches: The number of batches per epoch of the worker with the most batches; ``None`` if it is unknown.
-        progress: Prints the progress; it is called before the user's callbacks.
+        events: Get the epochs, before the user's callbacks.
 
     Attributes:
         given: The user's callbacks.
@@ -214,14 +214,14 @@ class DriverCallbacks:
         model: keras.Model,
         epochs: int,
         batches: int | None,
-        progress: keras.callbacks.Callback,
+        events: Events,
     ) -> None:
         self.given = list(callbacks)
         self._list = keras.callbacks.CallbackList(
-            [progress, *callbacks], add_history=True, add_progbar=False, model=model, epochs=epochs, verbose=0, steps=batches
+            self.given, add_history=True, add_progbar=False, model=model, epochs=epochs, verbose=0, steps=batches
         )
         self._logs: dict[str, Any] = {}
-        self._model = model
+        self._model, self._events = model, events
         self._unchanging: Unchanging | None = None
 
     @property
@@ -260,12 +260,14 @@ class DriverCallbacks:
     def on_epoch_begin(self, epoch: int) -> None:
         """Call the callbacks at the beginning of an epoch; they may set weights, or the learning rate."""
         self._unchanging = self._unchanging or Unchanging(self._model)  # with the values of a checkpoint
+        self._events.emit(EpochStarted(epoch))
         self._list.on_epoch_begin(epoch)
         self._unchanging.check()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Call the callbacks at the end of an epoch, with metrics over the full dataset."""
         self._logs = logs
+        self._events.emit(EpochEnded(epoch, logs))
         self._list.on_epoch_end(epoch, logs)
 
     def on_test_begin(self) -> None:

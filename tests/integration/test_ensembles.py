@@ -208,7 +208,7 @@ def test_progress_is_printed(sc, digits, capsys):
     SparkEnsemble(build, 2).fit(x[:100], y[:100], verbose=2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Training 2 members")
-    assert [line[:19] for line in lines[1:]] == ["Member 0 - 1 epoch ", "Member 1 - 1 epoch "]
+    assert sorted(line[:19] for line in lines[1:]) == ["Member 0 - 1 epoch ", "Member 1 - 1 epoch "]
 
 
 class Kill(keras.callbacks.Callback):

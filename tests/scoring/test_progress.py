@@ -5,17 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkkeras.events import SparkTasks, WorkerProgress
-from sparkkeras.scoring import progress
-from sparkkeras.scoring.progress import ScoringProgress, dataset_with_progress
+from sparkkeras.events import PhaseStarted, RunStarted, SparkTasks, WorkerProgress, WorkersChanged
+from sparkkeras.progress.renderer import Progress
+from sparkkeras.scoring.progress import dataset_with_progress
 from tests.terminals import Terminal, manual_clock, write_to
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = manual_clock(monkeypatch)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    return clock
+    return manual_clock(monkeypatch)
 
 
 @pytest.fixture
@@ -62,12 +60,15 @@ def test_nothing_is_shown_if_nobody_wants_it(clock, terminal):
 
 
 def test_tasks_are_counted_until_workers_report_rows(clock, terminal):
-    shown = ScoringProgress("Evaluating", 100, 1)
+    shown = Progress(1)
+    for event in (RunStarted("score", "Evaluating"), PhaseStarted("Evaluating"), WorkersChanged(1, (100,))):
+        shown.on_event(event)
+    clock.now += 1
     shown.on_event(SparkTasks(1, 2))
     assert terminal.line == "Evaluating ... 1 of 2 tasks"
     clock.now += 5
     shown.on_event(WorkerProgress(0, 0, 40, 4.0))
-    assert terminal.line == "Evaluating ... 40 rows (40%) - 10 rows/s - about 6.0s left"
+    assert terminal.line == "[========............] 4.0s + 2.0s start-up - 10 rows/s - about 6.0s left"
     clock.now += 1
     shown.on_event(SparkTasks(2, 2))
-    assert terminal.line.startswith("Evaluating ... 40 rows")
+    assert terminal.line.startswith("[========............] 4.0s")

@@ -18,7 +18,6 @@ from sparkkeras.training import allreduce
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, ServerSettings
-from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker.batches import FitOptions
@@ -134,7 +133,7 @@ def fit(
         recorder=recorder or Recorder(),
         events=Events([recorded, *listeners(callbacks)]),
     )
-    driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, Progress(0, epochs))
+    driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, Events())
     strategy = (
         IndependentStrategy([given.model], [job.archive], "all", seed) if mode == "independent" else make_strategy(mode)
     )

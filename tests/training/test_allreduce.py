@@ -28,6 +28,7 @@ from sparkkeras.events import Events, WorkersChanged
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.progress.renderer import Progress
 from sparkkeras.runner.groups import RowsMissingError
 from sparkkeras.runner.values import pack_parts
 from sparkkeras.sources.tasks import SharedRows
@@ -45,7 +46,6 @@ from sparkkeras.training.allreduce import (
 from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import ValidationPlan
-from sparkkeras.training.progress import Progress
 from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.weights import Flat
@@ -286,7 +286,7 @@ class Training(_RankTraining):
 
     def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=(), recorder=None):
         model = Model(optimizer="sgd").model
-        dataset, progress = partitions(8, 8), Progress(2, epochs)
+        dataset, events = partitions(8, 8), Events([Progress(2)])
         job = SimpleNamespace(
             model=model,
             split=TrainValidationSplit((8, 8), (0, 0)),
@@ -299,10 +299,10 @@ class Training(_RankTraining):
             histories=[],
             options=SimpleNamespace(batch_size=4),
             recorder=recorder or Recorder(),
-            events=Events([progress]),
+            events=events,
         )
-        driver = DriverCallbacks(callbacks, model, epochs, 2, progress)
-        progress.on_event(WorkersChanged(2))
+        driver = DriverCallbacks(callbacks, model, epochs, 2, events)
+        events.emit(WorkersChanged(2))
         driver.on_train_begin()
         super().__init__(job, dataset, driver, range(epochs))
         self.groups, self.slots = iter(groups), slots

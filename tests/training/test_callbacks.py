@@ -1,16 +1,15 @@
-"""Callbacks are checked on the driver before training starts; progress is printed."""
+"""Callbacks are checked on the driver before training starts."""
 
 import keras
 import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel
-from sparkkeras.events import EpochMeasured, RowsTrained, Updates, WorkersChanged
+from sparkkeras.events import EpochMeasured, Updates
 from sparkkeras.modeling import metrics
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.training.callbacks import check_directions, check_monitors, check_names
 from sparkkeras.training.parameter_server import _Speed
-from sparkkeras.training.progress import Progress
 from tests.models import regression
 
 EarlyStopping, ReduceLROnPlateau = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
@@ -144,53 +143,6 @@ def test_fit_checks_monitors_before_spark_is_needed():
     models = [regression(), regression(metrics=["mae"])]
     with pytest.raises(ConfigurationError, match="monitor='val_mae'.*Known: 'loss', 'val_loss'"):
         SparkEnsemble(models, voting="average").fit(X, Y, validation_split=0.5, worker_callbacks=EarlyStopping("val_mae"))
-
-
-def test_progress_starts_with_settings_that_make_spark_faster(capsys):
-    progress = Progress(1, 3, {"spark.fast": "true", "spark.a": "b"})
-    progress.on_event(WorkersChanged(2, (10, 10)))
-    progress.on_train_begin()
-    assert capsys.readouterr().out == (
-        "Training on 2 workers.\n"
-        'Spark would start tasks faster with SparkSession.builder.config("spark.fast", "true").config("spark.a", "b")\n'
-    )
-
-
-def test_rows_per_second_exclude_start_up(monkeypatch, capsys):
-    now = [100.0]
-    monkeypatch.setattr("sparkkeras.training.progress.time.perf_counter", lambda: now[0])
-    progress = Progress(2, 3)
-    progress.on_event(WorkersChanged(2, (10, 10)))
-
-    def epoch(number, wall, *rounds, pace=None):
-        progress.on_epoch_begin(number)
-        now[0] += wall
-        for done, (rows, startup) in enumerate(rounds, 1):
-            progress.on_event(RowsTrained(rows, done / len(rounds), startup))
-        if pace:
-            progress.on_event(pace)
-        progress.on_epoch_end(number, {"loss": 0.5})
-        return capsys.readouterr().out.splitlines()[-1]
-
-    assert epoch(0, 32.0, (1000, 30.0), (1000, 0.0)) == "2 workers - 2.0s + 30.0s start-up - 1,000 rows/s - loss: 0.5000"
-    assert epoch(1, 2.0, (1000, 0.001)) == "2 workers - 2.0s - 500 rows/s - loss: 0.5000"
-    assert epoch(2, 9.0, pace=EpochMeasured(2, 300, 3.0, 6.0, Updates(15, 5.0, {0: 14, 3: 1}, 0.2, 3))) == (
-        "2 workers - 3.0s + 6.0s start-up - 100 rows/s - 5 updates/s - staleness 0.2 mean, 3 max - loss: 0.5000"
-    )
-
-
-def test_progress_shows_how_many_workers_remain(capsys):
-    progress = Progress(2, 3)
-    progress.on_event(WorkersChanged(2, (10, 10)))
-    progress.on_train_begin()
-    progress.on_event(WorkersChanged(2, (10, 10)))
-    assert capsys.readouterr().out == "Training on 2 workers.\n"
-    progress.on_event(WorkersChanged(1, (20,)))
-    progress.on_epoch_end(1, {"loss": 0.5})
-    assert [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "Training continues on 1 worker.",
-        "1 worker",
-    ]
 
 
 def test_time_before_the_first_epoch_with_a_parameter_server_is_start_up():

@@ -1,0 +1,122 @@
+"""The progress of all that takes long on standard output: training, scoring, searches and functions of `SparkRunner`."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from sparkkeras.errors import counted
+from sparkkeras.events import (
+    EpochEnded,
+    EpochStarted,
+    Event,
+    Incident,
+    MemberTrained,
+    PhaseStarted,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    SparkTasks,
+    Updates,
+    WorkersChanged,
+)
+from sparkkeras.progress.pace import Pace
+from sparkkeras.progress.status_line import StatusLine, format_duration, format_logs
+
+_WIDTH = 20
+"""The length of the bar."""
+
+_BEGINS = {
+    "fit": ("Training on", "worker"),
+    "ensemble": ("Training", "member"),
+    "search": ("Loading Keras, then searching on", "worker"),
+}
+"""What begins with how many of what, by the kinds of runs for which it is printed."""
+
+_PRINTED = ("retry", "repair", "takeover", "executor")
+"""The kinds of incidents that are printed; the others are also warnings."""
+
+_MIN_STARTUP = 0.1
+"""The shortest start-up, in seconds, that is printed."""
+
+
+class Progress:
+    """Shows a run, as its events tell it: an `EventListener`. What precedes the first epoch is start-up.
+
+    Args:
+        verbose: 0: silent, 1: with a line that changes below lines that stay (see `StatusLine`), 2: only the latter, such as
+            one for each epoch.
+
+    Attributes:
+        status: The lines.
+    """
+
+    def __init__(self, verbose: int) -> None:
+        self.status = StatusLine(verbose)
+        self._lock = threading.RLock()  # events come from several threads
+        self._run = RunStarted("", "")
+        self._pace = Pace(None, time.monotonic)
+        self._num_workers = 0
+        self._phase = ""
+
+    def on_event(self, event: Event) -> None:
+        """Show an event."""
+        with self._lock:
+            self._handle(event, self._pace.handle(event))
+
+    def _handle(self, event: Event, has_news: bool) -> None:
+        match event:
+            case RunStarted():
+                self._run = event
+            case PhaseStarted(text):
+                self._phase = text
+                self.status.update(f"{text} ...", begins=True)
+            case SparkTasks(done, total) if self._phase and done:
+                self.status.update(f"{self._phase} ... {done} of {counted(total, 'task')}")
+            case WorkersChanged(count) if self._run.kind in _BEGINS and count != self._num_workers:
+                begins, unit = _BEGINS[self._run.kind]
+                self.status.write(f"{'Training continues on' if self._num_workers else begins} {counted(count, unit)}.")
+                self._num_workers, self._phase = count, ""
+            case EpochStarted(epoch):
+                self.status.write(f"Epoch {epoch + 1}/{self._run.epochs}")
+                if self._phase:
+                    self.status.update(f"{self._phase} ...", begins=self.status.changes)  # below the new line
+            case EpochEnded(_, logs):
+                self.status.write(f"{self._speed()} - {format_logs(logs)}")
+            case MemberTrained(member, epochs, logs):
+                self.status.write(f"Member {member} - {counted(len(epochs), 'epoch')} - {format_logs(logs[-1])}")
+            case RunResumed(text):
+                self.status.write(text)
+            case RunEnded():
+                self.status.clear()
+            case Incident(kind, text) if kind in _PRINTED:
+                self.status.write(f"{text[:1].upper()}{text[1:]}.")
+            case _ if has_news and self._pace.rows:
+                self._phase = ""
+                if self._pace.done != 1:
+                    self.status.update(self._line())
+
+    def _line(self) -> str:
+        """The progress within the epoch."""
+        pace = self._pace
+        filled = int((pace.done or 0.0) * _WIDTH)
+        bar = f"{pace.rows:,} rows" if pace.done is None else f"[{'=' * filled}{'.' * (_WIDTH - filled)}]"
+        left = pace.seconds_left_of_epoch
+        parts = [
+            f"{bar} {self._speed()}",
+            *([f"about {format_duration(left)} left"] if left is not None else []),
+            *([format_logs(pace.logs)] if pace.logs else []),
+        ]
+        return " - ".join(parts)
+
+    def _speed(self) -> str:
+        """The workers, the duration and the speed of the epoch, without the time before workers trained."""
+        pace = self._pace
+        workers = f"{counted(self._num_workers, 'worker')} - " if self._num_workers else ""
+        startup = f" + {pace.startup_seconds:.1f}s start-up" if pace.startup_seconds >= _MIN_STARTUP else ""
+        updates = "" if pace.measured is None else f" - {_described(pace.measured.updates)}"
+        return f"{workers}{pace.seconds:.1f}s{startup} - {pace.rows_per_second:,.0f} rows/s{updates}"
+
+
+def _described(updates: Updates) -> str:
+    return f"{updates.per_second:,.0f} updates/s - staleness {updates.mean_staleness:.1f} mean, {updates.max_staleness} max"

@@ -1,0 +1,121 @@
+"""What is shown of a training."""
+
+import pytest
+
+from sparkkeras.events import (
+    EpochEnded,
+    EpochMeasured,
+    EpochStarted,
+    Incident,
+    MemberTrained,
+    PhaseStarted,
+    RowsTrained,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    SparkTasks,
+    Updates,
+    WorkerProgress,
+    WorkersChanged,
+)
+from sparkkeras.progress.renderer import Progress
+from tests.terminals import Terminal, manual_clock, write_to
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return manual_clock(monkeypatch)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    return write_to(Terminal(), monkeypatch)
+
+
+def shown(verbose, *events, kind="fit"):
+    progress = Progress(verbose)
+    for event in (RunStarted(kind, "model", epochs=3), *events):
+        progress.on_event(event)
+    return progress
+
+
+def test_a_line_shows_the_phases_and_then_the_rows_of_the_epoch(clock, terminal):
+    progress = shown(1, PhaseStarted("Storing rows"), SparkTasks(0, 4))
+    assert terminal.line == "Storing rows ..."
+    clock.now += 1
+    progress.on_event(SparkTasks(3, 4))
+    assert terminal.line == "Storing rows ... 3 of 4 tasks"
+    for event in (WorkersChanged(2, (100, 300)), PhaseStarted("Loading Keras"), EpochStarted(0)):
+        progress.on_event(event)
+    assert terminal.line == "Loading Keras ..."
+    clock.now += 12
+    progress.on_event(WorkerProgress(0, 0, 100, 2.0, {"loss": 0.5}))
+    line = "[=====...............] 2 workers - 2.0s + 11.0s start-up - 50 rows/s - about 6.0s left - loss: 0.5000"
+    assert terminal.line == line
+    clock.now += 1
+    progress.on_event(SparkTasks(1, 2))
+    assert terminal.line == line
+    progress.on_event(RowsTrained(400, 1.0, 10.0))
+    progress.on_event(EpochEnded(0, {"loss": 0.25}))
+    progress.on_event(RunEnded())
+    assert terminal.line == ""
+    lasting = [line.rpartition("\r\033[K")[2] for line in terminal.getvalue().split("\n")]
+    end = "2 workers - 3.0s + 11.0s start-up - 133 rows/s - loss: 0.2500"
+    assert lasting[:3] == ["Training on 2 workers.", "Epoch 1/3", end]
+
+
+def test_unknown_rows_are_counted(clock, terminal):
+    progress = shown(1, WorkersChanged(1, (None,)), EpochStarted(0))
+    clock.now += 2
+    progress.on_event(WorkerProgress(0, 0, 1500, 2.0))
+    assert terminal.line == "1,500 rows 1 worker - 2.0s - 750 rows/s"
+
+
+def test_what_happens_to_a_run_has_lines(capsys):
+    shown(
+        2,
+        RunResumed("Continues."),
+        Incident("retry", "a task failed"),
+        Incident("warning", "which is also a warning"),
+        WorkersChanged(2),
+        MemberTrained(1, range(2), [{"loss": 2.0}, {"loss": 1.0}]),
+        kind="ensemble",
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "Continues.",
+        "A task failed.",
+        "Training 2 members.",
+        "Member 1 - 2 epochs - loss: 1.0000",
+    ]
+
+
+def test_rows_per_second_exclude_start_up(clock, capsys):
+    progress = shown(2, WorkersChanged(2, (10, 10)))
+
+    def epoch(number, wall, *rounds, pace=None):
+        progress.on_event(EpochStarted(number))
+        clock.now += wall
+        for done, (rows, startup) in enumerate(rounds, 1):
+            progress.on_event(RowsTrained(rows, done / len(rounds), startup))
+        if pace:
+            progress.on_event(pace)
+        progress.on_event(EpochEnded(number, {"loss": 0.5}))
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert epoch(0, 32.0, (1000, 30.0), (1000, 0.0)) == "2 workers - 2.0s + 30.0s start-up - 1,000 rows/s - loss: 0.5000"
+    assert epoch(1, 2.0, (1000, 0.001)) == "2 workers - 2.0s - 500 rows/s - loss: 0.5000"
+    assert epoch(2, 9.0, pace=EpochMeasured(2, 300, 3.0, 6.0, Updates(15, 5.0, {0: 14, 3: 1}, 0.2, 3))) == (
+        "2 workers - 3.0s + 6.0s start-up - 100 rows/s - 5 updates/s - staleness 0.2 mean, 3 max - loss: 0.5000"
+    )
+
+
+def test_progress_shows_how_many_workers_remain(capsys):
+    progress = shown(2, WorkersChanged(2, (10, 10)), WorkersChanged(2, (10, 10)))
+    assert capsys.readouterr().out == "Training on 2 workers.\n"
+    progress.on_event(WorkersChanged(1, (20,)))
+    progress.on_event(EpochEnded(1, {"loss": 0.5}))
+    assert [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "Training continues on 1 worker.",
+        "1 worker",
+    ]
