@@ -16,7 +16,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, CustomObjectError, SearchError, counted, warn
-from sparkkeras.events import EventListener, Events, PhaseStarted
+from sparkkeras.events import EventListener, Events, PhaseStarted, RunResumed
 from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import (
     TrialFitArguments,
@@ -43,7 +43,6 @@ from sparkkeras.hyperopt.trial_events import TrialEvents
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.progress.status_line import StatusLine
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions, ServerOptions
 from sparkkeras.sources.copies import copied
 from sparkkeras.sources.frame import ColumnMapping, Columns
@@ -269,13 +268,15 @@ class HyperParamModel:
             lease_seconds=self._server_options.lease_seconds,
         )
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        events = Events(arguments.listeners("monitor", monitor))
+        monitors = arguments.listeners("monitor", monitor)
         num_models = num_kept_models(keep_models)
         arguments.optional_integer("seed", seed, low=0)
         check_columns(data, columns)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         verbose = 1 if verbose == "auto" else verbose
-        with StatusLine(verbose).showing("Starting workers ..."):
+        progress = SearchProgress(verbose, metrics, search_space.parameters)
+        events = Events([*([progress] if verbose else []), *monitors])
+        with progress.status.showing("Starting workers ..."):
             workers = self._workers()
         if folder is not None and has_scheme(folder) and isinstance(workers, ConnectWorkers):
             raise ConfigurationError(
@@ -300,7 +301,7 @@ class HyperParamModel:
                 earlier_trials = stack.enter_context(journal.opened(definition.settings, search_space.params))
                 search_data = SearchData()
                 if read_data is None:
-                    reading = _reading(data, fit_arguments if objective is None else None, workers, columns, events, verbose)
+                    reading = _reading(data, fit_arguments if objective is None else None, workers, columns, events)
                     search_data = stack.enter_context(reading)
                 saver = TrialSaver(journal)
                 ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
@@ -318,7 +319,7 @@ class HyperParamModel:
                     search_data.labels,
                 )
                 stack.enter_context(saver.running(ledger))
-                self._search(workers, settings, search_data, results, limits.max_evals, verbose, events)
+                self._search(workers, settings, search_data, results, events, progress)
             results.check(limits.max_failures)
         return self.best_model if len(metrics) == 1 else None
 
@@ -455,9 +456,8 @@ class HyperParamModel:
         settings: TrialSettings,
         data: SearchData,
         results: SearchResults,
-        max_evals: int | None,
-        verbose: int,
         events: Events,
+        progress: SearchProgress,
     ) -> None:
         ledger, slots = results.ledger, workers.free_slots
         count = min(self.num_workers or slots, slots)
@@ -466,18 +466,17 @@ class HyperParamModel:
                 f"num_workers={self.num_workers}, but Spark has room for {counted(slots, 'trial')}: no more than {slots} "
                 "will run at the same time. Omit num_workers, or give Spark more cores."
             )
-        progress = SearchProgress(verbose, ledger, results.metrics, max_evals, count, results.space.parameters)
-        progress.begin()
         trials = TrialEvents(events, ledger, results.space.parameters)
         trials.begin(count)
         if ledger.is_over:  # a search that is resumed, and has nothing left to do
             self.seconds = ledger.seconds
-            progress.end()
+            text = "All trials of this search have ended already. A larger max_evals= or timeout= continues it."
+            events.emit(RunResumed(text))
             return
 
         def tick() -> None:
-            progress.tick()
             trials.tick()
+            progress.refresh()
 
         dataset = workers.dataset(count)
         service = SearchService(ledger, results.journal, results.space.encode)
@@ -498,14 +497,11 @@ class HyperParamModel:
                 rows = tuple(data.kept.values())
                 supervised = stack.enter_context(copied(rows, count)) if rows else dataset
                 supervise(supervised, task, ledger, workers.background, tick)
-        except KeyboardInterrupt:
-            progress.interrupted()
-            raise
         finally:
             self.seconds = ledger.seconds
-            progress.clear()
             trials.tick()
-        progress.end()
+        if ledger.reason:
+            events.emit(PhaseStarted(f"The search ended early: {ledger.reason}"))
 
 
 def _workers_factory(sc: Any, cores: int | None, gpus: int | None) -> Callable[[], Workers]:
@@ -529,7 +525,6 @@ def _reading(
     workers: Workers,
     columns: ColumnMapping,
     events: Events,
-    verbose: int,
 ) -> Iterator[SearchData]:
     """The data of a search for as long as the context is open.
 
@@ -539,21 +534,17 @@ def _reading(
         workers: The workers, which read an RDD or a DataFrame.
         columns: The columns of a DataFrame.
         events: Where to report that rows are read.
-        verbose: As in `HyperParamModel.minimize`.
     """
     validation_data = None if fit_arguments is None else fit_arguments.validation_data
     in_dict = data.get("validation_data") if fit_arguments is not None and isinstance(data, Mapping) else None
     has_validation_data = validation_data is not None or in_dict is not None
     if fit_arguments is not None and fit_arguments.validation_split and has_validation_data:
         raise ConfigurationError("give only one of validation_split and validation_data.")
-    status = StatusLine(verbose)
     if is_distributed(data) or is_distributed(validation_data):
-        status.update("Storing rows on the workers")
         events.emit(PhaseStarted("Storing rows on the workers"))
 
     def keep(rows: Any, number: int) -> AbstractContextManager[ReadRows]:
         return workers.keep(rows, columns, number)
 
     with prepared(data, keep, fit_arguments is not None, validation_data) as search_data:
-        status.clear()
         yield search_data

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparkkeras.events import Events, TrialChanged, WorkersChanged
+from sparkkeras.errors import counted
+from sparkkeras.events import Events, RunResumed, TrialChanged, WorkersChanged
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.parameters import Parameter
 from sparkkeras.hyperopt.trials import Trial
@@ -27,6 +28,8 @@ class TrialEvents:
 
     def begin(self, num_workers: int) -> None:
         """Emit the number of workers, and the trials of earlier calls."""
+        if self._earlier:
+            self._events.emit(RunResumed(f"Resuming after {counted(len(self._earlier), 'trial')}."))
         self._events.emit(WorkersChanged(num_workers))
         self.tick()
 

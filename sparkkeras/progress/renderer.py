@@ -56,6 +56,7 @@ class Progress:
         self._lock = threading.RLock()  # events come from several threads
         self._run = RunStarted("", "")
         self._pace = Pace(None, time.monotonic)
+        self._began = time.monotonic()
         self._num_workers = 0
         self._phase = ""
 
@@ -63,6 +64,11 @@ class Progress:
         """Show an event."""
         with self._lock:
             self._handle(event, self._pace.handle(event))
+
+    def refresh(self) -> None:
+        """Show the time that has passed."""
+        with self._lock:
+            self.status.update(self._line())
 
     def _handle(self, event: Event, has_news: bool) -> None:
         match event:
@@ -108,6 +114,9 @@ class Progress:
             *([format_logs(pace.logs)] if pace.logs else []),
         ]
         return " - ".join(parts)
+
+    def _elapsed(self) -> str:
+        return format_duration(time.monotonic() - self._began)
 
     def _speed(self) -> str:
         """The workers, the duration and the speed of the epoch, without the time before workers trained."""

@@ -24,7 +24,7 @@ from sparkkeras.data.local_dataset import LocalShared, LocalStream
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, DriverConnectionError
-from sparkkeras.events import Events, WorkersChanged
+from sparkkeras.events import Events, RunStarted, WorkersChanged
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
@@ -302,6 +302,7 @@ class Training(_RankTraining):
             events=events,
         )
         driver = DriverCallbacks(callbacks, model, epochs, 2, events)
+        events.emit(RunStarted("fit", "model", epochs=epochs))
         events.emit(WorkersChanged(2))
         driver.on_train_begin()
         super().__init__(job, dataset, driver, range(epochs))
