@@ -41,7 +41,7 @@ from sparkkeras.events import (
     WorkersReported,
 )
 from sparkkeras.progress.histories import logs_by_epoch
-from sparkkeras.progress.pace import Pace, ReportedPace
+from sparkkeras.progress.pace import Pace
 
 MAX_OUTPUTS = 1000
 """The number of messages with output of a rank that are kept."""
@@ -226,11 +226,12 @@ class RunReporter:
             case MemberTrained(member, epochs, logs):
                 self._add("member", member=member, epochs=epochs, history=_columns(logs))
             case RankChanged(rank, state, host):
-                if rank == 0 and state == "started":
-                    self._run.reported.begin()
+                self._run.pace.handle(event)
                 self._add("rank", rank=rank, state=state, host=host)
-            case RankReported(rank):
-                self._report(event, self._run.reported, None if rank == 0 else ("report", rank))
+            case RankReported(rank, epoch, epochs, logs):  # all epochs of rank 0, the last one of others
+                left = self._run.pace.seconds_left if self._run.pace.handle(event) else None
+                key = None if rank == 0 else ("report", rank)
+                self._add("report", key, rank=rank, epoch=epoch, epochs=epochs, logs=logs, seconds_left=left)
             case OutputWritten(rank, text):
                 self._add("output", key=("output", rank), most=MAX_OUTPUTS, rank=rank, text=text)
 
@@ -268,14 +269,6 @@ class RunReporter:
             staleness={str(value): count for value, count in updates.staleness.items()},
         )
 
-    def _report(self, event: RankReported, pace: ReportedPace, key: tuple[Any, ...] | None) -> None:
-        """Add the metrics of a rank: all epochs of rank 0, the last one of others."""
-        left = None
-        if event.rank == 0:
-            pace.add(event)
-            left = pace.seconds_left
-        self._add("report", key, rank=event.rank, epoch=event.epoch, epochs=event.epochs, logs=event.logs, seconds_left=left)
-
     def _trial(self, trial: Any, params: Mapping[str, Any]) -> None:
         self._add(
             "trial",
@@ -303,7 +296,6 @@ class _Memory:
         self.pace = Pace(started.epochs, clock)
         self.epoch = started.initial_epoch
         self.next_progress = 0.0
-        self.reported = ReportedPace(clock)
 
     @property
     def seconds(self) -> float:

@@ -10,6 +10,7 @@ from sparkkeras.events import (
     EpochRestarted,
     EpochStarted,
     Event,
+    RankChanged,
     RankReported,
     RowsTrained,
     WorkerProgress,
@@ -26,7 +27,8 @@ _MIN_DONE = 0.02
 class Pace:
     """What has been trained of the current epoch, and how fast, without the time in which workers start.
 
-    Rounds (`RowsTrained`) count exactly; while one runs, the workers' own reports (`WorkerProgress`) do.
+    Rounds (`RowsTrained`) count exactly; while one runs, the workers' own reports (`WorkerProgress`) do. Of a function of
+    `SparkRunner`, the epochs that its rank 0 reports count.
 
     Args:
         epochs: The epoch at which training ends; ``None`` if it is unknown.
@@ -45,6 +47,7 @@ class Pace:
         self._epochs, self._clock = epochs, clock
         self._planned: Sequence[int | None] = ()
         self._startup_before, self._epochs_before = 0.0, 0
+        self._first_reported: int | None = None
         self._created = clock()
         self.begin_epoch(0)
 
@@ -52,7 +55,7 @@ class Pace:
         """An epoch begins."""
         self._epoch = epoch
         self._is_open = True
-        now = self._clock()
+        now = self._news_at = self._clock()
         self._began = now if self._epochs_before else self._created
         self._before_first = now - self._began
         self._ended: float | None = None
@@ -66,12 +69,18 @@ class Pace:
 
     def end_epoch(self) -> None:
         """The epoch ends; later reports about it do not count."""
-        self._is_open = False
+        self._is_open, self._news_at = False, self._clock()
         self._startup_before += self.startup_seconds
         self._epochs_before += 1
 
     def handle(self, event: Event) -> bool:
         """Take an event; returns whether there is news of the epoch."""
+        has_news = self._handle(event)
+        if has_news:
+            self._news_at = self._clock()
+        return has_news
+
+    def _handle(self, event: Event) -> bool:
         match event:
             case WorkersChanged(_, rows):
                 self._planned = rows
@@ -87,6 +96,14 @@ class Pace:
                 self.measured = event
                 self.rows, self.startup_seconds = event.rows, self._before_first + event.startup_seconds
                 return True
+            case RankChanged(0, "started"):  # perhaps again
+                self._first_reported, self._epochs_before = None, 0
+            case RankReported(0, epoch, epochs, logs):
+                if self._first_reported is None or epoch <= self._first_reported:
+                    self._first_reported, self._created = epoch, self._clock()
+                self._epochs, self._epoch, self._epochs_before = epochs, epoch, epoch - self._first_reported
+                self._is_open, self.logs = False, logs
+                return True
             case RowsTrained():
                 return self._add_round(event)
             case WorkerProgress() if self._is_open and event.epoch >= self._epoch and self._ended is None:
@@ -95,7 +112,7 @@ class Pace:
 
     def note(self, done: float, logs: Mapping[str, float]) -> None:
         """Note the fraction of the epoch that is complete, where rows are not known."""
-        self.done, self.logs = done, logs
+        self.done, self.logs, self._news_at = done, logs, self._clock()
 
     def _add_round(self, event: RowsTrained) -> bool:
         is_first = not self._rows_of_rounds
@@ -158,52 +175,15 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """The time that the rest of the training takes, with validation and callbacks; ``None`` if it is unknown."""
+        """The time until the last epoch ends, with validation and callbacks; ``None`` if it is unknown, or has ended."""
         if self._epochs is None or self.done is None:
             return None
         done = self._epochs_before + (self.done if self._is_open else 0.0)
-        if done < _MIN_DONE:
-            return None
-        elapsed = self._clock() - self._created - self._startup_before - (self.startup_seconds if self._is_open else 0.0)
         left = self._epochs - self._epoch - (self.done if self._is_open else 1.0)
-        return max(0.0, elapsed) / done * max(0.0, left)
-
-
-class ReportedPace:
-    """How fast a function of `SparkRunner` trains, from the epochs that its rank 0 reports.
-
-    Args:
-        clock: A clock in seconds.
-
-    Attributes:
-        last: The last report; ``None`` before the first one.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.last: RankReported | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """The rank starts, perhaps again."""
-        self._first_epoch: int | None = None
-        self._first_at = self._last_at = self._clock()
-
-    def add(self, report: RankReported) -> None:
-        """Take a report."""
-        self.last, self._last_at = report, self._clock()
-        if self._first_epoch is None or report.epoch <= self._first_epoch:
-            self._first_epoch, self._first_at = report.epoch, self._last_at
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The time until the last epoch ends; ``None`` if it is unknown, as before the second report, or if it has ended."""
-        if self.last is None or self.last.epochs is None or self._first_epoch in (None, self.last.epoch):
+        if done < _MIN_DONE or left <= 0:
             return None
-        if self.last.epoch + 1 >= self.last.epochs:  # what the function does then is unknown
-            return None
-        of_epoch = (self._last_at - self._first_at) / (self.last.epoch - self._first_epoch)
-        return max(0.0, of_epoch * (self.last.epochs - self.last.epoch - 1) - (self._clock() - self._last_at))
+        elapsed = self._news_at - self._created - self._startup_before - (self.startup_seconds if self._is_open else 0.0)
+        return max(0.0, max(0.0, elapsed) / done * left - (self._clock() - self._news_at))
 
 
 def _mean_logs(reports: Sequence[WorkerProgress]) -> Mapping[str, float]:

@@ -12,7 +12,10 @@ from sparkkeras.events import (
     Event,
     Incident,
     MemberTrained,
+    OutputWritten,
     PhaseStarted,
+    RankChanged,
+    RankReported,
     RunEnded,
     RunResumed,
     RunStarted,
@@ -47,18 +50,22 @@ class Progress:
         verbose: 0: silent, 1: with a line that changes below lines that stay (see `StatusLine`), 2: only the latter, such as
             one for each epoch.
 
+        wait_seconds: See `StatusLine`.
+
     Attributes:
         status: The lines.
     """
 
-    def __init__(self, verbose: int) -> None:
-        self.status = StatusLine(verbose)
+    def __init__(self, verbose: int, wait_seconds: float = 0.0) -> None:
+        self.status = StatusLine(verbose, wait_seconds)
         self._lock = threading.RLock()  # events come from several threads
         self._run = RunStarted("", "")
         self._pace = Pace(None, time.monotonic)
         self._began = time.monotonic()
         self._num_workers = 0
         self._phase = ""
+        self._states: dict[int, str] = {}  # of ranks
+        self._report: RankReported | None = None
 
     def on_event(self, event: Event) -> None:
         """Show an event."""
@@ -93,6 +100,12 @@ class Progress:
                 self.status.write(f"Member {member} - {counted(len(epochs), 'epoch')} - {format_logs(logs[-1])}")
             case RunResumed(text):
                 self.status.write(text)
+            case OutputWritten(rank, text):
+                self.status.write("\n".join(f"[{rank}] {line}" for line in text[:-1].split("\n")))
+            case RankChanged(rank, state):
+                self._states[rank] = state
+            case RankReported(0):
+                self._report = event
             case RunEnded():
                 self.status.clear()
             case Incident(kind, text) if kind in _PRINTED:
@@ -103,17 +116,32 @@ class Progress:
                     self.status.update(self._line())
 
     def _line(self) -> str:
-        """The progress within the epoch."""
-        pace = self._pace
-        filled = int((pace.done or 0.0) * _WIDTH)
-        bar = f"{pace.rows:,} rows" if pace.done is None else f"[{'=' * filled}{'.' * (_WIDTH - filled)}]"
-        left = pace.seconds_left_of_epoch
+        """The progress within the epoch, or of ranks."""
+        pace, is_function = self._pace, self._run.kind == "function"
+        left = pace.seconds_left if is_function else pace.seconds_left_of_epoch
         parts = [
-            f"{bar} {self._speed()}",
+            self._ranks() if is_function else f"{self._bar()} {self._speed()}",
             *([f"about {format_duration(left)} left"] if left is not None else []),
             *([format_logs(pace.logs)] if pace.logs else []),
         ]
         return " - ".join(parts)
+
+    def _bar(self) -> str:
+        if self._pace.done is None:
+            return f"{self._pace.rows:,} rows"
+        filled = int(self._pace.done * _WIDTH)
+        return f"[{'=' * filled}{'.' * (_WIDTH - filled)}]"
+
+    def _ranks(self) -> str:
+        """How many ranks are in which state, the epoch that the first one has reported, and the time."""
+        states, size, report = [*self._states.values()], self._run.settings["num_workers"], self._report
+        running, finished, ranks = states.count("started"), states.count("finished"), counted(size, "rank")
+        of = f"{finished} of {ranks} finished" if finished else f"{running} of {ranks} started"
+        parts = [f"{ranks} running" if running == size else of]
+        if report is not None:
+            total = "" if report.epochs is None or report.epoch >= report.epochs else f" of {report.epochs}"
+            parts.append(f"epoch {report.epoch + 1}{total}")
+        return " - ".join([*parts, self._elapsed()])
 
     def _elapsed(self) -> str:
         return format_duration(time.monotonic() - self._began)

@@ -18,9 +18,10 @@ from sparkkeras.errors import (
     warn,
 )
 from sparkkeras.events import Events
+from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.options import ServerOptions
-from sparkkeras.runner.display import Display
 from sparkkeras.runner.group import RankFailure, RankGroup
+from sparkkeras.runner.group_events import GroupEvents
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.output import TAIL_LINES
 from sparkkeras.runner.rank import RankWork
@@ -113,7 +114,7 @@ def run_group(
     max_value: int = VALUE_BYTES,
     checkpoints: RunCheckpoints | None = None,
     events: Events | None = None,
-    verbose: int = 2,
+    refresh: Callable[[], None] = lambda: None,
 ) -> list[Any]:
     """Run a group until all processes and tasks have ended; returns the results of the ranks.
 
@@ -125,8 +126,8 @@ def run_group(
         port: The port to which the hosts connect; 0: any free one.
         max_value: The largest size of what a rank asks the driver, in bytes.
         checkpoints: Writes what rank 0 saves.
-        events: Gets the output, reports and states of the ranks.
-        verbose: 0: silent, 1: with a line that shows the progress, 2: the output of the ranks only.
+        events: Gets the output, reports and states of the ranks; ``None``: their output is printed.
+        refresh: Called several times a second, to show the time that passes.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
@@ -134,22 +135,20 @@ def run_group(
         SparkKerasError: The task of a rank failed, or the job was cancelled.
         RowsMissingError: A host did not find the rows of its rank.
     """
-    display = Display(group, events or Events(), verbose)
+    group_events = GroupEvents(group, Events([Progress(2)]) if events is None else events)
     service = GroupService(group, max_value, checkpoints)
     with serving("socket", service, ServerOptions(), port, ranks.hosts.driver, group.size) as address, interrupts_here():
         parts = ranks.parts
         host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts, ranks.hosts.ports)
         running = ranks.hosts.start(host, parts.handles)
         try:
-            error = _watch(group, running, timeout, answer, display)
+            error = _watch(group, running, timeout, answer, group_events, refresh)
         except BaseException:
-            display.clear()
             _end(group, running, INTERRUPT_SECONDS)
             raise
         ended_itself = _end(group, running, STOP_SECONDS)
         cause = _error_of(running) if ended_itself else None
-        display.update()
-        display.clear()
+        group_events.tick()
         if error is not None:
             # Hosts that had reached this process have lost it since: it was stopped, or the network was cut.
             is_consequence = isinstance(cause, DriverConnectionError) and group.has_started
@@ -166,14 +165,20 @@ def run_group(
 
 
 def _watch(
-    group: RankGroup, running: Running[Any], timeout: float | None, answer: Answer | None, display: Display
+    group: RankGroup,
+    running: Running[Any],
+    timeout: float | None,
+    answer: Answer | None,
+    group_events: GroupEvents,
+    refresh: Callable[[], None],
 ) -> WorkerError | None:
-    """Show output and answer the ranks until the hosts have ended or the group has failed; returns the error."""
+    """Emit events and answer the ranks until the hosts have ended or the group has failed; returns the error."""
     exits_until: float | None = None
     waiting = _SlotWarning(group, running)
     while True:
         is_done = running.done
-        display.update()
+        group_events.tick()
+        refresh()
         cannot_start = waiting.check()
         if cannot_start is not None:
             return cannot_start

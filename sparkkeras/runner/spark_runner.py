@@ -14,6 +14,8 @@ from sparkkeras.arguments import flag, integer, known_arguments, listeners, one_
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.events import EventListener, Events, RunStarted
+from sparkkeras.progress.renderer import Progress
+from sparkkeras.progress.status_line import FIRST_LOG_SECONDS
 from sparkkeras.rpc.options import check_seconds
 from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.data import source_of, stored_on_driver, stored_on_workers
@@ -153,7 +155,8 @@ class SparkRunner:
         if data is None and (features is not None or label is not None):
             named = "features" if features is not None else "label"
             raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
-        events = Events(listeners("monitor", monitor))
+        progress = Progress(self.verbose, FIRST_LOG_SECONDS)
+        events = Events([*([progress] if self.verbose else []), *listeners("monitor", monitor)])
         work = work_of(function_or_file, args, kwargs, _own_arguments())
         checkpoints = RunCheckpoints.open(checkpoint, resume, self.barrier)
         source = None if data is None else source_of(data, features, label)
@@ -163,9 +166,9 @@ class SparkRunner:
             nullcontext() if checkpoints is None else checkpoints.writing(),
         ):
             try:
-                return self._run(work, source, timeout, checkpoints, events)
+                return self._run(work, source, timeout, checkpoints, events, progress)
             except RowsMissingError:
-                return self._run(work, source, timeout, checkpoints, events, moves_rows=True)
+                return self._run(work, source, timeout, checkpoints, events, progress, moves_rows=True)
 
     def _described(self) -> dict[str, Any]:
         """The settings, for display."""
@@ -179,6 +182,7 @@ class SparkRunner:
         timeout: float | None,
         checkpoints: RunCheckpoints | None,
         events: Events,
+        progress: Progress,
         moves_rows: bool = False,
     ) -> list[Any]:
         group = RankGroup(self.num_workers, together=self.barrier)
@@ -192,7 +196,11 @@ class SparkRunner:
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
             return run_group(
-                *(group, ranks, timeout), port=self.port, checkpoints=checkpoints, events=events, verbose=self.verbose
+                *(group, ranks, timeout),
+                port=self.port,
+                checkpoints=checkpoints,
+                events=events,
+                refresh=progress.refresh,
             )
 
     def _on_driver(self, stack: ExitStack, group: RankGroup, work: RankWork, source: Source | None) -> Ranks:

@@ -173,7 +173,7 @@ def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(groups.Display, "update", interrupted)
+    monkeypatch.setattr(groups.GroupEvents, "tick", interrupted)
     monkeypatch.setattr(groups, "INTERRUPT_SECONDS", (0.05, 0.05))
     tasks = Tasks()
     with pytest.raises(KeyboardInterrupt):

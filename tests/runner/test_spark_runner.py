@@ -548,11 +548,11 @@ def test_rows_that_a_worker_does_not_find_are_sent_to_all(forks, monkeypatch):
     sent = []
     run = SparkRunner._run
 
-    def first_without_files(self, work, source, timeout, checkpoints, events, moves_rows=False):
+    def first_without_files(self, work, source, timeout, checkpoints, events, progress, moves_rows=False):
         sent.append(moves_rows)
         with monkeypatch.context() as patch:
             patch.setattr(hosts, "_exists", lambda handle: moves_rows or handle.partition == 0)
-            return run(self, work, source, timeout, checkpoints, events, moves_rows)
+            return run(self, work, source, timeout, checkpoints, events, progress, moves_rows)
 
     monkeypatch.setattr(SparkRunner, "_run", first_without_files)
     assert local().run(lambda: context().steps(1), data=np.zeros(5)) == [3, 3]

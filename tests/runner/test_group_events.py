@@ -1,15 +1,30 @@
-"""What the driver shows of a group: output, reports, states, and the line with the progress."""
+"""What is emitted and shown of a group: output, reports, states, and the line with the progress."""
 
 import pytest
 
-from sparkkeras.events import Events, OutputWritten, RankChanged, RankReported
-from sparkkeras.runner.display import Display
+from sparkkeras.events import Events, OutputWritten, RankChanged, RankReported, RunEnded, RunStarted
+from sparkkeras.progress.renderer import Progress
 from sparkkeras.runner.group import RankGroup
+from sparkkeras.runner.group_events import GroupEvents
 from tests.terminals import Terminal, manual_clock, write_to
 
 
 class Listener(list):
     on_event = list.append
+
+
+class Display:
+    """The progress of a group, from its events."""
+
+    def __init__(self, group, heard, verbose):
+        self.progress = Progress(verbose)
+        self.events = Events([self.progress, heard])
+        self.group_events = GroupEvents(group, self.events)
+        self.progress.on_event(RunStarted("function", "train", {"num_workers": group.size}))
+
+    def update(self):
+        self.group_events.tick()
+        self.progress.refresh()
 
 
 @pytest.fixture
@@ -19,6 +34,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     return write_to(Terminal(), monkeypatch)
 
 
@@ -37,7 +53,7 @@ def group(clock):
 
 @pytest.fixture
 def display(group, clock, terminal, heard):
-    return Display(group, Events([heard]), 1, clock=lambda: clock.now)
+    return Display(group, heard, 1)
 
 
 def test_a_line_shows_what_the_ranks_do(group, display, clock, terminal):
@@ -58,7 +74,7 @@ def test_a_line_shows_what_the_ranks_do(group, display, clock, terminal):
     group.complete(0)
     display.update()
     assert terminal.line.startswith("1 of 2 ranks finished - epoch 3 of 10 - 35.5s - about 1m 06s left - loss")
-    display.clear()
+    display.events.emit(RunEnded())
     assert terminal.line == ""
 
 
@@ -88,8 +104,8 @@ def test_output_stays_above_the_line_and_all_is_emitted(group, display, clock, t
     ]
 
 
-def test_without_a_line_only_output_is_written(group, clock, terminal):
-    display = Display(group, Events(), 2, clock=lambda: clock.now)
+def test_without_a_line_only_output_is_written(group, clock, terminal, heard):
+    display = Display(group, heard, 2)
     display.update()
     group.console.add(0, ["one"])
     display.update()
@@ -98,7 +114,7 @@ def test_without_a_line_only_output_is_written(group, clock, terminal):
 
 def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
     group = RankGroup(2, together=False)
-    display = Display(group, Events([heard]), 2)
+    display = Display(group, heard, 2)
     for attempt, host in ((1, "a"), (2, "b"), (3, "b")):
         group.join(0, attempt, host, 0)
         group.start(0)
@@ -111,10 +127,9 @@ def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
 
 
 def test_a_silent_display_still_emits(group, clock, terminal, heard):
-    display = Display(group, Events([heard]), 0, clock=lambda: clock.now)
+    display = Display(group, heard, 0)
     group.console.add(0, ["one"])
     display.update()
-    display.clear()
     assert (terminal.getvalue(), heard) == ("", [OutputWritten(0, "one\n")])
 
 
