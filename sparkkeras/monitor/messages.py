@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -206,9 +207,9 @@ class RunReporter:
             case RowsTrained() | WorkerProgress() | EpochRestarted():
                 if self._run.pace.handle(event):
                     self._progress(self._run)
-            case EpochMeasured():
+            case EpochMeasured(epoch, updates=updates):
                 self._run.pace.handle(event)
-                self._measure(event)
+                self._add("updates", epoch=epoch, **asdict(updates))
             case WorkersReported(epoch, workers):
                 self._add(
                     "workers",
@@ -255,19 +256,6 @@ class RunReporter:
                 seconds_left=pace.seconds_left,
                 logs=pace.logs,
             )
-
-    def _measure(self, event: EpochMeasured) -> None:
-        assert self._run is not None
-        updates = event.updates
-        self._add(
-            "updates",
-            epoch=event.epoch,
-            count=updates.count,
-            per_second=updates.per_second,
-            mean_staleness=updates.mean_staleness,
-            max_staleness=updates.max_staleness,
-            staleness={str(value): count for value, count in updates.staleness.items()},
-        )
 
     def _trial(self, trial: Any, params: Mapping[str, Any]) -> None:
         self._add(

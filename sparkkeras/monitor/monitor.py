@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import html
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, NoReturn, ParamSpec
+from typing import Any, NoReturn
 
 import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.errors import ConfigurationError, StorageError, warn
+from sparkkeras.errors import ConfigurationError, StorageError, guarded, warn
 from sparkkeras.events import Event, RunEnded, RunStarted
 from sparkkeras.modeling.state import has_settable_rate, learning_rate
 from sparkkeras.monitor.messages import Messages, RunReporter
 from sparkkeras.monitor.server import PageServer, saved_page
 from sparkkeras.spark import filesystem
 from sparkkeras.training.preparation import describe_model
-
-P = ParamSpec("P")
-
-
-def _harmless(method: Callable[Concatenate[Monitor, P], None]) -> Callable[Concatenate[Monitor, P], None]:
-    """Warn of errors of the monitor, which must not end a training."""
-
-    @functools.wraps(method)
-    def harmless(self: Monitor, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            with self._lock:  # events come from other threads than Keras's calls
-                method(self, *args, **kwargs)
-        except ConfigurationError:
-            raise
-        except StorageError as error:
-            warn(f"the page of the monitor was not saved: {error}")
-        except Exception as error:
-            warn(f"the monitor may show less from now on: {type(error).__name__}: {error}")
-
-    return harmless
 
 
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
@@ -160,7 +139,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._server.close()
         self._stop()
 
-    @_harmless
+    @guarded
     def _stop(self) -> None:
         if self._reporter.kind:
             self._reporter.end("stopped")
@@ -190,7 +169,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             _add_history(messages, name, each)
         _write_page(messages, target, selects_all=len(histories) > 1)
 
-    @_harmless
+    @guarded
     def on_event(self, event: Event) -> None:
         """Show an event of a run; see `sparkkeras.events`."""
         if isinstance(event, RunStarted):
@@ -200,19 +179,19 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         else:
             self._reporter.handle(event)
 
-    @_harmless
+    @guarded
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin a run, unless a `RunStarted` has begun it: that of ``keras.Model.fit``."""
         if self._reporter.kind in ("", "keras"):
             settings = {"batches": self.params.get("steps"), **describe_model(self.model)}
             self._begin(RunStarted("keras", self.model.name, settings, self.params.get("epochs")))
 
-    @_harmless
+    @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the beginning of an epoch."""
         self._reporter.epoch_begins(epoch)
 
-    @_harmless
+    @guarded
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Show the progress of ``keras.Model.fit`` within an epoch, twice a second."""
         steps, now = self.params.get("steps"), time.monotonic()
@@ -220,16 +199,24 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             self._next_batch = now + 0.5
             self._reporter.batches_done(min(1.0, (batch + 1) / steps), logs or {})
 
-    @_harmless
+    @guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Show the metrics of an epoch."""
         self._reporter.epoch_ends(epoch, {**_rate(self.model), **(logs or {})})
 
-    @_harmless
+    @guarded
     def on_train_end(self, logs: Any = None) -> None:
         """End the run of ``keras.Model.fit``; others end with `RunEnded`."""
         if self._reporter.kind == "keras":
             self._end(RunEnded())
+
+    def _warn(self, error: Exception) -> None:
+        if isinstance(error, ConfigurationError):
+            raise error
+        if isinstance(error, StorageError):
+            warn(f"the page of the monitor was not saved: {error}")
+        else:
+            warn(f"the monitor may show less from now on: {type(error).__name__}: {error}")
 
     def _begin(self, started: RunStarted) -> None:
         if self._server.is_closed:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.errors import ConfigurationError, warn
+from sparkkeras.errors import ConfigurationError, guarded, warn
 from sparkkeras.events import (
     CheckpointWritten,
     EpochMeasured,
@@ -29,8 +28,6 @@ from sparkkeras.modeling.optimizers import optimizer_of
 from sparkkeras.tracking.mlflow_model import check_example, log_model
 from sparkkeras.tracking.mlflow_run import FAILED, FINISHED, KILLED, Outbox, RunWriter
 
-P = ParamSpec("P")
-
 _RUN_STATUSES = {"finished": FINISHED, "failed": FAILED, "interrupted": KILLED}
 """The statuses of MLflow for those of `RunEnded`."""
 
@@ -40,20 +37,6 @@ _TRIAL_STATUSES = {"ok": FINISHED, "pruned": KILLED, "stopped": KILLED, "failed"
 
 _left_open: set[str] = set()
 """The runs of trainings of ``keras.Model.fit`` that have not ended: Keras calls no callback after an error."""
-
-
-def _guarded(method: Callable[Concatenate[MLflowCallback, P], None]) -> Callable[Concatenate[MLflowCallback, P], None]:
-    """Run a method under the lock; an error becomes a warning, since tracking must not end hours of training."""
-
-    @functools.wraps(method)
-    def guarded(self: MLflowCallback, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        with self._lock:
-            try:
-                method(self, *args, **kwargs)
-            except Exception as error:  # of any kind: stores are plug-ins
-                self._warn(error)
-
-    return guarded
 
 
 @dataclass
@@ -191,7 +174,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._given_run is not None and self._tracked is None:
             _check_exists(self._given_run)
 
-    @_guarded
+    @guarded
     def on_event(self, event: Event) -> None:
         """Write what has happened; events of other kinds than those of this class are ignored."""
         if isinstance(event, RunStarted):
@@ -203,7 +186,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         elif self._tracked is not None:
             self._write(event, self._tracked)
 
-    @_guarded
+    @guarded
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin a run, unless an event has, and write the optimizer's parameters and the summary of the model."""
         if not self._has_events:
@@ -219,7 +202,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.summary(print_fn=lambda line, *_, **__: lines.append(line))
             self._tracked.writer.log_text("\n".join(lines), "model_summary.txt")
 
-    @_guarded
+    @guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Write the metrics of an epoch; the step is its number, from 0."""
         if self._tracked is not None:
@@ -227,7 +210,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._tracked.writer.log_metrics(logs or {}, epoch)
         self._report()
 
-    @_guarded
+    @guarded
     def on_train_end(self, logs: Any = None) -> None:
         """End the run, unless an event will."""
         if self._tracked is not None and not self._tracked.has_events:
