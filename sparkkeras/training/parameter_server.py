@@ -133,7 +133,8 @@ class _ServedTraining:
         self._service = ParameterService(self._store, self._ledger, self._payload_format, self._cuts)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
         self._iterations = tuple(iterations(job.model))
-        self._pace = _Speed()
+        self._last_stats: ParameterServerStats | None = None
+        self._rows = 0
         self._takeovers = 0
         self._warned = False
         self._epoch = epochs.start
@@ -282,7 +283,8 @@ class _ServedTraining:
         job.rule_state.clear()
         job.rule_state.update(rule_state)
         rows, trained = sum(report.rows for report in end.reports), max(report.seconds for report in end.reports)
-        job.events.emit(self._pace.of_epoch(end.epoch, stats, rows, trained))
+        job.events.emit(measured(end.epoch, self._last_stats, stats, rows, trained))
+        self._last_stats = stats
         if end.num_absent and not self._warned:
             self._warned = True
             warn(
@@ -399,8 +401,8 @@ class _ServedTraining:
     def _report_progress(self) -> None:
         if self._job.recorder.is_late:
             self._record_cut()
-        rows = self._pace.rows_since(self._ledger.rows)
-        self._job.events.emit(RowsTrained(rows, self._ledger.progress(self._epoch)))
+        before, self._rows = self._rows, self._ledger.rows
+        self._job.events.emit(RowsTrained(self._rows - before, self._ledger.progress(self._epoch)))
         takeovers = self._ledger.takeovers
         if takeovers > self._takeovers:
             workers = counted(takeovers - self._takeovers, "lost worker")
@@ -474,41 +476,31 @@ class _Repair:
             self.ledger.wake()
 
 
-class _Speed:
-    """The speed of training."""
+def measured(
+    epoch: int, last: ParameterServerStats | None, stats: ParameterServerStats, rows: int, trained: float
+) -> EpochMeasured:
+    """The speed of an epoch; the time before the first one is that in which workers started.
 
-    def __init__(self) -> None:
-        self._rows = 0
-        self._last: ParameterServerStats | None = None
-
-    def rows_since(self, rows: int) -> int:
-        """The rows since the last call."""
-        new, self._rows = rows - self._rows, rows
-        return new
-
-    def of_epoch(self, epoch: int, stats: ParameterServerStats, rows: int, trained: float) -> EpochMeasured:
-        """The speed of an epoch; the time before the first one is that in which workers started.
-
-        Args:
-            epoch: The epoch.
-            stats: The statistics of the server at the end of the epoch.
-            rows: The rows of the epoch.
-            trained: The training time of the slowest worker.
-        """
-        startup = max(0.0, stats.seconds - trained) if self._last is None else 0.0
-        last = self._last or ParameterServerStats(seconds=startup)
-        counts = Counter(stats.staleness)
-        counts.subtract(last.staleness)
-        recent = ParameterServerStats(
-            seconds=stats.seconds - last.seconds,
-            pushes=stats.pushes - last.pushes,
-            staleness=dict(+counts),
-        )
-        self._last = stats
-        updates = Updates(
-            recent.pushes, recent.updates_per_second, recent.staleness, recent.mean_staleness, recent.max_staleness
-        )
-        return EpochMeasured(epoch, rows, recent.seconds, startup, updates)
+    Args:
+        epoch: The epoch.
+        last: The statistics of the server at the end of the epoch before; ``None`` if it is the first one.
+        stats: Those at the end of this epoch.
+        rows: The rows of the epoch.
+        trained: The training time of the slowest worker.
+    """
+    startup = max(0.0, stats.seconds - trained) if last is None else 0.0
+    last = last or ParameterServerStats(seconds=startup)
+    counts = Counter(stats.staleness)
+    counts.subtract(last.staleness)
+    recent = ParameterServerStats(
+        seconds=stats.seconds - last.seconds,
+        pushes=stats.pushes - last.pushes,
+        staleness=dict(+counts),
+    )
+    updates = Updates(
+        recent.pushes, recent.updates_per_second, recent.staleness, recent.mean_staleness, recent.max_staleness
+    )
+    return EpochMeasured(epoch, rows, recent.seconds, startup, updates)
 
 
 def unmoved_warning(rule: UpdateRule, updates: int) -> str:

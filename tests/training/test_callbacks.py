@@ -9,7 +9,7 @@ from sparkkeras.events import EpochMeasured, Updates
 from sparkkeras.modeling import metrics
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.training.callbacks import check_directions, check_monitors, check_names
-from sparkkeras.training.parameter_server import _Speed
+from sparkkeras.training.parameter_server import measured
 from tests.models import regression
 
 EarlyStopping, ReduceLROnPlateau = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
@@ -146,10 +146,9 @@ def test_fit_checks_monitors_before_spark_is_needed():
 
 
 def test_time_before_the_first_epoch_with_a_parameter_server_is_start_up():
-    pace = _Speed()
     first, second = ParameterServerStats(seconds=12.0, pushes=20), ParameterServerStats(seconds=13.0, pushes=50)
-    assert pace.of_epoch(0, first, 100, 2.0) == EpochMeasured(0, 100, 2.0, 10.0, Updates(20, 10.0, {}, 0.0, 0))
-    assert pace.of_epoch(1, second, 100, 0.5) == EpochMeasured(1, 100, 1.0, 0.0, Updates(30, 30.0, {}, 0.0, 0))
+    assert measured(0, None, first, 100, 2.0) == EpochMeasured(0, 100, 2.0, 10.0, Updates(20, 10.0, {}, 0.0, 0))
+    assert measured(1, first, second, 100, 0.5) == EpochMeasured(1, 100, 1.0, 0.0, Updates(30, 30.0, {}, 0.0, 0))
 
 
 def offset(y_true, y_pred):
