@@ -32,14 +32,13 @@ from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.hypermodel import HyperModel
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
-from sparkkeras.hyperopt.progress import SearchProgress
+from sparkkeras.hyperopt.progress import SearchProgress, TrialEvents
 from sparkkeras.hyperopt.pruners import AnyPruner
 from sparkkeras.hyperopt.results import Loading, SearchResults
 from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Space, SuggestFunction
-from sparkkeras.hyperopt.trial_events import TrialEvents
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +18,10 @@ from sparkkeras.errors import (
     counted,
     warn,
 )
-from sparkkeras.events import Events
+from sparkkeras.events import Events, OutputWritten, RankChanged
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.runner.group import RankFailure, RankGroup
-from sparkkeras.runner.group_events import GroupEvents
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.output import TAIL_LINES
 from sparkkeras.runner.rank import RankWork
@@ -103,6 +103,32 @@ class WaitsForSlots(Protocol):
 
 class RowsMissingError(Exception):
     """Spark ran the task of a rank where its rows are not. No rank has started."""
+
+
+class GroupEvents:
+    """Emits new output of the ranks, their reports and their states.
+
+    Args:
+        group: The group.
+        events: Gets the events.
+    """
+
+    def __init__(self, group: RankGroup, events: Events) -> None:
+        self._group, self._events = group, events
+        self._emitted: dict[int, tuple[str, int | None]] = {}  # with the attempt: Spark may start a rank again
+
+    def tick(self) -> None:
+        """Emit what is new."""
+        lines, reports = self._group.console.take()
+        for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0]):
+            self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
+        for rank, state in enumerate(self._group.states()):
+            found = state, self._group.attempt(rank)
+            if state and found != self._emitted.get(rank):
+                self._emitted[rank] = found
+                self._events.emit(RankChanged(rank, state, self._group.host(rank)))
+        for report in reports:
+            self._events.emit(report)
 
 
 def run_group(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted
+from sparkkeras.events import Events, PhaseStarted, RunStarted, WorkersChanged
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_compiled, needs_labels
@@ -31,11 +32,15 @@ from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predic
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.parameter.exchange import EvaluationReport
+from sparkkeras.progress.renderer import Progress
 from sparkkeras.progress.status_line import format_logs
-from sparkkeras.scoring.progress import dataset_with_progress
+from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.sources.source import NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
+from sparkkeras.spark.activity import watching_spark
+from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 from sparkkeras.worker.predictor import Predictor, join_predictions
+from sparkkeras.worker.progress import ProgressTarget
 from sparkkeras.worker.trainer import LocalTrainer
 
 Verbose = Literal["auto", 0, 1, 2]
@@ -274,6 +279,37 @@ def no_rows(purpose: str) -> DataError:
         "Spark ML handleInvalid='skip'), a loader's on_error='drop' or validation_col (in Spark ML validationIndicatorCol; "
         "true in all rows, or in none) removed all of them."
     )
+
+
+@contextmanager
+def dataset_with_progress(
+    pack: Callable[[], ModelArchive], source: Source, slices: int | None, text: str, verbose: int | str
+) -> Iterator[tuple[ModelArchive, Dataset, ProgressTarget | None]]:
+    """Pack a model and store the rows of a source; if ``verbose`` is set, show the progress of this, and of what follows.
+
+    Args:
+        pack: Packs the model.
+        source: The rows.
+        slices: The number of partitions for arrays; ``None``: the number of slots.
+        text: What is done, for instance ``"Predicting"``.
+        verbose: ``"auto"``, 0, 1 or 2.
+
+    Yields:
+        The packed model, the stored rows, and where workers send their progress; ``None``: nowhere.
+    """
+    level = 1 if verbose == "auto" else int(verbose)
+    events = Events([Progress(level)] if level else [], within_epochs=level == 1)
+    with ExitStack() as stack:
+        stack.enter_context(events.running(RunStarted("score", text)))
+        if events:
+            stack.enter_context(watching_spark(events))
+        events.emit(PhaseStarted("Packing the model"))
+        archive = pack()
+        events.emit(PhaseStarted("Starting workers, and storing rows"))
+        dataset = stack.enter_context(source.dataset(slices=slices))
+        events.emit(PhaseStarted(text))
+        events.emit(WorkersChanged(1, (None if source.block is None else source.block.rows,)))
+        yield archive, dataset, stack.enter_context(live_progress(events, dataset, ServerOptions()))
 
 
 def evaluate_source(

@@ -9,8 +9,7 @@ import pytest
 from sparkkeras.events import Events, PhaseStarted, RunEnded, RunStarted
 from sparkkeras.hyperopt.ledger import Limits, Suggestion, TrialLedger, Worker
 from sparkkeras.hyperopt.parameters import Parameter
-from sparkkeras.hyperopt.progress import TABLE_ROWS, SearchProgress, table
-from sparkkeras.hyperopt.trial_events import TrialEvents
+from sparkkeras.hyperopt.progress import TABLE_ROWS, SearchProgress, TrialEvents, table
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 from sparkkeras.progress import status_line
 from sparkkeras.progress.status_line import format_duration

@@ -7,7 +7,7 @@ import pytest
 
 from sparkkeras.events import PhaseStarted, RunStarted, SparkTasks, WorkerProgress, WorkersChanged
 from sparkkeras.progress.renderer import Progress
-from sparkkeras.scoring.progress import dataset_with_progress
+from sparkkeras.scoring.inference import dataset_with_progress
 from tests.terminals import Terminal, manual_clock, write_to
 
 

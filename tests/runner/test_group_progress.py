@@ -5,7 +5,7 @@ import pytest
 from sparkkeras.events import Events, OutputWritten, RankChanged, RankReported, RunEnded, RunStarted
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.runner.group import RankGroup
-from sparkkeras.runner.group_events import GroupEvents
+from sparkkeras.runner.groups import GroupEvents
 from tests.terminals import Terminal, manual_clock, write_to
 
 
