@@ -48,10 +48,13 @@ class TrialEvents:
         self._earlier = {trial.number for trial in ledger.finished}
 
     def begin(self, num_workers: int) -> None:
-        """Emit the number of workers, and the trials of earlier calls."""
+        """Emit the trials of earlier calls, and the number of workers if they have anything to do."""
+        over = " All trials of this search have ended already. A larger max_evals= or timeout= continues it."
         if self._earlier:
-            self._events.emit(RunResumed(f"Resuming after {counted(len(self._earlier), 'trial')}."))
-        self._events.emit(WorkersChanged(num_workers))
+            resumed = f"Resuming after {counted(len(self._earlier), 'trial')}."
+            self._events.emit(RunResumed(resumed + (over if self._ledger.is_over else "")))
+        if not self._ledger.is_over:
+            self._events.emit(WorkersChanged(num_workers))
         self.tick()
 
     def tick(self) -> None:
@@ -84,15 +87,16 @@ class SearchProgress(Progress):
 
     def _handle(self, event: Event, has_news: bool) -> None:
         match event:
-            case PhaseStarted(text) if self._num_workers:  # a reason to end
+            case PhaseStarted(text) if self._num_workers:  # the reason of its end
                 self.status.write(f"{text}.")
             case TrialChanged(trial, _, is_earlier):
                 self._trials[trial.number] = trial
                 if trial.status != RUNNING and not is_earlier:
                     self._add(trial)
-            case RunEnded() if self._num_workers:
-                self.status.write(f"{'Interrupted: ' if event.status == 'interrupted' else ''}{self._summary()}.")
-                if event.error is None:
+            case RunEnded() if self._num_workers or self._trials:
+                is_interrupted = event.status == "interrupted"
+                self.status.write(f"{'Interrupted: ' if is_interrupted else ''}{self._summary()}.")
+                if not is_interrupted:
                     self._write_table()
             case _:
                 super()._handle(event, has_news)

@@ -16,7 +16,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, CustomObjectError, SearchError, counted, warn
-from sparkkeras.events import EventListener, Events, PhaseStarted, RunResumed
+from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
 from sparkkeras.hyperopt.arguments import (
     TrialFitArguments,
@@ -469,8 +469,6 @@ class HyperParamModel:
         trials.begin(count)
         if ledger.is_over:  # a search that is resumed, and has nothing left to do
             self.seconds = ledger.seconds
-            text = "All trials of this search have ended already. A larger max_evals= or timeout= continues it."
-            events.emit(RunResumed(text))
             return
 
         def tick() -> None:

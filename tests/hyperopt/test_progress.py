@@ -174,6 +174,16 @@ def test_a_resumed_search_does_not_report_earlier_trials_again(capsys, bench):
     ]
 
 
+def test_a_resumed_search_without_trials_to_run_says_so_and_shows_the_best_ones(capsys, bench):
+    bench(earlier=[Trial(0, {}, OK, 0.5, ended=1.0, chosen={"lr": 0.1})], max_evals=1).close()
+    first, summary, _, best = lines(capsys)
+    assert first == (
+        "Resuming after 1 trial. All trials of this search have ended already. A larger max_evals= or timeout= continues it."
+    )
+    assert summary == "1/1 trials - best val_loss 0.5 (trial 0) - 0.0s."
+    assert best.split()[:2] == ["0", "0.5"]
+
+
 # On a terminal
 
 
