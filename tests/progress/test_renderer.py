@@ -72,6 +72,13 @@ def test_unknown_rows_are_counted(clock, terminal):
     assert terminal.line == "1,500 rows 1 worker - 2.0s - 750 rows/s"
 
 
+def test_a_phase_ends_when_workers_begin(clock, terminal):
+    progress = shown(1, PhaseStarted("Storing rows"), WorkersChanged(2), kind="search")
+    clock.now += 1
+    progress.on_event(SparkTasks(1, 2))
+    assert terminal.line == ""
+
+
 def test_what_happens_to_a_run_has_lines(capsys):
     shown(
         2,
