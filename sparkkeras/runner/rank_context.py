@@ -21,9 +21,6 @@ from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     import keras
-from collections.abc import Callable
-
-import keras
 
 
 class Saved(NamedTuple):
@@ -111,7 +108,7 @@ class RankContext:
         Raises:
             ConfigurationError: The run has no data.
         """
-        from sparkkeras.runner.rank_context import Batches
+        from sparkkeras.runner.py_dataset import Batches
 
         size = integer("batch_size", batch_size)
         self._row_counts()
@@ -305,24 +302,3 @@ def context() -> RankContext:
             f"context() was called {where}: call it in the function or the script that SparkRunner(...).run(...) runs."
         )
     return _context
-
-
-class Batches(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches by their index.
-
-    Args:
-        count: The number of batches.
-        batch: Returns a batch.
-    """
-
-    def __init__(self, count: int, batch: Callable[[int], Any]) -> None:
-        super().__init__()
-        self._count, self._batch = count, batch
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self._count:
-            raise IndexError(f"there is no batch {index}, only {self._count}")
-        return self._batch(index)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from sparkkeras.data.dataset import DriverAddress, ReachesClient, ReachesDriver
 from sparkkeras.errors import ClusterError, ConfigurationError
-from sparkkeras.events import Events, WorkerProgress
+from sparkkeras.events import Events
 from sparkkeras.rpc.options import ServerOptions
-from sparkkeras.rpc.service import Service
-from sparkkeras.rpc.transport import Call, Reply
-from sparkkeras.spark.connectivity import serving
 from sparkkeras.worker.progress import ProgressTarget
 
 _WORKERS = 64
@@ -41,7 +37,7 @@ def live_progress(
     with ExitStack() as stack:
         target = None
         with suppress(ImportError, ConfigurationError):  # without cryptography, or a port; training does not need it
-            from sparkkeras.spark.live_progress import receiving
+            from sparkkeras.spark.progress_service import receiving
 
             target = stack.enter_context(receiving(events.emit, driver, options, max(num_workers, _WORKERS)))
         yield target
@@ -55,37 +51,3 @@ def _address(dataset: object) -> DriverAddress | None:
         with suppress(ClusterError):
             return dataset.client_address()
     return None
-
-
-LOGS_BYTES = 1 << 20
-"""The largest size of the metrics of a report."""
-
-
-class ProgressService(Service):
-    """Handles the reports of workers.
-
-    Args:
-        take: Called with each report, from several threads.
-    """
-
-    def __init__(self, take: Callable[[WorkerProgress], None]) -> None:
-        def handle(call: Call) -> Reply:
-            logs = {str(name): float(value) for name, value in json.loads(bytes(call.body)).items()}
-            worker, epoch, rows = (call.field(name, int) for name in ("worker", "epoch", "rows"))
-            take(WorkerProgress(worker, epoch, rows, call.field("seconds", float), logs))
-            return Reply({})
-
-        super().__init__({"progress": (handle, LOGS_BYTES)}, lambda lease: None)
-
-
-@contextmanager
-def receiving(
-    take: Callable[[WorkerProgress], None], driver: DriverAddress, options: ServerOptions, num_workers: int
-) -> Iterator[ProgressTarget]:
-    """Receive reports until the context ends; yields where workers send them.
-
-    Raises:
-        ConfigurationError: The driver cannot listen at its address.
-    """
-    with serving("socket", ProgressService(take), options, 0, driver, num_workers) as address:
-        yield ProgressTarget(address)
