@@ -237,7 +237,7 @@ def test_a_folder_with_other_files_is_rejected_and_unchanged(folder):
 
 
 def test_a_folder_of_checkpoints_is_rejected(folder):
-    CheckpointStore(folder).write({"kind": "fit"})
+    CheckpointStore(folder).write("fit", None)
     with pytest.raises(
         ConfigurationError, match=r"holds other files \(checkpoint-00000001-\w+/\): give a new or empty folder"
     ):

@@ -47,13 +47,13 @@ def spy_on_names(monkeypatch):
     from sparkkeras.sources import spark_dataset
 
     names = []
-    store = spark_dataset.Store
+    store = spark_dataset.StoreRows
 
     def noted(name):
         names.append(name)
         return store(name)
 
-    monkeypatch.setattr(spark_dataset, "Store", noted)
+    monkeypatch.setattr(spark_dataset, "StoreRows", noted)
     return names
 
 
