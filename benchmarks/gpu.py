@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,7 +78,7 @@ def main() -> int:
     """Measure all that is chosen, print a table and write a file; return 1 if something failed or is wrong, else 0."""
     options = _options()
     if options.child:
-        _measure(options.child, options.only, options.until, Path(options.file))
+        _measure(options)
         return 0
     about = report.machine({"sparkkeras": sys.executable})
     print(f"{about['processor']}, {about['cpus_used']} CPUs; load {about['load_at_start']}")
@@ -88,7 +88,8 @@ def main() -> int:
     for number, (backend, model) in enumerate(pairs):
         print(f"{backend} {model} ...", end=" ", flush=True)
         started = time.time()
-        cases += _in_own_process(backend, model, options.policies, started + (until - started) / (len(pairs) - number))
+        until_then = started + (until - started) / (len(pairs) - number)
+        cases += _in_own_process(backend, model, options, until_then)
         print(f"{time.time() - started:.0f} s")
     print(f"\n{table(cases)}\n")
     on_gpu = any(case.get("gpu") for case in cases)
@@ -131,6 +132,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure sparkkeras without Spark against plain Keras on a GPU.")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, default=[], help=", ".join(known))
     parser.add_argument("--minutes", type=float, default=7.5, help="leave out what does not fit (7.5)")
+    parser.add_argument("--turns", type=int, metavar="N", help=f"turns of each ({GPU.turns}; on CPUs {CPU.turns})")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "gpu", metavar="DIR")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
@@ -144,7 +146,7 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _in_own_process(backend: str, model: str, policies: list[str], until: float) -> list[dict[str, Any]]:
+def _in_own_process(backend: str, model: str, options: argparse.Namespace, until: float) -> list[dict[str, Any]]:
     """The cases of a backend and a model; one that failed or was left out has a ``problem``."""
     environment = {
         **os.environ,
@@ -155,46 +157,50 @@ def _in_own_process(backend: str, model: str, policies: list[str], until: float)
     }
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         file, log = Path(folder) / "cases.json", Path(folder) / "log"
-        command = [sys.executable, __file__, f"--until={until}", f"--file={file}", "--child", backend, model, "--only"]
+        command = [sys.executable, __file__, f"--until={until}", f"--file={file}", "--child", backend, model]
+        command += [*([f"--turns={options.turns}"] if options.turns else []), "--only", *options.policies]
         with log.open("w") as output:
             limit = max(1.0, until + 60 - time.time())
             try:
                 code: object = subprocess.run(
-                    [*command, *policies], env=environment, stdout=output, stderr=output, timeout=limit, check=False
+                    command, env=environment, stdout=output, stderr=output, timeout=limit, check=False
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = "it took too long"
         cases = json.loads(file.read_text()) if file.exists() else []
-        if len(cases) < len(policies):
+        if len(cases) < len(options.policies):
             end = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
             problem = f"failed ({code}). The end of its log:\n{end}"
-            cases.append({"backend": backend, "model": model, "policy": policies[len(cases)], "problem": problem})
+            cases.append({"backend": backend, "model": model, "policy": options.policies[len(cases)], "problem": problem})
         return cases
 
 
 # --- In the process of a backend and a model ------------------------------------------------------------------------
 
 
-def _measure(child: tuple[str, str], policies: list[str], until: float, file: Path) -> None:
+def _measure(options: argparse.Namespace) -> None:
     """Measure the cases, and write them to a file after each one."""
     from gpu_contestants import Utilization, gpu_name
 
     device = gpu_name()
+    effort = GPU if device else CPU
+    effort = replace(effort, turns=options.turns or effort.turns)
     utilization = Utilization()
     cases: list[dict[str, Any]] = []
     slowest = 0.0
     with utilization.sampled():
-        for policy in policies:
+        for policy in options.policies:
             started = time.time()
-            case = {"backend": child[0], "model": child[1], "policy": policy, "gpu": device}
-            if started + slowest > until:
+            backend, model = options.child
+            case = {"backend": backend, "model": model, "policy": policy, "gpu": device}
+            if started + slowest > options.until:
                 cases.append(
                     case | {"problem": "left out, since the time was up: name fewer cases (--only), or more --minutes"}
                 )
             else:
-                cases.append(case | _case(TASKS[child[1]], policy, GPU if device else CPU, bool(device), utilization))
+                cases.append(case | _case(TASKS[model], policy, effort, bool(device), utilization))
                 slowest = max(slowest, time.time() - started)
-            file.write_text(json.dumps(cases))
+            Path(options.file).write_text(json.dumps(cases))
 
 
 def _case(task: Task, policy: str, effort: Effort, on_gpu: bool, utilization: Any) -> dict[str, Any]:
