@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset, LocalShared
 from sparkkeras.data.placement import TrainValidationSplit
-from sparkkeras.events import Events
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
-from sparkkeras.parameter.rules import Average
 from sparkkeras.scoring.inference import PredictTask
 from sparkkeras.training.averaging import AveragingStrategy
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job
+from sparkkeras.training.run import Run
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 
@@ -77,19 +75,11 @@ class InMemory(PlainKeras):
 
     def fit(self, epochs: int, shuffle: bool = True, callbacks: Sequence[Any] = ()) -> None:
         """Train, as `SparkModel.fit` does when its workers have the rows."""
-        job = Job(
-            model=self.model,
-            archive=self.archive,
-            epochs=epochs,
-            initial_epoch=0,
-            frequency="epoch",
-            rule=Average(),
-            rule_state={},
-            split=TrainValidationSplit((self.block.rows,), (0,)),
-            options=FitOptions(self.batch_size, shuffle=shuffle),
-        )
-        driver = DriverCallbacks(callbacks, self.model, epochs, job.steps, Events())
-        AveragingStrategy().fit(job, LocalDataset((self.block,)), driver)
+        run = Run("fit", [self.model], {"epochs": epochs, "initial_epoch": 0, "steps_per_epoch": None})
+        run.archives, run.dataset = [self.archive], LocalDataset((self.block,))
+        run.split, run.options = TrainValidationSplit((self.block.rows,), (0,)), FitOptions(self.batch_size, shuffle=shuffle)
+        run.callbacks = DriverCallbacks(callbacks, self.model, epochs, run.steps, run.events)
+        AveragingStrategy().fit(run)
 
     def predict(self) -> Any:
         """Predict all rows, as `SparkModel.predict` does after a fit."""

@@ -48,16 +48,21 @@ from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import DriverCallbacks, as_callbacks
+from sparkkeras.training.callbacks import as_callbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
-from sparkkeras.training.fit_arguments import FitArguments, ModeArguments, ModelSettings, SettingArguments
-from sparkkeras.training.job import MAX_RESTARTS, Coordination, ServerSettings
-from sparkkeras.training.preparation import Partitioning, check_fit, describe_fit, packed, prepare_fit
+from sparkkeras.training.fit_arguments import (
+    ASYNCHRONOUS_MODES,
+    FitArguments,
+    ModeArguments,
+    ModelSettings,
+    SettingArguments,
+)
+from sparkkeras.training.preparation import check_fit, stored
 from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.row_options import RowOptions
-from sparkkeras.training.saved_run import SavedRun, Work
+from sparkkeras.training.run import MAX_RESTARTS, Run, ServerSettings, make_strategy
+from sparkkeras.training.saved_run import newest_fit, restore_result
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
-from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, make_strategy
 from sparkkeras.worker.batches import Transform
 
 P = ParamSpec("P")
@@ -306,69 +311,62 @@ class SparkModel:
             )
         self._check_mode()
         self._check_model()
-        rule = make_rule(self._given_rule, self.mode)
         recorder = CheckpointRecorder.open(given["checkpoint"], given["resume"], self.mode)
         limit = self._slot_limit(recorder)
         saved = None if recorder is None else recorder.saved
-        seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
         verbose = 1 if given["verbose"] == "auto" else given["verbose"]
         callbacks = as_callbacks("callbacks", given["callbacks"])
-        progress = Progress(verbose)
+        progress, others = Progress(verbose), listeners(callbacks)
         if missing := missing_settings():
             configured = "".join(f'.config("{name}", "{value}")' for name, value in missing.items())
             progress.status.write(f"Spark would start tasks faster with SparkSession.builder{configured}")
+        run = self._run({**given, "callbacks": callbacks}, recorder or Recorder())
+        run.events = Events([*([progress] if verbose else []), *others], verbose == 1 or bool(others))
         with progress.status.showing("Checking the model and the data ...", in_log=False):
-            request = check_fit([self.model], data, y, given, self.batch_size, seed if saved is None else saved.work.seed)
+            seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
+            check_fit(run, data, y, self.batch_size, seed if saved is None else saved.seed)
         if self.mode == "synchronous" and self.frequency != "epoch":
             check_row_count(
-                request.source,
+                run.source,
                 f"frequency={self.frequency!r}",
                 "use another mode, or steps_per_epoch= for shorter epochs. Each epoch calls the function anew: shuffle in "
                 "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
-        rows_read = RowOptions.of_fit(data, request)
-        fits = self._fits + 1 if saved is None else saved.work.settings["fits"]
+        rows_read = RowOptions.of_fit(data, run)
+        after = {"fits": self._fits + 1, "seed": self.seed}
         if recorder is not None:
             find_outside(self.model, self.custom_objects)
-            settings = self._settings(rows_read)
-            settings |= {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
-            recorder.check(Work.of(self.model, request, rule, self.frequency, settings), callbacks)
-        partitioning = Partitioning(self.num_workers, self.num_workers, limit)
-        others = listeners(callbacks)
-        events = Events([*([progress] if verbose else []), *others], verbose == 1 or bool(others))
-        coordination = self._coordination(rule, recorder or Recorder(), events)
+            after = after if saved is None else {name: saved.settings[name] for name in after}
+            recorder.check(run, self._settings(rows_read) | after)
+        shown: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "rule": None if self.mode == "allreduce" else repr(run.rule),
+        }
+        if self.mode in ASYNCHRONOUS_MODES:
+            shown["parameter_server_mode"] = run.server.transport
         with (
-            events.running(describe_fit("fit", self.model, request, self._described(rule))),
-            watching_spark(events),
-            prepare_fit(
-                request,
-                [self.model],
-                packed([self.model], self.custom_objects, events),
-                self.custom_objects,
-                partitioning,
-                coordination,
-            ) as (job, stored),
+            run.events.running(run.started(**shown)),
+            watching_spark(run.events),
+            stored(run, self.num_workers, self.num_workers, limit),
         ):
             if recorder is not None:
-                recorder.check_data(job, stored)
-                self._seed = settings["seed"]
-            self._fits, self._rows = fits, rows_read
-            if recorder is not None and recorder.is_complete(given["epochs"]):
-                return recorder.restore_result(job, callbacks)
-            warn_of_sorted_rows(request, job.split, stored, averages=self.mode != "allreduce")
-            if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
-                batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
-                warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
-            rows = [job.rows_of_epoch([worker]) for worker in range(len(job.split.train))]
-            events.emit(WorkersChanged(job.num_workers, rows))
-            events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
-            on_driver = DriverCallbacks(callbacks, self.model, job.epochs, job.steps, events)
+                recorder.check_data(run)
+            self._fits, self._seed, self._rows = after["fits"], after["seed"], rows_read
+            if recorder is not None and recorder.is_complete(run.epochs):
+                return recorder.restore_result(run)
+            warn_of_sorted_rows(run, averages=self.mode != "allreduce")
+            if self.mode == "synchronous" and self.num_workers is None and isinstance(run.dataset, DriverDataset):
+                batches = run.batches if run.frequency == "epoch" else min(run.batches, int(run.frequency))
+                warn_of_partitions(run.num_workers, run.dataset.slots, batches, run.options.batch_size)
+            rows = [run.rows_of_epoch([worker]) for worker in range(len(run.split.train))]
+            run.events.emit(WorkersChanged(run.num_workers, rows))
+            run.events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
             try:
-                with nullcontext() if recorder is None else recorder.recording(job.archive, job.model):
-                    make_strategy(self.mode).fit(job, stored, on_driver)
+                with nullcontext() if recorder is None else recorder.recording(run):
+                    make_strategy(self.mode).fit(run)
             finally:
-                self.parameter_server_stats = job.server.stats if self.mode in ASYNCHRONOUS_MODES else None
-            return on_driver.history
+                self.parameter_server_stats = run.server.stats if self.mode in ASYNCHRONOUS_MODES else None
+            return run.callbacks.history
 
     @known_arguments
     @interruptible()
@@ -616,13 +614,13 @@ class SparkModel:
         """
         objects = arguments.custom_objects("custom_objects", custom_objects)
         folder = arguments.path("path", path)
-        saved = SavedRun.newest(CheckpointStore(folder), with_model=True)
+        saved = newest_fit(CheckpointStore(folder), with_model=True)
         if saved is None:
             raise StorageError(f"{folder!r} has no complete checkpoint: expected the path of Checkpoint(path).")
         model = load_bytes(saved.model, objects, safe_mode=safe_mode, is_packed=True)
         find_outside(model, objects)
-        saved.restore_result(model)
-        spark_model = _restored(model, dict(saved.work.settings), saved.progress.rule_state, objects)
+        restore_result(saved, model)
+        spark_model = _restored(model, dict(saved.settings), saved.progress.rule_state, objects)
         spark_model.training_histories.extend(saved.progress.record.histories)
         return spark_model
 
@@ -636,28 +634,31 @@ class SparkModel:
 
         return all_slots_but_one if recorder is not None and recorder.needs_slot else all_slots
 
-    def _coordination(self, rule: UpdateRule, recorder: Recorder, events: Events) -> Coordination:
-        server = ServerSettings(
-            self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
+    def _run(self, given: Mapping[str, Any], recorder: Recorder) -> Run:
+        """A call of `fit` with these arguments."""
+        rule = make_rule(self._given_rule, self.mode)
+        return Run(
+            "fit",
+            [self.model],
+            given,
+            settings={
+                "mode": self.mode,
+                "rule": rule_config(rule),
+                "frequency": self.frequency,
+                "gradient_dtype": self.gradient_dtype,
+            },
+            custom_objects=self.custom_objects,
+            frequency=self.frequency,
+            rule=rule,
+            rule_state=self._rule_state,
+            server=ServerSettings(
+                self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
+            ),
+            gradient_dtype=self.gradient_dtype,
+            max_restarts=MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
+            histories=self.training_histories,
+            recorder=recorder,
         )
-        return Coordination(
-            self.frequency,
-            rule,
-            self._rule_state,
-            server,
-            self.gradient_dtype,
-            MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
-            self.training_histories,
-            recorder,
-            events,
-        )
-
-    def _described(self, rule: UpdateRule) -> dict[str, Any]:
-        """The settings that are not in the call of `fit`, for display."""
-        described = {name: getattr(self, name) for name in ("mode", "frequency", "num_workers", "gradient_dtype")}
-        if self.mode in ASYNCHRONOUS_MODES:
-            described["parameter_server_mode"] = self.parameter_server_mode or "http"
-        return described | ({} if self.mode == "allreduce" else {"rule": repr(rule)})
 
     def _settings(self, rows: RowOptions) -> dict[str, Any]:
         """The settings to save with the model, and how `fit` read its rows, as values for JSON."""

@@ -28,11 +28,10 @@ from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training.fit_arguments import EnsembleArguments
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
-from sparkkeras.training.job import Coordination
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
-from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, describe_fit, packed, prepare_fit
+from sparkkeras.training.preparation import check_fit, stored
 from sparkkeras.training.row_options import RowOptions
-from sparkkeras.training.saved_run import WorkerRows
+from sparkkeras.training.run import Run
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
@@ -143,60 +142,49 @@ class SparkEnsemble:
         """
         for model in self.models:
             check_trainable(model)
-        checked: Mapping[str, Any] = {**given, "callbacks": [], "initial_epoch": 0}
         checkpoints = MemberCheckpoints.open(given["checkpoint"], given["resume"])
         seed = self.seed, self._fits
         if checkpoints is not None and checkpoints.seed is not None:
             seed = checkpoints.seed
         with training(self.models):
-            request = check_fit(
-                self.models, data, y, checked, self.batch_size, int(np.random.SeedSequence(seed).generate_state(1)[0])
+            run = Run(
+                "ensemble",
+                self.models,
+                {**given, "callbacks": [], "initial_epoch": 0},
+                settings={"sampling": self.sampling},
+                custom_objects=self.custom_objects,
             )
+            check_fit(run, data, y, self.batch_size, int(np.random.SeedSequence(seed).generate_state(1)[0]))
             if checkpoints is not None:
                 for model in self.models:
                     find_outside(model, self.custom_objects)
-                checkpoints.check(self.models, self.sampling, request, seed)
+                checkpoints.check(run, seed)
             verbose = 1 if given["verbose"] == "auto" else given["verbose"]
-            events = Events([*([Progress(verbose)] if verbose else []), *checked["monitor"]])
-            settings = {"members": len(self.models), "sampling": self.sampling, "voting": self.voting}
+            run.events = Events([*([Progress(verbose)] if verbose else []), *run.given["monitor"]])
             with (
-                events.running(describe_fit("ensemble", self.models[0], request, settings)),
-                watching_spark(events),
+                run.events.running(run.started(members=len(self.models), voting=self.voting)),
+                watching_spark(run.events),
             ):
-                self.histories = self._train(request, seed, checkpoints, events)
-            self._rows = RowOptions.of_fit(data, request)
+                self.histories = self._train(run, seed, checkpoints)
+            self._rows = RowOptions.of_fit(data, run)
         return self.histories
 
     def _train(
-        self,
-        request: FitRequest,
-        seed: tuple[int, int],
-        checkpoints: MemberCheckpoints | None,
-        events: Events,
+        self, run: Run, seed: tuple[int, int], checkpoints: MemberCheckpoints | None
     ) -> list[keras.callbacks.History]:
-        archives = packed(self.models, self.custom_objects, events)
-        num_workers = len(self.models) if self.sampling == "partition" else None
-        partitioning = Partitioning(num_workers, slices=1)  # a single file of arrays, which all members memory-map
-        strategy = IndependentStrategy(self.models, archives, self.sampling, seed[0], checkpoints)
-        rows = prepare_fit(
-            request,
-            self.models,
-            archives,
-            self.custom_objects,
-            partitioning,
-            Coordination(events=events),
-            workers_validate=True,
-        )
-        with rows as (job, stored):
-            warn_of_sorted_rows(request, job.split, stored, averages=self.sampling == "partition")
+        by_partition = self.sampling == "partition"
+        strategy = IndependentStrategy(self.sampling, seed[0], checkpoints)
+        # Arrays are stored in a single file, which all members memory-map.
+        with stored(run, len(self.models) if by_partition else None, slices=1):
+            warn_of_sorted_rows(run, averages=by_partition)
             if checkpoints is not None:
-                checkpoints.begin(WorkerRows.of(job, stored), self.models)
+                checkpoints.begin(run)
                 if trained := len(checkpoints.trained):
-                    events.emit(RunResumed(f"The checkpoint has {counted(trained, 'member')}."))
+                    run.events.emit(RunResumed(f"The checkpoint has {counted(trained, 'member')}."))
             self.seed, self._fits = seed[0], seed[1] + 1
-            events.emit(WorkersChanged(len(self.models)))
-            events.emit(PhaseStarted("Training each member in its own task"))
-            strategy.fit(job, stored)
+            run.events.emit(WorkersChanged(len(self.models)))
+            run.events.emit(PhaseStarted("Training each member in its own task"))
+            strategy.fit(run)
         return strategy.histories
 
     def predict(self, data: Any, **options: Any) -> Any:

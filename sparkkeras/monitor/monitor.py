@@ -24,7 +24,7 @@ from sparkkeras.modeling.state import has_settable_rate, learning_rate
 from sparkkeras.monitor.messages import Messages, RunReporter
 from sparkkeras.monitor.server import PageServer, saved_page
 from sparkkeras.spark import filesystem
-from sparkkeras.training.preparation import describe_model
+from sparkkeras.training.run import describe_model
 
 
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]

@@ -27,13 +27,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, BlockSpec
-from sparkkeras.data.dataset import BlockStream, Rows, Shared, StoredDataset, TaskContext, common_spec
+from sparkkeras.data.dataset import BlockStream, Rows, Shared, TaskContext, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError, counted, warn
 from sparkkeras.events import EpochRestarted, Events, Incident, RowsTrained, WorkersChanged
@@ -55,9 +56,8 @@ from sparkkeras.spark.job_errors import package_error
 from sparkkeras.spark.settings import worker_ports
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce_hosts import RankHosts, rank_hosts
-from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job, ValidationPlan, validation_plan
 from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.validation import ValidationPlan, validation_plan
 from sparkkeras.training.worker_reports import Report, add_histories, check_finite, warn_of_steps
 from sparkkeras.weights import Array, Flat
 from sparkkeras.worker.batch_reader import WorkerBatches
@@ -66,6 +66,9 @@ from sparkkeras.worker.collectives import compiles_collectives, hold_port, join
 from sparkkeras.worker.device import silenced
 from sparkkeras.worker.lockstep import Lockstep, batches_before
 from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 JOIN_SECONDS = 60.0
 """How long the ranks of a group wait for each other before they train."""
@@ -342,22 +345,22 @@ def _without_padding(model: keras.Model, rank: RankEpoch, steps: int) -> Report:
 class AllReduceStrategy:
     """The strategy of all-reduce training; see the module docstring."""
 
-    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
+    def fit(self, run: Run) -> None:
         """Train; see `Strategy.fit`.
 
         Raises:
             ModelError: An output of the model has a mask.
             DriverConnectionError: With Spark Connect, the workers cannot connect to this process.
         """
-        check_without_mask(job.model)
-        epochs = range(job.recorder.begin(job, callbacks), job.epochs)
+        check_without_mask(run.model)
+        epochs = range(run.recorder.begin(run), run.epochs)
         if epochs:
-            callbacks.on_epoch_begin(epochs.start)
-            _RankTraining(job, dataset, callbacks, epochs).run()
-        if job.model.optimizer is not None and job.epochs > job.initial_epoch:
-            job.model.optimizer.finalize_variable_values(job.model.trainable_weights)
-        callbacks.on_train_end()
-        job.recorder.end()
+            run.callbacks.on_epoch_begin(epochs.start)
+            _RankTraining(run, epochs).train()
+        if run.model.optimizer is not None and run.epochs > run.initial_epoch:
+            run.model.optimizer.finalize_variable_values(run.model.trainable_weights)
+        run.callbacks.on_train_end()
+        run.recorder.end()
 
 
 @dataclass
@@ -424,23 +427,23 @@ def _is_loss(error: WorkerError) -> bool:
 class _RankTraining:
     """The driver's side of one run. Only `_size` and `_train` use Spark."""
 
-    def __init__(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks, epochs: range) -> None:
-        self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
-        self._part = job.recorder.begin_epoch(epochs.start)
+    def __init__(self, run: Run, epochs: range) -> None:
+        self._run, self._epochs = run, epochs
+        self._part = run.recorder.begin_epoch(epochs.start)
         self._is_resumed = self._part.batches > 0  # in the middle of this epoch, whose first state is not known
-        self._state = self._at_begin = ModelState.take(job.model)
+        self._state = self._at_begin = ModelState.take(run.model)
         self._stopped = self._has_met = False
         self._started = 0.0
         self._raised: BaseException | None = None
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Train all epochs; start again after failures.
 
         Raises:
             WorkerError: A worker failed once more often than restarts are allowed, or raised the same error again.
             SparkKerasError: A worker raised an error of this package, which would occur again.
         """
-        restarts, moves_rows = _Restarts(self._job.max_restarts, self._job.events), False
+        restarts, moves_rows = _Restarts(self._run.max_restarts, self._run.events), False
         while True:
             try:
                 error = self._start(moves_rows)
@@ -474,7 +477,7 @@ class _RankTraining:
         Args:
             moves_rows: Whether workers have not found their rows.
         """
-        job, size = self._job, self._size()
+        run, size = self._run, self._size()
         if self._part.batches and self._part.workers != size:  # its batches are those of other workers
             if self._is_resumed:
                 warn(
@@ -484,9 +487,9 @@ class _RankTraining:
                 )
             self._part, self._state = EpochPart(self._part.epoch), self._at_begin
         plan = self._plan = self._planned(size)
-        training = sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions)
-        job.events.emit(WorkersChanged(training, [job.rows_of_epoch(parts) for parts in plan.partitions]))
-        job.events.emit(EpochRestarted(sum(report.rows for report in self._part.reports)))
+        training = sum(any(run.split.train[part] != 0 for part in parts) for parts in plan.partitions)
+        run.events.emit(WorkersChanged(training, [run.rows_of_epoch(parts) for parts in plan.partitions]))
+        run.events.emit(EpochRestarted(sum(report.rows for report in self._part.reports)))
         error = self._train(plan, moves_rows)
         if error is not None and error is self._raised:  # by a callback
             raise error
@@ -494,7 +497,7 @@ class _RankTraining:
 
     @functools.cached_property
     def _hosts(self) -> RankHosts:
-        return rank_hosts(self._dataset)
+        return rank_hosts(self._run.dataset)
 
     def _size(self) -> int:
         """The number of ranks that can run now."""
@@ -506,22 +509,22 @@ class _RankTraining:
         After an error, contexts do not remove shared values: with Spark Connect, that query would have the rows of a lost
         executor read again on those that are left, before another one has replaced it.
         """
-        job, dataset, size = self._job, self._dataset, len(plan.partitions)
+        run, dataset, size = self._run, self._run.dataset, len(plan.partitions)
         failure: WorkerError | None = None
         try:
             with ExitStack() as stack:
                 work = TrainInStep(
-                    stack.enter_context(dataset.share(job.archive)),
+                    stack.enter_context(dataset.share(run.archive)),
                     stack.enter_context(dataset.share(self._state)),
-                    stack.enter_context(dataset.share(job.options)),
+                    stack.enter_context(dataset.share(run.options)),
                     plan,
-                    validation_plan(job, stack),
+                    validation_plan(run, stack),
                 )
                 ranks = stack.enter_context(self._hosts.ranks(work, size, moves_rows))
                 self._started = time.perf_counter()
                 largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
                 try:
-                    run_group(RankGroup(size), ranks, answer=self._answer, port=job.server.port, max_value=largest)
+                    run_group(RankGroup(size), ranks, answer=self._answer, port=run.server.port, max_value=largest)
                 except WorkerError as error:
                     failure = error
                     raise
@@ -531,22 +534,22 @@ class _RankTraining:
         return failure
 
     def _planned(self, size: int) -> RankPlan:
-        job, number = self._job, self._dataset.num_partitions
-        spec = common_spec(self._dataset.handles)
+        run, number = self._run, self._run.dataset.num_partitions
+        spec = common_spec(run.dataset.handles)
         assert spec is not None, "there are rows"
         partitions = tuple(tuple(range(number)[rank::size]) for rank in range(size))
-        batches, window = sys.maxsize if job.steps_per_epoch is None else job.steps_per_epoch, job.recorder.every_steps
+        batches, window = sys.maxsize if run.steps_per_epoch is None else run.steps_per_epoch, run.recorder.every_steps
         if window is not None:
-            most = max(sum(job.split.train[part] or 0 for part in parts) for parts in partitions)
-            batches = min(batches, -(-most // job.options.batch_size))
+            most = max(sum(run.split.train[part] or 0 for part in parts) for parts in partitions)
+            batches = min(batches, -(-most // run.options.batch_size))
         return RankPlan(
             epochs=self._epochs,
             partitions=partitions,
-            rows=job.split.train,
+            rows=run.split.train,
             spec=spec,
             batches=batches,
-            gradient_dtype=job.gradient_dtype,
-            validation_frequency=1 if job.validation is None else job.validation.frequency,
+            gradient_dtype=run.gradient_dtype,
+            validation_frequency=1 if run.validation is None else run.validation.frequency,
             window=window,
             first=self._part.batches,
             patience=UNANSWERED_SECONDS[self._has_met],
@@ -564,7 +567,7 @@ class _RankTraining:
 
     def _end_round(self, ranks: list[RankEpoch]) -> EpochAnswer | None:
         """End a round, and the epoch if it ends with it; ``None``: the ranks continue with the next round."""
-        job, model, plan, part = self._job, self._job.model, self._plan, self._part
+        run, model, plan, part = self._run, self._run.model, self._plan, self._part
         trained = [each.report for each in ranks if each.report is not None]
         # Streams that end earlier than others may end with padding; the last batch of stored rows is in the last step.
         most = max(report.steps for report in trained) if None in plan.rows else 0
@@ -576,7 +579,7 @@ class _RankTraining:
         last = plan.last(part.batches)
         is_end = last == plan.batches
         done = 1.0 if is_end else last / plan.batches
-        job.events.emit(RowsTrained(sum(report.rows for report in trained), done, max(0.0, startup)))
+        run.events.emit(RowsTrained(sum(report.rows for report in trained), done, max(0.0, startup)))
         reports = (_without_padding(model, each, most) for each in ranks if each.report is not None)
         so_far = [part.metrics] if part.reports else []
         self._part = EpochPart(
@@ -590,30 +593,30 @@ class _RankTraining:
         if is_end:
             return self._end_epoch(self._part, state, ranks)
         self._state = state
-        job.recorder.end_round(self._part, state)
+        run.recorder.end_round(self._part, state)
         return None
 
     def _end_epoch(self, part: EpochPart, state: ModelState, ranks: list[RankEpoch]) -> EpochAnswer:
-        job, model, epoch = self._job, self._job.model, part.epoch
+        run, model, epoch = self._run, self._run.model, part.epoch
         state.put(model)
         complete = [report for report in part.reports if None not in report.logs.values()]
         logs = metrics.logs(model, part.metrics, complete or part.reports)
-        add_histories(job, epoch, part.reports)
-        if epoch == job.initial_epoch:
-            warn_of_steps(job, part.reports)
+        add_histories(run, epoch, part.reports)
+        if epoch == run.initial_epoch:
+            warn_of_steps(run, part.reports)
         validated = [each.validation for each in ranks if each.validation is not None]
         if validated:
-            self._callbacks.on_test_begin()
+            run.callbacks.on_test_begin()
             values = metrics.logs(model, metrics.merge(each.metrics for each in validated), validated)
-            self._callbacks.on_test_end(values)
+            run.callbacks.on_test_end(values)
             logs |= {f"val_{name}": value for name, value in values.items()}
-        self._callbacks.on_epoch_end(epoch, logs)
+        run.callbacks.on_epoch_end(epoch, logs)
         self._stopped = model.stop_training = model.stop_training or part.stopped
-        job.recorder.end_epoch(epoch)
+        run.recorder.end_epoch(epoch)
         self._epochs, self._part = self._epochs[1:], EpochPart(epoch + 1)
         if not self._is_over:
-            self._callbacks.on_epoch_begin(epoch + 1)
-            self._part, self._is_resumed = job.recorder.begin_epoch(epoch + 1), False
+            run.callbacks.on_epoch_begin(epoch + 1)
+            self._part, self._is_resumed = run.recorder.begin_epoch(epoch + 1), False
         self._state = self._at_begin = ModelState.take(model)
         return EpochAnswer(
             self._is_over,

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import BlockStream, Shared, StoredDataset, TaskContext
+from sparkkeras.data.dataset import BlockStream, Shared, TaskContext
 from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.events import RowsTrained
 from sparkkeras.modeling import metrics
@@ -25,13 +25,15 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState, ModelWeights, trainable_size
 from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.scoring import inference
-from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job, Validation
 from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.validation import Validation
 from sparkkeras.training.worker_reports import Report, add_histories, check_finite, gathered, warn_of_steps
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer, Replica
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -119,36 +121,35 @@ class RoundTask:
 class AveragingStrategy:
     """The strategy of synchronous training; see the module docstring."""
 
-    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
+    def fit(self, run: Run) -> None:
         """Train in rounds; see `Strategy.fit`."""
-        model = job.model
-        with dataset.share(job.archive) as archive, dataset.share(job.options) as options:
-            start = job.recorder.begin(job, callbacks)
-            for epoch in range(start, job.epochs):
+        model, dataset, callbacks = run.model, run.dataset, run.callbacks
+        with dataset.share(run.archive) as archive, dataset.share(run.options) as options:
+            start = run.recorder.begin(run)
+            for epoch in range(start, run.epochs):
                 callbacks.on_epoch_begin(epoch)
-                part = job.recorder.begin_epoch(epoch)
-                while part.batches < job.batches:
-                    part, state = self._round(job, dataset, (archive, options), part)
-                    job.recorder.end_round(part, state)
+                part = run.recorder.begin_epoch(epoch)
+                while part.batches < run.batches:
+                    part, state = self._round(run, (archive, options), part)
+                    run.recorder.end_round(part, state)
                 logs = metrics.logs(model, part.metrics, part.reports)
-                add_histories(job, epoch, part.reports)
-                if epoch == job.initial_epoch:
-                    warn_of_steps(job, part.reports)
-                if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
-                    logs |= _validate(job, job.validation, archive, callbacks)
+                add_histories(run, epoch, part.reports)
+                if epoch == run.initial_epoch:
+                    warn_of_steps(run, part.reports)
+                if run.validation is not None and (epoch + 1) % run.validation.frequency == 0:
+                    logs |= _validate(run, run.validation, archive)
                 callbacks.on_epoch_end(epoch, logs)
-                job.recorder.end_epoch(epoch)
+                run.recorder.end_epoch(epoch)
                 if model.stop_training:
                     break
-            if model.optimizer is not None and job.epochs > job.initial_epoch:
+            if model.optimizer is not None and run.epochs > run.initial_epoch:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
             callbacks.on_train_end()
-            job.recorder.end()
+            run.recorder.end()
 
     def _round(
         self,
-        job: Job,
-        dataset: StoredDataset,
+        run: Run,
         shared: tuple[Shared[ModelArchive], Shared[FitOptions]],
         part: EpochPart,
     ) -> tuple[EpochPart, ModelState]:
@@ -157,12 +158,12 @@ class AveragingStrategy:
         Returns:
             The part of the epoch that has been trained then, and the state of the master model.
         """
-        epoch, first = part.epoch, part.batches
-        last = min(first + _window(job), job.batches)
-        before = ModelState.take(job.model)
+        epoch, first, dataset = part.epoch, part.batches, run.dataset
+        last = min(first + _window(run), run.batches)
+        before = ModelState.take(run.model)
         with dataset.share(before) as state:
-            task = RoundTask(shared[0], state, shared[1], job.split.train, epoch, first, last)
-            means = gathered(dataset.train(task), merge, job.num_workers, before.nbytes, dataset.max_result_bytes)
+            task = RoundTask(shared[0], state, shared[1], run.split.train, epoch, first, last)
+            means = gathered(dataset.train(task), merge, run.num_workers, before.nbytes, dataset.max_result_bytes)
         if not means:
             raise DataError(
                 f"no worker has rows to train on in epoch {epoch + 1}, although the data had some when it was first read. "
@@ -170,30 +171,30 @@ class AveragingStrategy:
             )
         mean = merge(means)
         check_finite(mean.reports, epoch, "round")
-        after = _applied(job, before, mean, epoch)
-        after.put(job.model)
+        after = _applied(run, before, mean, epoch)
+        after.put(run.model)
         # All processes load Keras at the same time, each in its first task.
         startup = max(report.startup_seconds for report in mean.reports)
-        job.events.emit(RowsTrained(mean.rows, last / job.batches, startup))
+        run.events.emit(RowsTrained(mean.rows, last / run.batches, startup))
         state_so_far = metrics.merge([*([part.metrics] if part.reports else []), mean.metrics])
         return EpochPart(epoch, last, state_so_far, (*part.reports, *mean.reports)), after
 
 
-def _window(job: Job) -> int:
-    return job.batches if job.frequency == "epoch" else int(job.frequency)
+def _window(run: Run) -> int:
+    return run.batches if run.frequency == "epoch" else int(run.frequency)
 
 
-def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
+def _applied(run: Run, before: ModelState, mean: Mean, epoch: int) -> ModelState:
     """The state after a round: trainable weights computed by the rule, everything else from the mean.
 
     Raises:
         DivergenceError: The rule computed a weight that is not finite.
         ConfigurationError: The rule did not change the weights in place.
     """
-    trainable = trainable_size(job.model)
+    trainable = trainable_size(run.model)
     vector = mean.weights.vector.copy()
     center = before.weights.vector[:trainable].copy()
-    state = fitting_state(job.rule, job.rule_state, center)
+    state = fitting_state(run.rule, run.rule_state, center)
     update = WorkerUpdate(
         sent=vector[:trainable],
         steps=max(report.steps for report in mean.reports),
@@ -201,22 +202,22 @@ def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState
         learning_rate=float(np.mean([report.learning_rate for report in mean.reports])),
         num_workers=len(mean.reports),
     )
-    apply_in_place(job.rule, center, state, update, 0)
+    apply_in_place(run.rule, center, state, update, 0)
     if not np.isfinite(center).all():
         raise DivergenceError(
-            f"the rule {job.rule!r} produced weights that are not finite in epoch {epoch + 1}. The model keeps the weights "
+            f"the rule {run.rule!r} produced weights that are not finite in epoch {epoch + 1}. The model keeps the weights "
             "of the last completed round. Try a smaller learning rate or momentum in the rule."
         )
-    job.rule_state.clear()
-    job.rule_state.update(state)
+    run.rule_state.clear()
+    run.rule_state.update(state)
     vector[:trainable] = center
     return ModelState(Flat(vector, mean.weights.integer_variables), mean.optimizer)
 
 
-def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], callbacks: DriverCallbacks) -> dict[str, Any]:
-    callbacks.on_test_begin()
-    with validation.dataset.share(ModelWeights.take(job.model)) as state:
+def _validate(run: Run, validation: Validation, archive: Shared[ModelArchive]) -> dict[str, Any]:
+    run.callbacks.on_test_begin()
+    with validation.dataset.share(ModelWeights.take(run.model)) as state:
         found = inference.evaluate(validation.dataset, archive, state, validation.options, validation.spans)
-    logs = {} if found is None else found.logs(job.model)
-    callbacks.on_test_end(logs)
+    logs = {} if found is None else found.logs(run.model)
+    run.callbacks.on_test_end(logs)
     return {f"val_{name}": value for name, value in logs.items()}

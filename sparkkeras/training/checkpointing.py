@@ -17,7 +17,6 @@ import numpy as np
 from sparkkeras.checkpoints import values
 from sparkkeras.checkpoints.store import Checkpoint, CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
-from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.errors import (
     ConfigurationError,
     DivergenceError,
@@ -40,11 +39,20 @@ from sparkkeras.parameter.rules import State
 from sparkkeras.progress.histories import logs_by_epoch
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
-from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job
+from sparkkeras.training.fit_arguments import ASYNCHRONOUS_MODES
 from sparkkeras.training.recorder import EpochPart, Recorder
-from sparkkeras.training.saved_run import EpochRecord, SavedRun, TrainingProgress, Work, WorkerRows, check_same
-from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
+from sparkkeras.training.run import Run
+from sparkkeras.training.saved_run import (
+    FIT,
+    EpochRecord,
+    SavedFit,
+    SavedRun,
+    TrainingProgress,
+    WorkerRows,
+    check_same,
+    newest_fit,
+    restore_result,
+)
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -68,7 +76,7 @@ class CheckpointRecorder(Recorder):
     records = True
 
     def __init__(
-        self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedRun | None, in_step: bool = False
+        self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedFit | None, in_step: bool = False
     ) -> None:
         self._continue_from(saved)
         self.every_steps = int(checkpoint.every) if in_step and checkpoint.every != "epoch" else None
@@ -99,40 +107,44 @@ class CheckpointRecorder(Recorder):
         if store is None:
             return None
         assert isinstance(checkpoint, Checkpoint)
-        return cls(checkpoint, store, SavedRun.newest(store) if resume else None, mode == "allreduce")
+        return cls(checkpoint, store, newest_fit(store) if resume else None, mode == "allreduce")
 
     @property
     def needs_slot(self) -> bool:
         """See `CheckpointStore.needs_slot`."""
         return self._store.needs_slot
 
-    def check(self, work: Work, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Check that this call of `fit` can continue from the checkpoint, as far as it is known without the rows.
+    def check(self, run: Run, settings: Mapping[str, Any]) -> None:
+        """Check that a run can continue from the checkpoint, as far as it is known without the rows.
+
+        Args:
+            run: The checked run.
+            settings: The settings of the SparkModel after it, to keep.
 
         Raises:
             ConfigurationError: The model or an argument differs, or a callback cannot be resumed.
         """
-        self._work = work
-        callback_states.check(callbacks)
+        self._begun = SavedRun.of(run, settings, self._checkpoint.every)
+        callback_states.check(run.given["callbacks"])
         if self.saved is not None:
-            self.saved.work.check(work, self._store.path, self.saved.name)
-            self._work = replace(work, rates=self.saved.work.rates)  # with which training has begun
+            self.saved.check(self._begun, self._store.path)
+            self._begun = replace(self._begun, rates=self.saved.rates)  # with which training has begun
 
-    def check_data(self, job: Job, dataset: StoredDataset) -> None:
-        """Check that the data is that of the checkpoint. Warns if the result will have other bits.
+    def check_data(self, run: Run) -> None:
+        """Check that the stored rows are those of the checkpoint. Warns if the result will have other bits.
 
         Raises:
             ConfigurationError: The rows differ, or the number of steps in an epoch is unknown.
             StorageError: The folder cannot be written.
         """
-        if self.every_steps is not None and None in job.split.train:
+        if self.every_steps is not None and None in run.split.train:
             raise ConfigurationError(
                 f"Checkpoint(every={self.every_steps}): data is a function that reads batches, so the steps of an epoch are "
                 'not known in advance. Use every="epoch", and steps_per_epoch= for shorter epochs.'
             )
-        self._rows = WorkerRows.of(job, dataset)
+        self._rows = WorkerRows.of(run)
         saved = self.saved
-        if not self.is_complete(job.epochs):
+        if not self.is_complete(run.epochs):
             self._store.check_writable()
         if saved is None:
             return
@@ -141,10 +153,10 @@ class CheckpointRecorder(Recorder):
         if saved.rows.counts != self._rows.counts:
             reasons.append(f"its workers had {_listed(saved.rows.counts)} rows, and these have {_listed(self._rows.counts)}")
         elif self._rows.differ_from(saved.rows):
-            reasons.append(_CHANGED_ROWS + (_VALIDATED_ROWS if any(job.split.validate) else ""))
+            reasons.append(_CHANGED_ROWS + (_VALIDATED_ROWS if any(run.split.validate) else ""))
         self._has_same_rows = not reasons
         if reasons and saved.progress.part.batches:
-            saved = SavedRun.newest(self._store, at_epoch_end=True) or saved
+            saved = newest_fit(self._store, at_epoch_end=True) or saved
             self._continue_from(saved)
             part = saved.progress.part
             if part.batches:
@@ -154,13 +166,13 @@ class CheckpointRecorder(Recorder):
             reasons.append(f"it was trained with every={saved.every!r}, and this is every={self._checkpoint.every!r}")
         if saved.backend != keras.backend.backend():
             reasons.append(f"it was trained with the backend {saved.backend}, and this is {keras.backend.backend()}")
-        if reasons and not self.is_complete(job.epochs):
+        if reasons and not self.is_complete(run.epochs):
             warn(
                 f"training continues from the checkpoint {saved.name}, but the weights will differ in their bits from those "
                 f"of a training without interruption: {'; '.join(reasons)}."
             )
 
-    def _continue_from(self, saved: SavedRun | None) -> None:
+    def _continue_from(self, saved: SavedFit | None) -> None:
         """Continue from what a checkpoint has reached, at the end of which callbacks had not changed the model yet."""
         self.saved = saved
         self._reached = None if saved is None else replace(saved.progress, result=None, finished=False)
@@ -171,14 +183,14 @@ class CheckpointRecorder(Recorder):
         progress = None if self.saved is None else self.saved.progress
         return progress is not None and progress.finished and (progress.stopped or progress.part.epoch >= epochs)
 
-    def restore_result(self, job: Job, callbacks: Sequence[keras.callbacks.Callback]) -> Any:
+    def restore_result(self, run: Run) -> keras.callbacks.History:
         """Restore the results of a training that has ended; returns its History."""
         assert self.saved is not None
-        progress, model = self.saved.progress, job.model
-        self.saved.restore_result(model)
-        callback_states.put(progress.record.callbacks, callbacks)
-        _replace(job.rule_state, progress.rule_state)
-        _continue_histories(job.histories, progress.record.histories)
+        progress, model = self.saved.progress, run.model
+        restore_result(self.saved, model)
+        callback_states.put(progress.record.callbacks, run.given["callbacks"])
+        _replace(run.rule_state, progress.rule_state)
+        _continue_histories(run.histories, progress.record.histories)
         history = keras.callbacks.History()
         history.set_model(model)
         record = progress.record
@@ -187,13 +199,13 @@ class CheckpointRecorder(Recorder):
         trained = counted(progress.part.epoch, "epoch")
         text = (
             f"Nothing to train: {self._store.path}/{self.saved.name} is of a training that ended after {trained}, and "
-            f"epochs={job.epochs}. A larger epochs= trains on, unless a callback has ended the training."
+            f"epochs={run.epochs}. A larger epochs= trains on, unless a callback has ended the training."
         )
-        job.events.emit(RunResumed(text, record.epochs, logs_by_epoch(record.epochs, record.history)))
+        run.events.emit(RunResumed(text, record.epochs, logs_by_epoch(record.epochs, record.history)))
         return history
 
     @contextmanager
-    def recording(self, archive: ModelArchive, model: keras.Model) -> Iterator[None]:
+    def recording(self, run: Run) -> Iterator[None]:
         """Training with this recorder runs within this context, at the end of which the last checkpoint has been written.
 
         A SIGTERM ends training with a checkpoint, as do Ctrl-C and errors of Spark.
@@ -202,8 +214,9 @@ class CheckpointRecorder(Recorder):
             TrainingInterruptedError: The process has received a SIGTERM.
             StorageError: Training was completed, but the last checkpoint cannot be written.
         """
-        if has_several(model):  # they have been built since
-            archive = ModelArchive.pack(model, archive.custom.load())
+        archive = run.archive
+        if has_several(run.model):  # they have been built since
+            archive = ModelArchive.pack(run.model, archive.custom.load())
         self._model = archive.data
         with termination() as asked:
             self._asked = asked
@@ -255,14 +268,14 @@ class CheckpointRecorder(Recorder):
         """See `Recorder.workers`."""
         return self.saved.progress.workers if self.saved is not None and self._has_same_rows else None
 
-    def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
+    def begin(self, run: Run) -> int:
         """Call the callbacks at the beginning of training, and restore the checkpoint; returns the first epoch."""
-        self._job, self._callbacks = job, callbacks
-        self._first_history = len(job.histories)
+        self._run, callbacks = run, run.callbacks
+        self._first_history = len(run.histories)
         saved = self.saved
         if saved is None:
             callbacks.on_train_begin()
-            return job.initial_epoch
+            return run.initial_epoch
         progress = saved.progress
         states = progress.record.callbacks
         with callback_states.appending(states, callbacks.given):
@@ -270,31 +283,31 @@ class CheckpointRecorder(Recorder):
         callback_states.warn_of_missing(states, callbacks.given)
         record = progress.record
         callbacks.restore(record.epochs, record.history, record.logs)
-        self._first_history = _continue_histories(job.histories, record.histories)
-        _replace(job.rule_state, progress.rule_state)
+        self._first_history = _continue_histories(run.histories, record.histories)
+        _replace(run.rule_state, progress.rule_state)
         self._rounds = progress.rounds
-        rate = learning_rate(job.model)
-        may_be_set = any(iterations(job.model)) and has_settable_rate(job.model)  # else it was compared
+        rate = learning_rate(run.model)
+        may_be_set = any(iterations(run.model)) and has_settable_rate(run.model)  # else it was compared
         self._restore(progress)
         if (
             may_be_set
-            and learning_rate(job.model) != rate
+            and learning_rate(run.model) != rate
             and not any(isinstance(each, _SETTERS) for each in callbacks.given)
         ):
             warn(
                 f"the model has the learning rate {rate}, and training continues with that of the checkpoint, "
-                f"{learning_rate(job.model)}. To train with another one, pass the model of SparkModel.from_checkpoint and "
+                f"{learning_rate(run.model)}. To train with another one, pass the model of SparkModel.from_checkpoint and "
                 "another path."
             )
         part = progress.part
         after = f", after {counted(part.batches, 'batch')}" if part.batches else ""
         text = f"Continuing from {self._store.path}/{saved.name} with epoch {part.epoch + 1}{after}."
-        frequency = 1 if job.validation is None else job.validation.frequency
-        job.events.emit(RunResumed(text, record.epochs, logs_by_epoch(record.epochs, record.history, frequency)))
-        job.model.stop_training = progress.stopped
+        frequency = 1 if run.validation is None else run.validation.frequency
+        run.events.emit(RunResumed(text, record.epochs, logs_by_epoch(record.epochs, record.history, frequency)))
+        run.model.stop_training = progress.stopped
         if progress.part.batches:
             self._epoch_to_continue = progress.part
-        return job.epochs if progress.stopped else progress.part.epoch
+        return run.epochs if progress.stopped else progress.part.epoch
 
     def begin_epoch(self, epoch: int) -> EpochPart:
         """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""
@@ -311,7 +324,7 @@ class CheckpointRecorder(Recorder):
         self._reached = self._progress(part, False, state, workers)
         every = 1 if self._in_step else self._checkpoint.every
         self._due = self._due or (every != "epoch" and self._rounds % int(every) == 0) or self.is_late
-        if self._due and (self._in_step or workers is not None or part.batches < self._job.batches):
+        if self._due and (self._in_step or workers is not None or part.batches < self._run.batches):
             self._save()
         self._warn_of_errors()
         self._asked.check()
@@ -319,11 +332,11 @@ class CheckpointRecorder(Recorder):
     def end_epoch(self, epoch: int, state: ModelState | None = None, workers: LedgerProgress | None = None) -> None:
         """Note what was reached; write it if it is time for a checkpoint, and training has not ended."""
         self._record = self._take_record()
-        stopped = bool(self._job.model.stop_training)
-        state = state or ModelState.take(self._job.model)
+        stopped = bool(self._run.model.stop_training)
+        state = state or ModelState.take(self._run.model)
         self._reached = self._progress(EpochPart(epoch + 1), stopped, state, workers)
         due = self._due or self._in_step or self._checkpoint.every == "epoch" or self.is_late
-        if due and not stopped and epoch + 1 < self._job.epochs:
+        if due and not stopped and epoch + 1 < self._run.epochs:
             self._save()
         self._warn_of_errors()
         self._asked.check()
@@ -332,7 +345,7 @@ class CheckpointRecorder(Recorder):
         """Write the last checkpoint, with the model that callbacks have left."""
         if self._reached is None:
             return
-        found = ModelState.take(self._job.model)
+        found = ModelState.take(self._run.model)
         arrays = zip(_arrays(found), _arrays(self._reached.state), strict=True)
         is_reached = all(one.tobytes() == other.tobytes() for one, other in arrays)
         self._reached = replace(self._reached, result=None if is_reached else found, finished=True)
@@ -341,11 +354,11 @@ class CheckpointRecorder(Recorder):
     def _progress(
         self, part: EpochPart, stopped: bool, state: ModelState, workers: LedgerProgress | None
     ) -> TrainingProgress:
-        generators, rule_state = take_generators(self._job.model), dict(self._job.rule_state)
+        generators, rule_state = take_generators(self._run.model), dict(self._run.rule_state)
         return TrainingProgress(part, self._rounds, stopped, state, generators, rule_state, self._record, workers=workers)
 
     def _take_record(self) -> EpochRecord:
-        history = self._callbacks.history
+        history = self._run.callbacks.history
         for members in history.history.values():
             members[-1:] = map(_constant, members[-1:])
         last = {name: members[-1] for name, members in history.history.items()}
@@ -353,15 +366,15 @@ class CheckpointRecorder(Recorder):
         return EpochRecord(
             list(history.epoch),
             {name: list(members) for name, members in history.history.items()},
-            _constant(self._callbacks.logs),
-            self._job.histories[self._first_history :],
-            callback_states.take(self._callbacks.given),
+            _constant(self._run.callbacks.logs),
+            self._run.histories[self._first_history :],
+            callback_states.take(self._run.callbacks.given),
         )
 
     def _restore(self, progress: TrainingProgress) -> None:
-        progress.state.put(self._job.model)
-        put_generators(progress.generators, self._job.model)
-        callback_states.put(progress.record.callbacks, self._callbacks.given)
+        progress.state.put(self._run.model)
+        put_generators(progress.generators, self._run.model)
+        callback_states.put(progress.record.callbacks, self._run.callbacks.given)
 
     @property
     def is_late(self) -> bool:
@@ -377,17 +390,16 @@ class CheckpointRecorder(Recorder):
 
     def _write(self, progress: TrainingProgress) -> None:
         """Write a checkpoint; in the thread."""
-        run = SavedRun(progress, self._work, self._rows, keras.backend.backend(), self._checkpoint.every)
         began = time.monotonic()
-        self._written = run.write(self._store, self._model)
+        self._written = self._begun.at(self._rows, progress).write(self._store, FIT, self._model)
         path, seconds = f"{self._store.path}/{self._written}", time.monotonic() - began
-        self._job.events.emit(CheckpointWritten(path, progress.part.epoch, seconds))
+        self._run.events.emit(CheckpointWritten(path, progress.part.epoch, seconds))
 
     def _warn_of_errors(self) -> None:
         error = self._writer.new_error()
         if error is not None:
             message = f"a checkpoint could not be written, training continues: {error}"
-            self._job.events.emit(Incident("warning", message))
+            self._run.events.emit(Incident("warning", message))
             warn(message)
 
 

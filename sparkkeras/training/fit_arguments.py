@@ -24,9 +24,14 @@ from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks
-from sparkkeras.training.strategy import MODES
 from sparkkeras.worker.batches import Transform
 from sparkkeras.worker.lockstep import GRADIENT_DTYPES
+
+MODES = ("synchronous", "asynchronous", "hogwild", "allreduce")
+"""The training modes; each has a strategy."""
+
+ASYNCHRONOUS_MODES = ("asynchronous", "hogwild")
+"""The modes with a parameter server."""
 
 Callbacks: TypeAlias = Sequence[keras.callbacks.Callback] | keras.callbacks.Callback
 """One or several callbacks."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import numpy as np
@@ -24,7 +24,6 @@ from sparkkeras.data.dataset import (
     Rows,
     Running,
     Shared,
-    StoredDataset,
     TaskContext,
     driver_dataset,
 )
@@ -34,12 +33,13 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, check_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import NO_SHARED_ROWS
-from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
 from sparkkeras.training.worker_reports import divergence
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.trainer import HeldOut, LocalTrainer, lasting
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 SAMPLING = ("all", "partition", "bootstrap")
 """The ways to choose the rows that a member trains on."""
@@ -194,8 +194,6 @@ class IndependentStrategy:
     """Trains several models on one dataset, all in one Spark job.
 
     Args:
-        members: The models. Training updates them in place, all or, if one of them fails, none.
-        archives: The packed models, in the same order.
         sampling: ``"all"``: each member trains on all rows. ``"partition"``: on the rows of its partition; there must be as
             many partitions as members. ``"bootstrap"``: on as many rows as there are, drawn with replacement.
         seed: The seed of the bootstrap samples.
@@ -205,49 +203,36 @@ class IndependentStrategy:
         histories: The history of each member; empty before `fit`.
     """
 
-    def __init__(
-        self,
-        members: Sequence[keras.Model],
-        archives: Sequence[ModelArchive],
-        sampling: str,
-        seed: int,
-        checkpoints: MemberCheckpoints | None = None,
-    ) -> None:
-        self._members, self._archives, self._sampling, self._seed = members, archives, sampling, seed
-        self._checkpoints = checkpoints
+    def __init__(self, sampling: str, seed: int, checkpoints: MemberCheckpoints | None = None) -> None:
+        self._sampling, self._seed, self._checkpoints = sampling, seed, checkpoints
         self.histories: list[keras.callbacks.History] = []
 
-    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks | None = None) -> None:
-        """Train all members, and set ``histories``.
-
-        Args:
-            job: The settings that all members share.
-            dataset: The rows.
-            callbacks: Not used: each member runs its callbacks on its worker, and members end at different times.
+    def fit(self, run: Run) -> None:
+        """Train all members, and set ``histories``; see `Strategy.fit`. Each member runs its callbacks on its worker.
 
         Raises:
             ConfigurationError: A member has no rows, or the weights of all members exceed Spark's limit on results.
             DivergenceError: The weights or the loss of a member became NaN or infinite.
         """
-        checkpoints = self._checkpoints
-        states = [ModelState.take(model) for model in self._members] if checkpoints is None else checkpoints.states
-        self._check_size(sum(state.nbytes for state in states), dataset.max_result_bytes)
+        checkpoints, dataset = self._checkpoints, run.dataset
+        states = [ModelState.take(model) for model in run.models] if checkpoints is None else checkpoints.states
+        _check_size(states, dataset.max_result_bytes)
         with ExitStack() as stack:
-            where, sample, validation = self._rows(job, dataset, stack)
+            where, sample, validation = self._rows(run, stack)
             task = TrainMember(
                 tuple(
                     stack.enter_context(dataset.share(Member(archive, state)))
-                    for archive, state in zip(self._archives, states, strict=True)
+                    for archive, state in zip(run.archives, states, strict=True)
                 ),
-                stack.enter_context(dataset.share(job.options)),
-                range(job.initial_epoch, job.epochs),
-                job.steps_per_epoch,
+                stack.enter_context(dataset.share(run.options)),
+                range(run.initial_epoch, run.epochs),
+                run.steps_per_epoch,
                 sample,
                 validation,
             )
             results = where.run(task)
-            together = checkpoints is None and not job.events
-            found = results.collect() if together else self._train_each(results, dataset, job)
+            together = checkpoints is None and not run.events
+            found = results.collect() if together else self._train_each(results, run)
         for each in found:
             if isinstance(each, Diverged):
                 raise DivergenceError(
@@ -256,31 +241,29 @@ class IndependentStrategy:
                     "for extreme values in the data, and for NaN from transform= or on_invalid='allow'."
                 )
         trained = {each.member: each for each in found if isinstance(each, Trained)}
-        self.histories = [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
+        self.histories = [_finished(model, trained[number], run) for number, model in enumerate(run.models)]
 
-    def _train_each(
-        self, results: Results[Trained | Diverged], dataset: StoredDataset, job: Job
-    ) -> list[Trained | Diverged]:
+    def _train_each(self, results: Results[Trained | Diverged], run: Run) -> list[Trained | Diverged]:
         """Train the members that are not in a checkpoint, each in a Spark job of its own; keep and report each.
 
         With Spark Connect a checkpoint may be written by a query, which would wait for all jobs that were started before:
         so there are never more of these than slots.
         """
-        checkpoints = self._checkpoints
+        checkpoints, dataset = self._checkpoints, run.dataset
         trained = {} if checkpoints is None else checkpoints.trained
         found: list[Trained | Diverged] = [*trained.values()]
         for member in trained.values():
-            job.events.emit(_reported(member, job))
+            run.events.emit(_reported(member, run))
 
         def take(of_member: Running[list[Trained | Diverged]]) -> None:
             for each in of_member.result():
                 found.append(each)
                 if isinstance(each, Trained):
-                    job.events.emit(_reported(each, job))
+                    run.events.emit(_reported(each, run))
                     if checkpoints is not None:
                         checkpoints.keep(each)
 
-        pending = [number for number in range(len(self._members)) if number not in trained]
+        pending = [number for number in range(len(run.models)) if number not in trained]
         most = len(pending) if isinstance(dataset, DriverDataset) else dataset.slots
         running: list[Running[list[Trained | Diverged]]] = []
         try:
@@ -299,52 +282,50 @@ class IndependentStrategy:
             raise
         return found
 
-    def _rows(self, job: Job, dataset: StoredDataset, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
+    def _rows(self, run: Run, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
         """The dataset that the tasks run on, the rows that each member trains on, and those that it validates on."""
-        spans: Spans = tuple((0, rows) for rows in job.split.train)
-        held_out = job.split.validation_spans
-        where: Dataset = dataset
+        spans: Spans = tuple((0, rows) for rows in run.split.train)
+        held_out = run.split.validation_spans
+        where: Dataset = run.dataset
         sample: Sample
         validation_rows: Sample
         if self._sampling == "partition":
-            self._check_partitions(job.split.train)
+            _check_partitions(len(run.models), run.split.train)
             sample, validation_rows = PartitionRows(spans), PartitionRows(held_out)
         else:
-            everything = driver_dataset(dataset, NO_SHARED_ROWS)
-            where = everything.without_rows(len(self._members))
+            everything = driver_dataset(run.dataset, NO_SHARED_ROWS)
+            where = everything.without_rows(len(run.models))
             parts = stack.enter_context(everything.everywhere())
             rows, validation_rows = AllRows(parts, spans), AllRows(parts, held_out)
             sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
-        self._check_batches(job.split.train, job.options, job.steps_per_epoch)
-        validation = job.validation
+        self._check_batches(run.models, run.split.train, run.options, run.steps_per_epoch)
+        validation = run.validation
         if validation is None:
             return where, sample, None
         if validation.spans is not None:
-            self._check_batches(job.split.validate, validation.options)
+            self._check_batches(run.models, run.split.validate, validation.options)
         else:
             stored = stack.enter_context(validation.dataset.stored())
             spans = tuple((0, handle.rows) for handle in stored.handles)
-            self._check_batches([handle.rows for handle in stored.handles], validation.options, together=True)
+            counts = [handle.rows for handle in stored.handles]
+            self._check_batches(run.models, counts, validation.options, together=True)
             parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
             validation_rows = AllRows(parts, spans)
         options = replace(validation.options, in_batches=False)  # members read all batches into one block
         return where, sample, ValidationRows(validation_rows, options, validation.frequency)
 
-    def _check_partitions(self, rows: Sequence[int | None]) -> None:
-        count = len(self._members)
-        filled = sum(each != 0 for each in rows)
-        if len(rows) != count or filled < count:
-            raise ConfigurationError(
-                f'sampling="partition": each of the {count} members needs a partition with training rows, but only {filled} '
-                f'of {counted(len(rows), "partition")} have any. Use more rows, fewer members, or sampling="bootstrap".'
-            )
-
     def _check_batches(
-        self, rows: Sequence[int | None], options: BatchOptions, max_batches: int | None = None, together: bool = False
+        self,
+        models: Sequence[keras.Model],
+        rows: Sequence[int | None],
+        options: BatchOptions,
+        max_batches: int | None = None,
+        together: bool = False,
     ) -> None:
         """Check that members with a fixed batch size get whole batches of that size.
 
         Args:
+            models: The members.
             rows: The number of rows of each partition; ``None`` if it is unknown.
             options: How batches are made of them. Members make their own of those that a function of the user reads.
             max_batches: The largest number of batches that are used; ``None``: all.
@@ -353,7 +334,7 @@ class IndependentStrategy:
         purpose, argument = "validation", "validation_batch_size"
         if isinstance(options, FitOptions):
             purpose, argument = "training", "batch_size"
-        for model in self._members:
+        for model in models:
             check_batch_size(model, argument, options.batch_size)
             if self._sampling == "partition" and not together:
                 check_partitions(model, rows, purpose, max_batches)
@@ -361,13 +342,24 @@ class IndependentStrategy:
                 total = None if None in rows else sum(each or 0 for each in rows)
                 check_rows(model, total, purpose, max_batches)
 
-    def _check_size(self, size: int, bound: int) -> None:
-        if bound and size > bound:
-            raise ConfigurationError(
-                f"the {len(self._members)} members return {size / 1e9:.2f} GB of weights and optimizer variables, but "
-                f"spark.driver.maxResultSize allows {bound / 1e9:.2f} GB for one job: raise it, or train fewer members at "
-                "a time and combine them with EnsembleModel."
-            )
+
+def _check_partitions(count: int, rows: Sequence[int | None]) -> None:
+    filled = sum(each != 0 for each in rows)
+    if len(rows) != count or filled < count:
+        raise ConfigurationError(
+            f'sampling="partition": each of the {count} members needs a partition with training rows, but only {filled} '
+            f'of {counted(len(rows), "partition")} have any. Use more rows, fewer members, or sampling="bootstrap".'
+        )
+
+
+def _check_size(states: Sequence[ModelState], bound: int) -> None:
+    size = sum(state.nbytes for state in states)
+    if bound and size > bound:
+        raise ConfigurationError(
+            f"the {len(states)} members return {size / 1e9:.2f} GB of weights and optimizer variables, but "
+            f"spark.driver.maxResultSize allows {bound / 1e9:.2f} GB for one job: raise it, or train fewer members at a "
+            "time and combine them with EnsembleModel."
+        )
 
 
 def _end(running: Sequence[Running[Any]]) -> None:
@@ -378,19 +370,19 @@ def _end(running: Sequence[Running[Any]]) -> None:
         time.sleep(TICK_SECONDS)
 
 
-def _reported(trained: Trained, job: Job) -> MemberTrained:
-    epochs = range(job.initial_epoch, job.initial_epoch + len(trained.logs))
+def _reported(trained: Trained, run: Run) -> MemberTrained:
+    epochs = range(run.initial_epoch, run.initial_epoch + len(trained.logs))
     return MemberTrained(trained.member, epochs, trained.logs)
 
 
-def _finished(model: keras.Model, trained: Trained, job: Job) -> keras.callbacks.History:
+def _finished(model: keras.Model, trained: Trained, run: Run) -> keras.callbacks.History:
     """Put the trained state into the model, and return its history."""
     trained.state.put(model)
     history = keras.callbacks.History()
     history.set_model(model)
-    history.set_params({"epochs": job.epochs, "steps": None, "verbose": 0})
+    history.set_params({"epochs": run.epochs, "steps": None, "verbose": 0})
     history.on_train_begin()
-    for epoch, logs in enumerate(trained.logs, job.initial_epoch):
+    for epoch, logs in enumerate(trained.logs, run.initial_epoch):
         history.on_epoch_end(epoch, logs)
     model.history = history
     return history

@@ -7,20 +7,16 @@ again, to the same bits; and a folder for each trained member, with the name of 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import keras
 
 from sparkkeras.checkpoints import values
 from sparkkeras.checkpoints.store import CheckpointStore, DamagedError
 from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
-from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
-from sparkkeras.training.preparation import FitRequest
-from sparkkeras.training.saved_run import Work, WorkerRows, check_same, initial_rate
+from sparkkeras.training.run import Run
+from sparkkeras.training.saved_run import SavedRun, WorkerRows, check_same
 
 _ENSEMBLE, _MEMBER = "SparkEnsemble.fit", "a member of SparkEnsemble.fit"
 _FOLDER = re.compile("member-[0-9]{5,}")
@@ -33,15 +29,6 @@ class Trained:
     member: int
     state: ModelState
     logs: tuple[dict[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class SavedEnsemble:
-    """What the members of an ensemble begin with: their initial states, and what they belong to."""
-
-    work: Work
-    rows: WorkerRows
-    states: list[ModelState]
 
 
 class MemberCheckpoints:
@@ -68,11 +55,11 @@ class MemberCheckpoints:
         self.states: list[ModelState] = []
         self.trained: dict[int, Trained] = {}
         stored = store.newest(_ENSEMBLE) if resume else None
-        self._saved: SavedEnsemble | None = None
+        self._saved: SavedRun[list[ModelState]] | None = None
         if stored is not None:
-            self._name, self._saved = stored.name, stored.value
-            self.seed = stored.value.work.seed, stored.value.work.settings["fits"]
-            self.states = stored.value.states
+            self._name = stored.name
+            saved = self._saved = replace(stored.value, name=stored.name)
+            self.seed, self.states = (saved.settings["seed"], saved.settings["fits"]), saved.progress
             return
         members = [name for name in filesystem.folders_in(store.path) if _FOLDER.fullmatch(name)]
         if members:
@@ -92,39 +79,31 @@ class MemberCheckpoints:
         store = CheckpointStore.open(checkpoint, resume, "each member of an ensemble is written when it is trained")
         return None if store is None else cls(store, bool(resume))
 
-    def check(self, members: Sequence[keras.Model], sampling: str, request: FitRequest, seed: tuple[int, int]) -> None:
-        """Check that the models and the arguments are those of the checkpoint.
+    def check(self, run: Run, seed: tuple[int, int]) -> None:
+        """Check that the models and the arguments of a checked run are those of the checkpoint.
 
         Args:
-            members: The models.
-            sampling: The rows that each is trained on.
-            request: The checked call of ``fit``.
+            run: The run.
             seed: The seed of the ensemble, and the number of its calls of ``fit`` before this one.
 
         Raises:
             ConfigurationError: They differ.
         """
-        fit: dict[str, Any] = {
-            "epochs": request.given["epochs"],
-            "sampling": sampling,
-            **request.settings,
-            "members": [description(model) for model in members],
-        }
-        rates = {f"learning_rate of member {number}": initial_rate(each) for number, each in enumerate(members)}
-        self._work = Work(fit, rates, seed[0], {"fits": seed[1]})
+        self._begun = SavedRun.of(run, {"seed": seed[0], "fits": seed[1]})
         if self._saved is not None:
-            self._saved.work.check(self._work, self._store.path, self._name)
+            self._saved.check(self._begun, self._store.path)
 
-    def begin(self, rows: WorkerRows, members: Sequence[keras.Model]) -> None:
+    def begin(self, run: Run) -> None:
         """Check the rows, and read what is trained; or write the initial states of the members. Warns of changed rows.
 
         Raises:
             ConfigurationError: The rows differ.
             StorageError: The checkpoint cannot be written, or that of a member not be read.
         """
+        rows = WorkerRows.of(run)
         if self._saved is None:
-            self.states = [ModelState.take(model) for model in members]
-            self._name = self._store.write(_ENSEMBLE, SavedEnsemble(self._work, rows, self.states))
+            self.states = [ModelState.take(model) for model in run.models]
+            self._name = self._begun.at(rows, self.states).write(self._store, _ENSEMBLE)
             return
         before, now = ({"data": each.described, "partitions": each.counts} for each in (self._saved.rows, rows))
         check_same(before, now, self._store.path, self._name)
@@ -134,7 +113,7 @@ class MemberCheckpoints:
                 "another order, as after repartition(n) of a DataFrame: validation_split may take rows that others were "
                 "trained on, and results are not those of a training without interruption."
             )
-        self.trained = {number: trained for number in range(len(members)) if (trained := self._read(number))}
+        self.trained = {number: trained for number in range(len(run.models)) if (trained := self._read(number))}
 
     def keep(self, trained: Trained) -> None:
         """Write a trained member. Warns if it cannot be written."""
@@ -164,4 +143,4 @@ class MemberCheckpoints:
         return CheckpointStore(f"{self._store.path}/member-{number:05d}")
 
 
-values.register(Trained, SavedEnsemble)
+values.register(Trained)

@@ -16,16 +16,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from sparkkeras.data.dataset import (
-    DriverDataset,
     Results,
     Running,
-    StoredDataset,
     driver_dataset,
 )
 from sparkkeras.errors import ConfigurationError, DivergenceError, counted, warn
@@ -46,12 +44,14 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
-from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job, validation_plan
 from sparkkeras.training.parameter_server_worker import OptimizerVariables, TrainTask, WorkerPlan, merge
 from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.validation import validation_plan
 from sparkkeras.training.worker_reports import add_histories, gathered
 from sparkkeras.weights import Array, Flat
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 PROGRESS_SECONDS = 0.25
 """The interval at which the driver updates the progress bar."""
@@ -73,48 +73,41 @@ class ParameterServerStrategy:
     def __init__(self, locked: bool) -> None:
         self._locked = locked
 
-    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
+    def fit(self, run: Run) -> None:
         """Train; see `Strategy.fit`."""
-        epochs = range(job.recorder.begin(job, callbacks), job.epochs)
-        settings = model_state.take_settings(job.model)
+        epochs = range(run.recorder.begin(run), run.epochs)
+        settings = model_state.take_settings(run.model)
         if epochs:
-            callbacks.on_epoch_begin(epochs.start)
-        if epochs or job.recorder.workers is not None:
-            _ServedTraining(job, driver_dataset(dataset, NO_DRIVER), callbacks, epochs, self._locked, settings).run()
-        callbacks.on_train_end()
-        job.recorder.end()
+            run.callbacks.on_epoch_begin(epochs.start)
+        if epochs or run.recorder.workers is not None:
+            _ServedTraining(run, epochs, self._locked, settings).train()
+        run.callbacks.on_train_end()
+        run.recorder.end()
 
 
 class _ServedTraining:
     """The driver's side of one run; ``settings`` are those before the callbacks at the beginning of the first epoch."""
 
-    def __init__(
-        self,
-        job: Job,
-        dataset: DriverDataset,
-        callbacks: DriverCallbacks,
-        epochs: range,
-        locked: bool,
-        settings: tuple[float, ...],
-    ) -> None:
-        self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
-        job.recorder.begin_epoch(epochs.start)
-        self._reached = job.recorder.workers
-        self._num_concurrent = max(1, min(job.num_workers, dataset.slots))
-        self._state = ModelState.take(job.model)
-        self._trainable = model_state.trainable_size(job.model)
-        self._settings = model_state.take_settings(job.model)
+    def __init__(self, run: Run, epochs: range, locked: bool, settings: tuple[float, ...]) -> None:
+        self._run, self._epochs = run, epochs
+        self._dataset = driver_dataset(run.dataset, NO_DRIVER)
+        run.recorder.begin_epoch(epochs.start)
+        self._reached = run.recorder.workers
+        self._num_concurrent = max(1, min(run.num_workers, self._dataset.slots))
+        self._state = ModelState.take(run.model)
+        self._trainable = model_state.trainable_size(run.model)
+        self._settings = model_state.take_settings(run.model)
         self._sets_outside = self._reached is not None and self._reached.sets_outside
         self._changes: list[tuple[int, WeightChange]] = []
-        options = job.server.options
+        options = run.server.options
         self._store = Store(
-            self._state.weights, self._trainable, job.rule, job.rule_state, self._num_concurrent, locked=locked
+            self._state.weights, self._trainable, run.rule, run.rule_state, self._num_concurrent, locked=locked
         )
         self._ledger = Ledger(
             self._planned(),
             epochs,
             num_concurrent=self._num_concurrent,
-            validates=lambda epoch: job.validation is not None and (epoch + 1) % job.validation.frequency == 0,
+            validates=lambda epoch: run.validation is not None and (epoch + 1) % run.validation.frequency == 0,
             max_staleness=options.max_staleness,
             lease_seconds=options.lease_seconds,
             warmup_timeout=options.warmup_timeout,
@@ -124,22 +117,22 @@ class _ServedTraining:
         )
         if self._reached is not None:  # workers have those of before callbacks
             self._put_settings(self._settings, settings)
-        records = job.recorder.records
+        records = run.recorder.records
         self._payload_format = PayloadFormat.of(
-            self._state.weights, metrics.take(job.model), self._state.optimizer if records else None
+            self._state.weights, metrics.take(run.model), self._state.optimizer if records else None
         )
         self._cuts = Cuts(self._store, self._ledger, self._keep_cut) if records else None
         self._taken: dict[int, Cut] = {}
         self._service = ParameterService(self._store, self._ledger, self._payload_format, self._cuts)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
-        self._iterations = tuple(iterations(job.model))
+        self._iterations = tuple(iterations(run.model))
         self._last_stats: ParameterServerStats | None = None
         self._rows = 0
         self._takeovers = 0
         self._warned = False
         self._epoch = epochs.start
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Train the epochs, and put the mean of the workers' optimizer variables into the model."""
         optimizers = self._train() if self._epochs else []
         if self._reached is not None:
@@ -148,19 +141,19 @@ class _ServedTraining:
             self._put_optimizer(merge(optimizers).optimizer)
 
     def _train(self) -> list[OptimizerVariables]:
-        job, dataset, server = self._job, self._dataset, self._job.server
+        run, dataset, server = self._run, self._dataset, self._run.server
         with ExitStack() as stack:
-            validation = validation_plan(job, stack)
+            validation = validation_plan(run, stack)
             address = stack.enter_context(
-                serving(server.transport, self._service, server.options, server.port, dataset.driver, job.num_workers)
+                serving(server.transport, self._service, server.options, server.port, dataset.driver, run.num_workers)
             )
             stack.callback(self._end)
-            if job.server.options.host is not None or not dataset.driver.is_local:
+            if run.server.options.host is not None or not dataset.driver.is_local:
                 check_connectivity(dataset, address)
             task = TrainTask(
-                stack.enter_context(dataset.share(job.archive)),
+                stack.enter_context(dataset.share(run.archive)),
                 stack.enter_context(dataset.share(self._state)),
-                stack.enter_context(dataset.share(job.options)),
+                stack.enter_context(dataset.share(run.options)),
                 self._plan(address),
                 validation,
                 {
@@ -180,7 +173,7 @@ class _ServedTraining:
     def _supervise(self, results: Results[OptimizerVariables]) -> list[OptimizerVariables]:
         """Run the job in the background, and callbacks and progress here; return the results of the workers."""
         size, bound = self._state.optimizer.nbytes, self._dataset.max_result_bytes
-        workers = self._job.num_workers
+        workers = self._run.num_workers
 
         def train() -> list[OptimizerVariables]:
             try:
@@ -199,9 +192,9 @@ class _ServedTraining:
                     stopped = self._stopped(running)
                 for worker in self._ledger.pop_missing():
                     text = f"the rows of worker {worker} are read again, since the executor that had them is gone"
-                    self._job.events.emit(Incident("repair", text))
+                    self._run.events.emit(Incident("repair", text))
                     running.append(self._dataset.background(_Repair(results, worker, self._ledger)))
-                    stopped = stopped and self._job.model.stop_training
+                    stopped = stopped and self._run.model.stop_training
             return [variables for each in running for variables in each.result()]
         except BaseException:
             try:
@@ -233,7 +226,7 @@ class _ServedTraining:
             self._report_progress()
             return over
         self._end_epoch(end)
-        if self._job.model.stop_training:
+        if self._run.model.stop_training:
             self._ledger.stop()
             return True
         return False
@@ -259,31 +252,31 @@ class _ServedTraining:
         return cut
 
     def _end_epoch(self, end: EpochEnd) -> None:
-        job, model = self._job, self._job.model
+        run, model = self._run, self._run.model
         snapshot: Snapshot = end.snapshot
         with snapshot:
             if not np.isfinite(snapshot.weights.vector).all():
                 raise DivergenceError(
-                    f"the rule {job.rule!r} produced weights that are not finite in epoch {end.epoch + 1}. The model keeps "
+                    f"the rule {run.rule!r} produced weights that are not finite in epoch {end.epoch + 1}. The model keeps "
                     "those of the previous epoch. Try a smaller learning rate, or another rule."
                 )
             unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
             if snapshot.version and model_state.learning_rate(model) > 0 and unmoved:
-                warn(unmoved_warning(job.rule, snapshot.version))
+                warn(unmoved_warning(run.rule, snapshot.version))
             model_state.put_weights(self._changed(snapshot.weights, snapshot.version), model)
         counts = [self._iterations, *(report.iterations for report in end.reports)]
         self._iterations = tuple(map(max, zip(*counts, strict=True)))
         set_iterations(model, self._iterations)
-        weights, optimizer = model_state.take_weights(model), _optimizer(model) if self._callbacks.given else {}
+        weights, optimizer = model_state.take_weights(model), _optimizer(model) if self._run.callbacks.given else {}
         logs = metrics.logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
-        add_histories(job, end.epoch, end.reports)
+        add_histories(run, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
         cut = self._cut_of(end.epoch)
         rule_state = rule_state if cut is None else cut.rule_state
-        job.rule_state.clear()
-        job.rule_state.update(rule_state)
+        run.rule_state.clear()
+        run.rule_state.update(rule_state)
         rows, trained = sum(report.rows for report in end.reports), max(report.seconds for report in end.reports)
-        job.events.emit(measured(end.epoch, self._last_stats, stats, rows, trained))
+        run.events.emit(measured(end.epoch, self._last_stats, stats, rows, trained))
         self._last_stats = stats
         if end.num_absent and not self._warned:
             self._warned = True
@@ -293,24 +286,24 @@ class _ServedTraining:
                 "worker)."
             )
         if end.validation:
-            self._callbacks.on_test_begin()
+            self._run.callbacks.on_test_begin()
             validated = metrics.logs(model, metrics.merge(each.metrics for each in end.validation), end.validation)
-            self._callbacks.on_test_end(validated)
+            self._run.callbacks.on_test_end(validated)
             logs |= {f"val_{name}": value for name, value in validated.items()}
-        self._callbacks.on_epoch_end(end.epoch, logs)
+        self._run.callbacks.on_epoch_end(end.epoch, logs)
         self._send_settings()
         if cut is not None:
             center = self._changed(cut.weights, cut.version)
             WeightChange.between(weights.vector, model_state.take_weights(model).vector).apply(center.vector)
-            job.recorder.end_epoch(end.epoch, ModelState(center, model_state.take_optimizer(model)), self._progress(cut))
+            run.recorder.end_epoch(end.epoch, ModelState(center, model_state.take_optimizer(model)), self._progress(cut))
         elif self._cuts is None or model.stop_training:  # else its weights have updates of the next epoch, which follows
-            job.recorder.end_epoch(end.epoch)
+            run.recorder.end_epoch(end.epoch)
         if not model.stop_training and end.epoch + 1 < self._epochs.stop:
-            self._callbacks.on_epoch_begin(end.epoch + 1)
-            job.recorder.begin_epoch(end.epoch + 1)
+            self._run.callbacks.on_epoch_begin(end.epoch + 1)
+            run.recorder.begin_epoch(end.epoch + 1)
             self._changes = [each for each in self._changes if each[0] > snapshot.version]
             self._epoch = end.epoch + 1
-            if self._callbacks.given:
+            if self._run.callbacks.given:
                 self._send_changes(weights, optimizer)
         self._send_settings()
 
@@ -334,7 +327,7 @@ class _ServedTraining:
         Raises:
             ConfigurationError: They have changed what workers keep for themselves, or average.
         """
-        model = self._job.model
+        model = self._run.model
         after = model_state.take_weights(model)
         variables = model_state.weight_variables(model)
         layout, count = model_state.layout(variables), len(model_state.statistics_variables(model))
@@ -355,7 +348,7 @@ class _ServedTraining:
 
     def _send_settings(self) -> None:
         """Send what a callback has set to the workers: the learning rate, and variables outside the model."""
-        settings = model_state.take_settings(self._job.model)
+        settings = model_state.take_settings(self._run.model)
         if settings != self._settings:
             self._put_settings(settings, self._settings)
 
@@ -378,7 +371,7 @@ class _ServedTraining:
 
     def _rates(self, settings: tuple[float, ...]) -> tuple[float, ...]:
         """The learning rate, if it can be set: the first of the settings."""
-        return settings[: model_state.has_settable_rate(self._job.model)]
+        return settings[: model_state.has_settable_rate(self._run.model)]
 
     def _progress(self, cut: Cut) -> LedgerProgress:
         return replace(cut.progress, sets_outside=self._sets_outside)
@@ -387,34 +380,34 @@ class _ServedTraining:
         """Record what the server has reached within an epoch, unless an epoch has ended that was not handled yet."""
         if self._cuts is None or self._ledger.next_epoch != self._epoch:
             return
-        cut, rule_state = self._cuts.now(), self._job.rule_state
+        cut, rule_state = self._cuts.now(), self._run.rule_state
         partitions = cut.progress.partitions.values()
-        batches = max(self._job.batches if each.epoch > self._epoch else each.batch for each in partitions)
+        batches = max(self._run.batches if each.epoch > self._epoch else each.batch for each in partitions)
         if cut.progress.next_epoch == self._epoch and batches:
             at_epoch_end = dict(rule_state)  # it belongs to the weights in the model
             rule_state.update(cut.rule_state)
-            state = ModelState(cut.weights, model_state.take_optimizer(self._job.model))
-            self._job.recorder.end_round(EpochPart(self._epoch, batches), state, self._progress(cut))
+            state = ModelState(cut.weights, model_state.take_optimizer(self._run.model))
+            self._run.recorder.end_round(EpochPart(self._epoch, batches), state, self._progress(cut))
             rule_state.clear()
             rule_state.update(at_epoch_end)
 
     def _report_progress(self) -> None:
-        if self._job.recorder.is_late:
+        if self._run.recorder.is_late:
             self._record_cut()
         before, self._rows = self._rows, self._ledger.rows
-        self._job.events.emit(RowsTrained(self._rows - before, self._ledger.progress(self._epoch)))
+        self._run.events.emit(RowsTrained(self._rows - before, self._ledger.progress(self._epoch)))
         takeovers = self._ledger.takeovers
         if takeovers > self._takeovers:
             workers = counted(takeovers - self._takeovers, "lost worker")
             self._takeovers = takeovers
-            self._job.events.emit(Incident("takeover", f"another task has continued for {workers}"))
+            self._run.events.emit(Incident("takeover", f"another task has continued for {workers}"))
 
     def _put_optimizer(self, optimizer: Flat) -> None:
         """Set the driver's optimizer to the mean of the workers, except for what the driver decides.
 
         That is the learning rate, and the variables outside the model if callbacks of the driver have set them.
         """
-        model = self._job.model
+        model = self._run.model
         ModelState(model_state.take_weights(model), optimizer).put(model)
         model_state.put_settings(self._settings if self._sets_outside else self._rates(self._settings), model)
         if model.optimizer is not None:
@@ -424,30 +417,30 @@ class _ServedTraining:
         """Release snapshots and keep the statistics of the server, also after an error."""
         for end in self._ledger.undelivered():
             end.snapshot.release()
-        self._job.server.stats = self._service.stats(self._job.server.transport)
+        self._run.server.stats = self._service.stats(self._run.server.transport)
 
     def _planned(self) -> dict[int, PartitionPlan]:
-        job = self._job
-        shares = {worker: job.batches_of(worker) for worker in range(len(job.split.train))}
-        validating = {worker for worker, batches in shares.items() if batches} if job.validation is not None else set()
-        if job.validation is not None and job.validation.spans is not None:
-            validating = {worker for worker, (start, stop) in enumerate(job.validation.spans) if stop > start}
+        run = self._run
+        shares = {worker: run.batches_of(worker) for worker in range(len(run.split.train))}
+        validating = {worker for worker, batches in shares.items() if batches} if run.validation is not None else set()
+        if run.validation is not None and run.validation.spans is not None:
+            validating = {worker for worker, (start, stop) in enumerate(run.validation.spans) if stop > start}
         return {worker: PartitionPlan(batches, worker in validating) for worker, batches in shares.items()}
 
     def _plan(self, address: Address) -> WorkerPlan:
-        job = self._job
-        assert isinstance(job.rule, AsynchronousRule)
+        run = self._run
+        assert isinstance(run.rule, AsynchronousRule)
         return WorkerPlan(
             epochs=self._epochs,
-            rows=job.split.train,
-            batches=tuple(job.batches_of(worker) for worker in range(len(job.split.train))),
-            every=None if job.frequency == "epoch" else int(job.frequency),
-            rule=ByValue.dump(job.rule, "rule"),
+            rows=run.split.train,
+            batches=tuple(run.batches_of(worker) for worker in range(len(run.split.train))),
+            every=None if run.frequency == "epoch" else int(run.frequency),
+            rule=ByValue.dump(run.rule, "rule"),
             num_workers=self._num_concurrent,
             trainable=self._trainable,
             payload_format=self._payload_format,
             address=address,
-            renew_seconds=job.server.options.lease_seconds / 3,
+            renew_seconds=run.server.options.lease_seconds / 3,
         )
 
 

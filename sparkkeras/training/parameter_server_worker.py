@@ -23,7 +23,7 @@ from sparkkeras.parameter.ledger import Directive, ResumePoint
 from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, adds_progress
 from sparkkeras.parameter.service import ParameterClient, PayloadFormat
 from sparkkeras.rpc.transport import Address
-from sparkkeras.training.job import ValidationPlan
+from sparkkeras.training.validation import ValidationPlan
 from sparkkeras.weights import Array, Flat, average
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting

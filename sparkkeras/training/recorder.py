@@ -10,8 +10,7 @@ from sparkkeras.modeling.state import ModelState
 
 if TYPE_CHECKING:
     from sparkkeras.parameter.ledger import LedgerProgress
-    from sparkkeras.training.callbacks import DriverCallbacks
-    from sparkkeras.training.job import Job
+    from sparkkeras.training.run import Run
     from sparkkeras.training.worker_reports import Report
 
 
@@ -59,10 +58,10 @@ class Recorder:
         """Whether progress should be recorded now, though no round has ended."""
         return False
 
-    def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
+    def begin(self, run: Run) -> int:
         """Call the callbacks at the beginning of training, and restore what was recorded; returns the first epoch."""
-        callbacks.on_train_begin()
-        return callbacks.restored_epoch or job.initial_epoch
+        run.callbacks.on_train_begin()
+        return run.callbacks.restored_epoch or run.initial_epoch
 
     def begin_epoch(self, epoch: int) -> EpochPart:
         """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""

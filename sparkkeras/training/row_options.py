@@ -17,8 +17,8 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.sources.column_names import ColumnFinder
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame
 from sparkkeras.sources.source import FrameSource, NamedColumns, is_batch_function, is_rdd, takes_rows
-from sparkkeras.training.preparation import FitRequest
 from sparkkeras.training.references import decode, encode
+from sparkkeras.training.run import Run
 from sparkkeras.worker.batches import Transform
 
 T = TypeVar("T")
@@ -45,15 +45,15 @@ class RowOptions:
     transform: str | None = None
 
     @classmethod
-    def of_fit(cls, data: Any, request: FitRequest) -> RowOptions:
-        """Those of a call of `fit` with this data."""
-        source, loader, transform = request.source, request.given["loader"], request.given["transform"]
+    def of_fit(cls, data: Any, run: Run) -> RowOptions:
+        """Those of a run with this data."""
+        source, loader, transform = run.source, run.given["loader"], run.given["transform"]
         features, label = (
             _columns(source.selection, source.reader.schema) if isinstance(source, FrameSource) else (None, None)
         )
         kept = loader if is_frame(data) or takes_rows(loader) else None  # others are for a DataFrame to validate on
         name = None if transform is None else getattr(transform, "__name__", type(transform).__name__)
-        return cls(_kind(data), features, label, kept, request.given["on_invalid"], name)
+        return cls(_kind(data), features, label, kept, run.given["on_invalid"], name)
 
     @classmethod
     def from_json(cls, model: keras.Model, saved: Mapping[str, Any] | None) -> RowOptions:

@@ -10,27 +10,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import keras
 
 from sparkkeras.checkpoints import values
 from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.data.dataset import StoredDataset, common_spec
+from sparkkeras.data.dataset import common_spec
 from sparkkeras.data.placement import SAME_ROWS
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import ModelState, learning_rate, put_generators
-from sparkkeras.parameter.rules import State, UpdateRule, rule_config
-from sparkkeras.training.job import Job
-from sparkkeras.training.preparation import FitRequest
+from sparkkeras.parameter.rules import State
 from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.run import Run
 from sparkkeras.training.worker_reports import Report
 from sparkkeras.weights import Array, Flat
 
 if TYPE_CHECKING:
     from sparkkeras.parameter.ledger import LedgerProgress
+
+P = TypeVar("P")
+Q = TypeVar("Q")
 
 FIT = "SparkModel.fit or KerasEstimator.fit"
 """What writes these checkpoints, as in messages."""
@@ -87,46 +89,7 @@ class TrainingProgress:
     workers: LedgerProgress | None = None
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a checkpoint belongs to.
-
-    Attributes:
-        fit: The models and the arguments, which must be the same to resume.
-        rates: The learning rates of the optimizers, by name in messages; ``None`` for one that has made a step, which may
-            have changed it.
-        seed: The seed of row orders and dropout masks.
-        settings: The settings of the SparkModel after this call of `fit`; of an ensemble, the number of calls before.
-    """
-
-    fit: dict[str, Any]
-    rates: dict[str, float | None]
-    seed: int
-    settings: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls, model: keras.Model, request: FitRequest, rule: UpdateRule, frequency: str | int, settings: Mapping[str, Any]
-    ) -> Work:
-        """The description of a checked call of `fit`."""
-        fit = {
-            "mode": settings["mode"],
-            "rule": rule_config(rule),
-            "frequency": frequency,
-            "gradient_dtype": settings["gradient_dtype"],
-            **request.settings,
-            **description(model),
-        }
-        return cls(fit, {"learning_rate": initial_rate(model)}, request.options.seed, dict(settings))
-
-    def check(self, now: Work, path: str, name: str) -> None:
-        """Check that another call of `fit` is the same work; the arguments are those of `check_same`."""
-        names = [name for name, rate in self.rates.items() if None not in (rate, now.rates.get(name))]
-        before, after = ({name: each.rates[name] for name in names} for each in (self, now))
-        check_same({**self.fit, **before}, {**now.fit, **after}, path, name)
-
-
-def initial_rate(model: keras.Model) -> float | None:
+def _initial_rate(model: keras.Model) -> float | None:
     """The learning rate of the optimizer; ``None`` if it has made a step, which may have changed it."""
     return None if any(iterations(model)) else learning_rate(model)
 
@@ -196,19 +159,19 @@ class WorkerRows:
     repeat: bool = False
 
     @classmethod
-    def of(cls, job: Job, dataset: StoredDataset) -> WorkerRows:
-        """The rows of a dataset, as a job splits them."""
-        spec = common_spec(dataset.handles)
+    def of(cls, run: Run) -> WorkerRows:
+        """The stored rows of a run."""
+        spec = common_spec(run.dataset.handles)
         leaves = () if spec is None else zip(spec.form.labels, spec.leaves, strict=True)
-        found = job.validation
-        validated = job.split.validate if found is None or found.spans else [each.rows for each in found.dataset.handles]
+        found = run.validation
+        validated = run.split.validate if found is None or found.spans else [each.rows for each in found.dataset.handles]
         described = {
-            "rows": _total(job.split.train),
+            "rows": _total(run.split.train),
             "validation rows": _total(validated),
             "arrays": {label: f"{leaf.shape} {leaf.dtype}" for label, leaf in leaves},
         }
-        checksums = [handle.checksum for handle in dataset.handles]
-        return cls(list(job.split.train), checksums, described, job.options.shuffle == "global")
+        checksums = [handle.checksum for handle in run.dataset.handles]
+        return cls(list(run.split.train), checksums, described, run.options.shuffle == "global")
 
     def differ_from(self, stored: WorkerRows) -> bool:
         """Whether a checksum differs from one in a checkpoint, of those that are known.
@@ -228,64 +191,108 @@ def _total(rows: Sequence[int | None]) -> int | None:
 
 
 @dataclass(frozen=True)
-class SavedRun:
-    """A checkpoint of `fit`.
+class SavedRun(Generic[P]):
+    """A checkpoint of a run: what it belongs to, and what it had reached.
 
     Attributes:
-        progress: What training had reached.
-        work: What it belongs to.
-        rows: The rows.
+        fit: The models and the arguments, which must be the same to resume: values for JSON by name.
+        rates: The learning rates of the optimizers, by name in messages; ``None`` for one that has made a step, which may
+            have changed it.
+        seed: The seed of row orders and dropout masks.
+        settings: What the caller of the run keeps: the settings of the SparkModel after it.
         backend: The backend of Keras.
         every: How often checkpoints were written, see `Checkpoint`.
+        rows: The rows.
+        progress: What was reached: a `TrainingProgress`; of an ensemble, the states that its members begin with.
         name: The name of the checkpoint that was read.
         model: The bytes of the packed model, if they were read.
     """
 
-    progress: TrainingProgress
-    work: Work
-    rows: WorkerRows
+    fit: dict[str, Any]
+    rates: dict[str, float | None]
+    seed: int
+    settings: dict[str, Any]
     backend: str
     every: str | int
+    rows: WorkerRows
+    progress: P
     name: str = ""
     model: bytes = b""
 
     @classmethod
-    def newest(cls, store: CheckpointStore, at_epoch_end: bool = False, with_model: bool = False) -> SavedRun | None:
-        """The newest checkpoint that is not damaged; ``None`` if there is no checkpoint.
+    def of(cls, run: Run, settings: Mapping[str, Any], every: str | int = "epoch") -> SavedRun[None]:
+        """What a checkpoint of a checked run belongs to."""
+        if run.kind == "ensemble":
+            described: dict[str, Any] = {"epochs": run.epochs, "members": [description(model) for model in run.models]}
+            rates = {f"learning_rate of member {number}": _initial_rate(each) for number, each in enumerate(run.models)}
+        else:
+            described, rates = description(run.model), {"learning_rate": _initial_rate(run.model)}
+        return SavedRun(
+            {**run.compared, **described},
+            rates,
+            run.options.seed,
+            dict(settings),
+            keras.backend.backend(),
+            every,
+            WorkerRows([], [], {}),
+            None,
+        )
 
-        Args:
-            store: The folder.
-            at_epoch_end: Skip those in the middle of an epoch.
-            with_model: Whether to read the model, too.
+    def at(self, rows: WorkerRows, progress: Q) -> SavedRun[Q]:
+        """The checkpoint of a run with these rows that has reached this."""
+        return SavedRun(self.fit, self.rates, self.seed, self.settings, self.backend, self.every, rows, progress)
+
+    def check(self, now: SavedRun[Any], path: str) -> None:
+        """Check that another run is the same work.
 
         Raises:
-            StorageError: The folder cannot be read, or all checkpoints are damaged.
-            ConfigurationError: The checkpoint is not of a call of `fit`.
+            ConfigurationError: The models or the arguments differ; ``path``, the folder, is in the message.
         """
+        names = [name for name, rate in self.rates.items() if None not in (rate, now.rates.get(name))]
+        before, after = ({name: each.rates[name] for name in names} for each in (self, now))
+        check_same({**self.fit, **before}, {**now.fit, **after}, path, self.name)
+
+    def write(self, store: CheckpointStore, kind: str, model: bytes = b"") -> str:
+        """Write it, perhaps with the packed model; returns its name."""
         _register_ledger()
-        found = store.newest(FIT, lambda run: not (at_epoch_end and run.progress.part.batches), with_model)
-        return None if found is None else replace(found.value, name=found.name, model=found.model)
+        return store.write(kind, self, model)
 
-    def write(self, store: CheckpointStore, model: bytes) -> str:
-        """Write it with the packed model; returns its name."""
-        _register_ledger()
-        return store.write(FIT, self, model)
 
-    def restore_result(self, model: keras.Model) -> None:
-        """Put the state after training into a model, or what training had reached.
+SavedFit: TypeAlias = SavedRun[TrainingProgress]
 
-        Raises:
-            ConfigurationError: The model has other variables outside it than that of the checkpoint.
-        """
-        before, now = (each.get(OUTSIDE, []) for each in (self.work.fit, description(model)))
-        if before != now:
-            raise ConfigurationError(
-                f"the custom code of the model in the checkpoint {self.name} has {counted(len(before), 'variable')} outside "
-                f"the model, and this one {counted(len(now), 'variable')}, or others: pass the code with which the "
-                "checkpoint was written as custom_objects=."
-            )
-        (self.progress.result or self.progress.state).put(model)
-        put_generators(self.progress.generators, model)
+
+def newest_fit(store: CheckpointStore, at_epoch_end: bool = False, with_model: bool = False) -> SavedFit | None:
+    """The newest checkpoint of `fit` that is not damaged; ``None`` if there is no checkpoint.
+
+    Args:
+        store: The folder.
+        at_epoch_end: Skip those in the middle of an epoch.
+        with_model: Whether to read the model, too.
+
+    Raises:
+        StorageError: The folder cannot be read, or all checkpoints are damaged.
+        ConfigurationError: The checkpoint is not of a call of `fit`.
+    """
+    _register_ledger()
+    found = store.newest(FIT, lambda run: not (at_epoch_end and run.progress.part.batches), with_model)
+    return None if found is None else replace(found.value, name=found.name, model=found.model)
+
+
+def restore_result(saved: SavedFit, model: keras.Model) -> None:
+    """Put the state after training into a model, or what training had reached.
+
+    Raises:
+        ConfigurationError: The model has other variables outside it than that of the checkpoint.
+    """
+    before, now = (each.get(OUTSIDE, []) for each in (saved.fit, description(model)))
+    if before != now:
+        raise ConfigurationError(
+            f"the custom code of the model in the checkpoint {saved.name} has {counted(len(before), 'variable')} outside "
+            f"the model, and this one {counted(len(now), 'variable')}, or others: pass the code with which the "
+            "checkpoint was written as custom_objects=."
+        )
+    (saved.progress.result or saved.progress.state).put(model)
+    put_generators(saved.progress.generators, model)
 
 
 def _register_ledger() -> None:
@@ -295,4 +302,4 @@ def _register_ledger() -> None:
     values.register(LedgerProgress, PartitionProgress, EpochReport)
 
 
-values.register(SavedRun, Work, WorkerRows, TrainingProgress, EpochRecord, EpochPart, Report, ModelState, Flat)
+values.register(SavedRun, WorkerRows, TrainingProgress, EpochRecord, EpochPart, Report, ModelState, Flat)

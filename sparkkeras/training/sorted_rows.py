@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec
-from sparkkeras.data.dataset import StoredDataset, TaskContext, common_spec
+from sparkkeras.data.dataset import TaskContext, common_spec
 from sparkkeras.data.partition_stats import Difference, PartitionStats, largest_difference
-from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import warn
 from sparkkeras.sources.source import FrameSource, Source
-from sparkkeras.training.preparation import FitRequest
+from sparkkeras.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,15 @@ class SplitStats:
                     yield number, PartitionStats.of(part)
 
 
-def warn_of_sorted_rows(request: FitRequest, split: TrainValidationSplit, dataset: StoredDataset, averages: bool) -> None:
+def warn_of_sorted_rows(run: Run, averages: bool) -> None:
     """Warn if differences between rows cost accuracy, or make metrics of validation misleading.
 
     Args:
-        request: The call of `fit`. It is silent for arrays, which are dealt at random, and for ``shuffle=False``.
-        split: The rows to train and to validate on.
-        dataset: The stored rows.
+        run: The run, whose rows are stored. It is silent for arrays, which are dealt at random, and for ``shuffle=False``.
         averages: Whether each worker trains on its own partition for some batches; otherwise all take part in every step.
     """
-    source, spec = request.source, common_spec(dataset.handles)
-    if spec is None or request.options.shuffle is not True or source.block is not None or source.in_batches:
+    source, dataset, spec = run.source, run.dataset, common_spec(run.dataset.handles)
+    if spec is None or run.options.shuffle is not True or source.block is not None or source.in_batches:
         return
     reasons = []
     if averages:
@@ -60,9 +57,9 @@ def warn_of_sorted_rows(request: FitRequest, split: TrainValidationSplit, datase
                 f"{_described(source, spec, found, places)}. Each worker learns from its own partition until the next "
                 f"exchange, so the model may become much worse{example}."
             )
-    if request.given["validation_split"]:
+    if run.given["validation_split"]:
         parts: dict[int, list[PartitionStats]] = {}
-        for number, each in dataset.run(SplitStats(split.train)).collect():
+        for number, each in dataset.run(SplitStats(run.split.train)).collect():
             parts.setdefault(number, []).append(each)
         found = largest_difference(spec, {number: reduce(PartitionStats.union, each) for number, each in parts.items()})
         if found is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from sparkkeras.data.dataset import Merging, Results
 from sparkkeras.errors import DivergenceError, counted, warn
 from sparkkeras.events import WorkerEpoch, WorkersReported
 from sparkkeras.modeling import metrics
-from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import Replica
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 R = TypeVar("R")
 
@@ -96,8 +98,8 @@ def merges_on_workers(workers: int, each: int, max_result_bytes: int) -> bool:
     return workers > MAX_WORKERS or workers * each > limit
 
 
-def add_histories(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None:
-    """Report each worker's epoch, and append it to the job's histories; its metrics are row-weighted means of its rounds."""
+def add_histories(run: Run, epoch: int, reports: Sequence[WorkerReport]) -> None:
+    """Report each worker's epoch, and append it to the histories; its metrics are row-weighted means of its rounds."""
     found = []
     for worker in sorted({report.worker for report in reports}):
         rounds = [report for report in reports if report.worker == worker]
@@ -105,8 +107,8 @@ def add_histories(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None
         logs = metrics.mean_logs(rounds)
         found.append(WorkerEpoch(worker, rows, seconds, logs))
         fixed = {"worker": worker, "epoch": epoch, "rows": rows, "seconds": seconds}
-        job.histories.append(fixed | logs | fixed)  # a metric may have the name "rows"
-    job.events.emit(WorkersReported(epoch, tuple(found)))
+        run.histories.append(fixed | logs | fixed)  # a metric may have the name "rows"
+    run.events.emit(WorkersReported(epoch, tuple(found)))
 
 
 def divergence(loss: float | None) -> str:
@@ -139,14 +141,14 @@ def check_finite(reports: Sequence[Report], epoch: int, kept: str, in_step: bool
     )
 
 
-def warn_of_steps(job: Job, reports: Sequence[Report]) -> None:
+def warn_of_steps(run: Run, reports: Sequence[Report]) -> None:
     """Warn if no worker has as many batches as ``steps_per_epoch``, as Keras does."""
     steps: Counter[int] = Counter()
     for report in reports:
         steps[report.worker] += report.steps
     most = max(steps.values(), default=0)
-    if job.steps_per_epoch is not None and most < job.steps_per_epoch and not job.model.stop_training:
+    if run.steps_per_epoch is not None and most < run.steps_per_epoch and not run.model.stop_training:
         warn(
-            f"steps_per_epoch={job.steps_per_epoch}, but no worker has more than {counted(most, 'batch')}, after which its "
+            f"steps_per_epoch={run.steps_per_epoch}, but no worker has more than {counted(most, 'batch')}, after which its "
             "data ended: each epoch is shorter. Repeat the data, or set a smaller steps_per_epoch."
         )

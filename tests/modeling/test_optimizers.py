@@ -13,7 +13,7 @@ from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.optimizers import build_by_step, built_for, iterations, optimizers_of, unbuilt
 from sparkkeras.modeling.state import ModelState, advanced, learning_rate
 from tests.models import Gan, gan
-from tests.training.jobs import IN_MEMORY, fit
+from tests.training.runs import IN_MEMORY, fit
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
 

@@ -26,7 +26,7 @@ from sparkkeras.events import Incident, RunEnded, RunStarted
 from sparkkeras.hyperopt import HyperParamModel, report
 from sparkkeras.hyperopt.workers import LocalWorkers
 from tests.models import regression
-from tests.training.jobs import Model, fit, partitions
+from tests.training.runs import Model, fit, partitions
 
 X, Y = np.ones((64, 3), np.float32), np.ones((64, 1), np.float32)
 

@@ -9,7 +9,7 @@ from sparkkeras.events import Events, Incident, SparkTasks
 from sparkkeras.spark import activity
 from sparkkeras.spark.activity import ExecutorState, incidents, watching_spark
 from tests.rpc.test_transports import eventually
-from tests.training.jobs import RecordedEvents
+from tests.training.runs import RecordedEvents
 
 ONE, TWO = ExecutorState("host-1:1"), ExecutorState("host-2:1")
 

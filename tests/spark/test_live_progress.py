@@ -16,7 +16,7 @@ from sparkkeras.rpc.transport import connect
 from sparkkeras.spark import progress_service
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker import progress
-from tests.training.jobs import Model, RecordedEvents, fit, partitions
+from tests.training.runs import Model, RecordedEvents, fit, partitions
 
 LOOPBACK = SimpleNamespace(driver=DriverAddress("127.0.0.1", "127.0.0.1", is_local=True))
 

@@ -21,7 +21,6 @@ from sparkkeras import (
 from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalShared, LocalStream
-from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, DriverConnectionError
 from sparkkeras.events import Events, RunStarted, WorkersChanged
@@ -45,13 +44,13 @@ from sparkkeras.training.allreduce import (
 )
 from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import ValidationPlan
 from sparkkeras.training.recorder import Recorder
+from sparkkeras.training.validation import ValidationPlan
 from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.weights import Flat
-from sparkkeras.worker.batches import BatchOptions
+from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.models import classifier
-from tests.training.jobs import Model, partitions
+from tests.training.runs import Model, partitions, stored_run
 
 
 def flat(*values, steps=1):
@@ -287,25 +286,20 @@ class Training(_RankTraining):
     def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=(), recorder=None):
         model = Model(optimizer="sgd").model
         dataset, events = partitions(8, 8), Events([Progress(2)])
-        job = SimpleNamespace(
-            model=model,
-            split=TrainValidationSplit((8, 8), (0, 0)),
-            steps_per_epoch=None,
-            rows_of_epoch=lambda partitions: 8 * len(partitions),
-            gradient_dtype=None,
-            validation=None,
-            initial_epoch=0,
+        run = stored_run(
+            [model],
+            dataset,
+            FitOptions(4),
+            given={"epochs": epochs},
             max_restarts=max_restarts,
-            histories=[],
-            options=SimpleNamespace(batch_size=4),
             recorder=recorder or Recorder(),
             events=events,
         )
-        driver = DriverCallbacks(callbacks, model, epochs, 2, events)
+        run.callbacks = DriverCallbacks(callbacks, model, epochs, 2, events)
         events.emit(RunStarted("fit", "model", epochs=epochs))
         events.emit(WorkersChanged(2))
-        driver.on_train_begin()
-        super().__init__(job, dataset, driver, range(epochs))
+        run.callbacks.on_train_begin()
+        super().__init__(run, range(epochs))
         self.groups, self.slots = iter(groups), slots
         self.starts, self.firsts, self.answers = [], [], []
 
@@ -330,7 +324,7 @@ class Training(_RankTraining):
         return None
 
     def _ended(self, rank, rows):
-        model = self._job.model
+        model = self._run.model
         state = ModelState(Flat(self._state.weights.vector + 1), self._state.optimizer)
         report = Report(rank, rows, rows // 4, 1.0, 0.1, {"loss": 1.0, "mae": 1.0}, self.report_is_finite)
         return pack_parts(RankEpoch(report, metrics.take(model), None, None if rank else state, False), "an epoch")
@@ -346,11 +340,11 @@ def test_training_continues_after_failures_from_the_last_epoch():
     )
     before = training._state.weights.vector
     with pytest.warns(UserWarning, match="from the beginning of epoch 2 .restart [12] of at most 3.* SIGKILL") as caught:
-        training.run()
+        training.train()
     assert len(caught) == 2
     assert training.starts == [(0, 2, False), (1, 2, False), (1, 2, False)]
     assert begun == [1, 2]
-    assert [entry["epoch"] for entry in training._job.histories] == [0, 0, 1, 1, 2, 2]
+    assert [entry["epoch"] for entry in training._run.histories] == [0, 0, 1, 1, 2, 2]
     np.testing.assert_array_equal(training._state.weights.vector, before + 3)
 
 
@@ -368,7 +362,7 @@ def test_training_continues_after_failures_from_the_last_epoch():
 def test_a_failure_is_an_error_without_further_restarts(groups, max_restarts, message):
     training = Training(*groups, max_restarts=max_restarts)
     with pytest.raises(WorkerError, match=message):
-        training.run()
+        training.train()
     assert len(training.starts) == len(groups)
 
 
@@ -381,28 +375,28 @@ def never_met(port):
 def test_a_group_that_never_met_is_tried_once_more():
     training = Training([never_met(36000)], [never_met(36001)])  # each group has ports of its own
     with pytest.raises(WorkerError, match=r"worker2:36001.* did not join.*\(for the second time in epoch 1\)"):
-        training.run()
+        training.train()
     assert len(training.starts) == 2
 
 
 def test_a_worker_that_is_lost_after_the_last_epoch_is_no_error():
     training = Training(["epoch"] * 3 + [KILLED])
     with pytest.warns(UserWarning, match="after the last epoch, rank 1 of 2 failed"):
-        training.run()
+        training.train()
     assert [answer.stop for answer in training.answers] == [False, False, True]
 
 
 def test_an_error_after_a_restart_names_the_limit():
     training = Training([KILLED], ["epoch"] * 3 + [RAISED])
     with pytest.warns(UserWarning, match="restart 1"), pytest.raises(WorkerError) as caught:
-        training.run()
+        training.train()
     assert str(caught.value).endswith("on purpose. (after 1 restart, max_restarts=3)")
 
 
 def test_too_few_slots_after_a_failure_are_an_error_with_the_failure():
     training = Training([KILLED], [ClusterError("Spark has only 1 slot left")])
     with pytest.warns(UserWarning, match="restart 1"), pytest.raises(ClusterError, match="only 1 slot left") as caught:
-        training.run()
+        training.train()
     assert caught.value.__cause__ is KILLED
 
 
@@ -420,7 +414,7 @@ def test_divergence_ends_training_without_a_restart():
     training = Training(["epoch"])
     training.report_is_finite = False
     with pytest.raises(DivergenceError, match=r"^training diverged in epoch 1: "):
-        training.run()
+        training.train()
     assert len(training.starts) == 1
 
 
@@ -428,7 +422,7 @@ def test_an_error_that_would_occur_again_is_raised_at_once():
     traceback = "Traceback (most recent call last):\nsparkkeras.errors.DataError: row 3 has no label\n"
     training = Training([WorkerError("rank 0 of 2 failed: DataError", traceback)])
     with pytest.raises(DataError, match="row 3 has no label"):
-        training.run()
+        training.train()
     assert len(training.starts) == 1
 
 
@@ -439,18 +433,18 @@ def test_training_continues_after_the_driver_was_not_reached():
     unreached = WorkerError(f"rank 1 of 2 failed: {text}", traceback)
     training = Training(["epoch", unreached], ["epoch", "epoch"])
     with pytest.warns(UserWarning, match="from the beginning of epoch 2.*rank 1 received no reply from the driver"):
-        training.run()
+        training.train()
     training = Training([unreached], [unreached])
     with pytest.warns(UserWarning, match="restart 1"), pytest.raises(DriverConnectionError, match="received no reply"):
-        training.run()
+        training.train()
 
 
 def test_training_continues_with_as_many_workers_as_there_are_slots(capsys):
     training = Training(["epoch", KILLED], ["epoch", KILLED], ["epoch"], slots=iter([2, 1, 2]))
     with pytest.warns(UserWarning, match="training continues"):
-        training.run()
+        training.train()
     assert training.starts == [(0, 2, False), (1, 1, False), (2, 2, False)]
-    assert [entry["rows"] for entry in training._job.histories] == [8, 8, 16, 8, 8]
+    assert [entry["rows"] for entry in training._run.histories] == [8, 8, 16, 8, 8]
     shown = [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()]
     assert [line for line in shown if "worker" in line] == [
         "Training on 2 workers.",
@@ -472,10 +466,10 @@ def test_training_continues_from_the_last_round():
     training = Training(["epoch", KILLED], ["epoch"] * 3, epochs=2, recorder=InRounds())
     before = training._state.weights.vector
     with pytest.warns(UserWarning, match=r"continues from epoch 1, after 1 batch \(restart 1 of at most 3\)"):
-        training.run()
+        training.train()
     assert (training.starts, training.firsts) == ([(0, 2, False)] * 2, [0, 1])
     assert [answer is None for answer in training.answers] == [True, False, True, False]
-    assert [entry["epoch"] for entry in training._job.histories] == [0] * 2 + [1] * 2
+    assert [entry["epoch"] for entry in training._run.histories] == [0] * 2 + [1] * 2
     np.testing.assert_array_equal(training._state.weights.vector, before + 4)
 
 
@@ -483,15 +477,15 @@ def test_other_workers_begin_the_epoch_again():
     training = Training(["epoch", KILLED], ["epoch"] * 4, epochs=1, slots=iter([2, 1]), recorder=InRounds())
     before = training._state.weights.vector
     with pytest.warns(UserWarning, match="restart 1"):
-        training.run()
+        training.train()
     assert (training.starts, training.firsts) == ([(0, 2, False), (0, 1, False)], [0, 0])
-    assert sum(entry["rows"] for entry in training._job.histories) == 16 * 4
+    assert sum(entry["rows"] for entry in training._run.histories) == 16 * 4
     np.testing.assert_array_equal(training._state.weights.vector, before + 4)
 
 
 def test_rows_are_sent_to_workers_that_do_not_find_them():
     training = Training([RowsMissingError()], ["epoch"] * 3)
-    training.run()
+    training.train()
     assert training.starts == [(0, 2, False), (0, 2, True)]
     with pytest.raises(ClusterError, match="removed from Spark's temporary folder"):
         Training([RowsMissingError()], [RowsMissingError()]).run()
@@ -505,7 +499,7 @@ def test_an_error_of_a_callback_is_not_that_of_a_worker(error):
 
     training = Training(["epoch"], callbacks=[Fail()])
     with pytest.raises(type(error)) as caught:
-        training.run()
+        training.train()
     assert caught.value is error
     assert len(training.starts) == 1
 
@@ -517,7 +511,7 @@ def test_ranks_learn_what_callbacks_change_and_whether_to_stop():
             self.model.stop_training = epoch == 1
 
     training = Training(["epoch"] * 2, callbacks=[Change()])
-    training.run()
+    training.train()
     first, second = training.answers
     assert (first.stop, second.stop) == (False, True)
     assert (first.optimizer.values.tolist(), first.weights.values.size) == ([0.5], 0)

@@ -14,12 +14,12 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import worker_reports
 from sparkkeras.training.averaging import Mean, Report, merge
-from sparkkeras.training.job import Validation
+from sparkkeras.training.validation import Validation
 from sparkkeras.training.worker_reports import merges_on_workers
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer
-from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
+from tests.training.runs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 
 @pytest.fixture(scope="module")

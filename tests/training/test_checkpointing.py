@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import keras
@@ -30,15 +30,25 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.training import callback_states
 from sparkkeras.training.checkpointing import CheckpointRecorder
-from sparkkeras.training.job import ServerSettings, Validation
+from sparkkeras.training.fit_arguments import ASYNCHRONOUS_MODES
 from sparkkeras.training.recorder import EpochPart
-from sparkkeras.training.saved_run import EpochRecord, SavedRun, TrainingProgress, Work, WorkerRows, check_same
-from sparkkeras.training.strategy import ASYNCHRONOUS_MODES
-from sparkkeras.worker.batches import BatchOptions
+from sparkkeras.training.run import ServerSettings
+from sparkkeras.training.saved_run import (
+    FIT,
+    EpochRecord,
+    SavedRun,
+    TrainingProgress,
+    WorkerRows,
+    check_same,
+    newest_fit,
+    restore_result,
+)
+from sparkkeras.training.validation import Validation
+from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
 from tests.models import VariablesOfWorker, gan
 from tests.rpc.test_transports import eventually
-from tests.training.jobs import BATCH, Model, RecordedEvents, Snapshots, fit, partitions
+from tests.training.runs import BATCH, Model, RecordedEvents, Snapshots, fit, partitions, stored_run
 
 EPOCHS = 3
 LAYERS = keras.layers
@@ -64,10 +74,6 @@ def at_once(monkeypatch):
     monkeypatch.setattr(BackgroundWriter, "submit", BackgroundWriter._attempt)
 
 
-def work(given, seed=1):
-    return Work(description(given.model), {}, seed, {"fits": 1})
-
-
 def train(
     given,
     path,
@@ -84,7 +90,6 @@ def train(
     """Train with checkpoints; returns the history."""
     dataset = dataset or partitions(8, 5)
     recorder = CheckpointRecorder.open(Checkpoint(path, every, seconds, keep), resume, mode)
-    recorder.check(work(given), callbacks)
     settings = {"epochs": EPOCHS, "frequency": 1, "shuffle": True, "callbacks": callbacks} | arguments
     return fit(given, dataset, mode, recorder=recorder, **settings)[0]
 
@@ -261,8 +266,9 @@ def test_the_model_of_a_checkpoint(tmp_path, build):
         flat.vector[:] = generator.uniform(0.1, 1, flat.vector.shape).astype(np.float16)
     state.put(model)
     progress = TrainingProgress(EpochPart(1), 1, False, state, [], {}, EpochRecord([], {}, {}, [], []))
-    run = SavedRun(progress, Work(description(model), {}, 1, {"mode": "synchronous"}), WorkerRows([], [], {}), "", "epoch")
-    run.write(CheckpointStore(str(tmp_path)), archive.data)
+    rows = WorkerRows([], [], {})
+    run = SavedRun(description(model), {}, 1, {"mode": "synchronous"}, "", "epoch", rows, progress)
+    run.write(CheckpointStore(str(tmp_path)), FIT, archive.data)
     restored = SparkModel.from_checkpoint(tmp_path)
     assert bits(restored) == bits(SimpleNamespace(model=model))
     restored.save(tmp_path / "saved.keras")
@@ -288,7 +294,7 @@ def test_more_epochs_continue_from_before_the_end_of_training(tmp_path, averaged
     train(averaged, tmp_path / "run", epochs=2)
     result = bits(averaged)
     averaged.reset()
-    SavedRun.newest(CheckpointStore(str(tmp_path / "run"))).restore_result(averaged.model)
+    restore_result(newest_fit(CheckpointStore(str(tmp_path / "run"))), averaged.model)
     assert bits(averaged) == result
     averaged.reset()
     assert (train(averaged, tmp_path / "run", resume=True).history, bits(averaged)) == expected
@@ -303,8 +309,15 @@ def test_a_completed_run_trains_nothing(tmp_path, averaged):
     histories = []
     own = Own()
     listener = RecordedEvents()
-    job = SimpleNamespace(model=averaged.model, rule_state={}, histories=histories, epochs=1, events=Events([listener]))
-    found = recorder.restore_result(job, [own])
+    run = stored_run(
+        [averaged.model],
+        partitions(8, 5),
+        FitOptions(BATCH),
+        callbacks=[own],
+        histories=histories,
+        events=Events([listener]),
+    )
+    found = recorder.restore_result(run)
     (told,) = listener.of(RunResumed)
     assert re.search(r"^Nothing to train: .* ended after 2 epochs, and epochs=1\. A larger epochs=", told.text)
     assert (found.history, found.epoch, bits(averaged)) == (history.history, history.epoch, expected)
@@ -360,7 +373,7 @@ def test_interrupted_twice(tmp_path, scheduled, kind):
     scheduled.reset()
     with pytest.raises(kind):
         train(scheduled, path, every="epoch", **validated(failing(1, raising(kind))))
-    assert SavedRun.newest(CheckpointStore(str(path))).progress.rounds == 1
+    assert newest_fit(CheckpointStore(str(path))).progress.rounds == 1
     scheduled.reset()
     message = (
         rf"interrupted by SIGTERM in epoch 2, after 1 batch. The newest checkpoint is {path}/checkpoint-0000000[34]-.*To "
@@ -461,7 +474,7 @@ def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path,
             server=server,
             **arguments,
         )
-    saved = SavedRun.newest(CheckpointStore(str(tmp_path))).progress
+    saved = newest_fit(CheckpointStore(str(tmp_path))).progress
     assert (saved.part.epoch, saved.part.batches, saved.workers.partitions[0].steps) == (1, 3, 8)
     assert int(averaged.model.optimizer.iterations) == 5
     assert (rule_state["updates"], saved.rule_state["updates"]) == (5, 8)
@@ -486,7 +499,7 @@ def test_no_checkpoint_of_a_round_that_diverged(tmp_path, averaged):
     averaged.reset()
     with pytest.raises(DivergenceError):
         train(averaged, tmp_path, every="epoch", callbacks=[Snapshots(blow_up=2)], dataset=partitions(8))
-    assert SavedRun.newest(CheckpointStore(str(tmp_path))).progress.part.epoch == 2
+    assert newest_fit(CheckpointStore(str(tmp_path))).progress.part.epoch == 2
 
 
 class Terminate(keras.callbacks.Callback):
@@ -527,7 +540,6 @@ def test_sigterm_without_a_checkpoint_and_after_training(tmp_path, scheduled):
         recorder = CheckpointRecorder.open(Checkpoint(tmp_path), False, "synchronous")
         original = recorder._writer.close
         recorder._writer.close = lambda: (signal.raise_signal(signal.SIGTERM), original())[1]
-        recorder.check(work(scheduled), [])
         fit(scheduled, partitions(20), recorder=recorder)  # ends as usual, and then the handler gets its signal
         assert received == [signal.SIGTERM]
         assert len(CheckpointStore(str(tmp_path)).names()) == 1
@@ -741,13 +753,14 @@ def test_a_learning_rate_that_the_checkpoint_replaces_is_a_warning(tmp_path, ave
 def test_the_learning_rate_with_which_training_began_is_kept(tmp_path, averaged):
     """So that the first script is still accepted after one with another rate has continued."""
     averaged.reset()
-    recorder = CheckpointRecorder.open(Checkpoint(tmp_path), False, "synchronous")
-    recorder.check(replace(work(averaged), rates={"learning_rate": 0.05}), [])
-    fit(averaged, partitions(8), recorder=recorder)
-    recorder = CheckpointRecorder.open(Checkpoint(tmp_path), True, "synchronous")
-    recorder.check(work(averaged), [])  # of a model that has trained, whose rate is not compared
-    fit(averaged, partitions(8), epochs=2, recorder=recorder)
-    assert SavedRun.newest(CheckpointStore(str(tmp_path))).work.rates == {"learning_rate": 0.05}
+    for epochs in (1, 2):  # the second time, it has trained, and its rate is not compared
+        fit(
+            averaged,
+            partitions(8),
+            epochs=epochs,
+            recorder=CheckpointRecorder.open(Checkpoint(tmp_path), epochs > 1, "synchronous"),
+        )
+    assert newest_fit(CheckpointStore(str(tmp_path))).rates == {"learning_rate": pytest.approx(0.05)}
 
 
 def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path, averaged):
@@ -769,9 +782,9 @@ def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path
     assert train(given, tmp_path / "cut", callbacks=[halving], resume=True).history == expected
     assert bits(given) == final
     assert float(alpha) == 0.5**EPOCHS
-    saved = SavedRun.newest(CheckpointStore(str(tmp_path / "run")))
+    saved = newest_fit(CheckpointStore(str(tmp_path / "run")))
     with pytest.raises(ConfigurationError, match="has 1 variable outside the model, and this one 0 variables, or others"):
-        saved.restore_result(averaged.model)
+        restore_result(saved, averaged.model)
 
 
 class Halving(keras.callbacks.Callback):

@@ -17,13 +17,12 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.parameter.rules import Average
 from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, PartitionRows, TrainMember
-from sparkkeras.training.job import Job, Validation
+from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
-from tests.training.jobs import BATCH, X, Y, partitions, rows
+from tests.training.runs import BATCH, X, Y, partitions, rows, stored_run
 
 
 def linear(seed=0, optimizer=None, **compiled):
@@ -40,31 +39,29 @@ def quick(seed=0, optimizer=None):
 
 
 def train(
-    models, dataset, sampling="all", *, epochs=2, shuffle=True, seed=1, callbacks=None, validation=None, split=0.0, **job
+    models,
+    dataset,
+    sampling="all",
+    *,
+    epochs=2,
+    shuffle=True,
+    seed=1,
+    callbacks=None,
+    validation=None,
+    split=0.0,
+    steps_per_epoch=None,
 ):
     """Train; return the histories."""
-    archives = [ModelArchive.pack(model) for model in models]
     parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], split)
     options = FitOptions(
         BATCH, None, shuffle=shuffle, seed=seed, callbacks=callbacks and ByValue.dump(callbacks, "callbacks")
     )
     if split:
         validation = Validation(dataset, BatchOptions(BATCH), spans=parts.validation_spans)
-    given = Job(
-        model=models[0],
-        archive=archives[0],
-        epochs=epochs,
-        initial_epoch=0,
-        frequency="epoch",
-        rule=Average(),
-        rule_state={},
-        split=parts,
-        options=options,
-        validation=validation,
-        **job,
-    )
-    strategy = IndependentStrategy(models, archives, sampling, seed)
-    strategy.fit(given, dataset)
+    given = {"epochs": epochs, "steps_per_epoch": steps_per_epoch}
+    run = stored_run(models, dataset, options, kind="ensemble", split=parts, validation=validation, given=given)
+    strategy = IndependentStrategy(sampling, seed)
+    strategy.fit(run)
     return strategy.histories
 
 

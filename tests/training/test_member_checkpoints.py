@@ -1,6 +1,7 @@
 """Checkpoints of an ensemble: what is continued, and what its members belong to."""
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,10 @@ from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
-from sparkkeras.training.saved_run import SavedRun, WorkerRows
+from sparkkeras.training.saved_run import newest_fit
+from sparkkeras.worker.batches import FitOptions
 from tests.models import regression
+from tests.training.runs import partitions, stored_run
 
 
 @pytest.fixture
@@ -25,13 +28,14 @@ def models():
     return [regression(seed=seed) for seed in range(2)]
 
 
-def begun(path, models, resume=False, checksum=7, **changed):
+def begun(path, models, resume=False, checksum=7, batch_size=32):
     """The checkpoints of a call of ``fit`` until it would train."""
     checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
-    settings = {"batch_size": 32} | changed
-    request = SimpleNamespace(given={"epochs": 2}, settings=settings)
-    checkpoints.check(models, "bootstrap", request, checkpoints.seed or (3, 0))
-    checkpoints.begin(WorkerRows([40], [checksum], {"rows": 40}), models)
+    dataset = partitions(40)
+    dataset = SimpleNamespace(handles=[replace(each, checksum=checksum) for each in dataset.handles])
+    run = stored_run(models, dataset, FitOptions(batch_size), kind="ensemble", given={"epochs": 2})
+    checkpoints.check(run, checkpoints.seed or (3, 0))
+    checkpoints.begin(run)
     return checkpoints
 
 
@@ -111,8 +115,8 @@ def test_a_damaged_member_is_trained_again_and_an_error_of_the_store_is_raised(p
 def test_paths_of_other_kinds(path, models):
     train(begun(path, models), models, 0)
     with pytest.raises(ConfigurationError, match="is of SparkEnsemble.fit, and this is SparkModel.fit or Keras"):
-        SavedRun.newest(CheckpointStore(str(path)))
+        newest_fit(CheckpointStore(str(path)))
     with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkModel.fit"):
-        SavedRun.newest(CheckpointStore(str(path / "member-00000")))
+        newest_fit(CheckpointStore(str(path / "member-00000")))
     with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkEnsemble.fit"):
         MemberCheckpoints.open(Checkpoint(path / "member-00000"), True)

@@ -33,13 +33,14 @@ from sparkkeras.rpc import inprocess
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.spark.slots import held_slots
 from sparkkeras.training import parameter_server
-from sparkkeras.training.job import ServerSettings, Validation
 from sparkkeras.training.parameter_server import unmoved_warning
+from sparkkeras.training.run import ServerSettings
+from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.models import Gan, VariablesOfWorker, gan
 from tests.rpc.test_transports import eventually
-from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
+from tests.training.runs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 
 def sgd(**options):

@@ -12,11 +12,11 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring import inference
-from sparkkeras.training.job import Validation
+from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.models import VariablesOfWorker
-from tests.training.jobs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
+from tests.training.runs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
 
 TOGETHER = [*IN_MEMORY, "allreduce"]
 STRATEGIES = [*TOGETHER, "independent"]

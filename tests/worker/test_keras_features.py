@@ -26,7 +26,7 @@ from sparkkeras.worker.batches import BatchOptions
 from sparkkeras.worker.predictor import Predictor
 from tests.models import Gan, differentiate, gan
 from tests.scripts import ROOT
-from tests.training.jobs import fit
+from tests.training.runs import fit
 
 ROWS, BATCH = 10, 4  # two batches and a short one
 RNG = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Training jobs on an in-memory dataset: small models, rows in partitions, and a record of the progress reports."""
+"""Runs on an in-memory dataset: small models, rows in partitions, and a record of the progress reports."""
 
 from contextlib import ExitStack
 from unittest import mock
@@ -6,6 +6,7 @@ from unittest import mock
 import keras
 import numpy as np
 
+from sparkkeras.arguments import declared
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.placement import TrainValidationSplit
@@ -16,10 +17,10 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training import allreduce
 from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.fit_arguments import MODES, FitArguments
 from sparkkeras.training.independent import IndependentStrategy
-from sparkkeras.training.job import Job, ServerSettings
 from sparkkeras.training.recorder import Recorder
-from sparkkeras.training.strategy import MODES, make_strategy
+from sparkkeras.training.run import Run, ServerSettings, make_strategy
 from sparkkeras.worker.batches import FitOptions
 from tests.training.ranks import LocalHosts
 
@@ -67,6 +68,20 @@ def partitions(*sizes):
     )
 
 
+def stored_run(
+    models, dataset, options, *, kind="fit", split=None, validation=None, callbacks=(), archives=None, given=None, **more
+):
+    """A run whose rows are stored; ``given`` are arguments of `fit`, and ``more`` are fields of the `Run`."""
+    sizes = tuple(handle.rows for handle in dataset.handles)
+    defaults = {name: argument.default for name, argument in declared(FitArguments).items()}
+    run = Run(kind, models, defaults | {"callbacks": callbacks} | (given or {}), **more)
+    run.dataset, run.split = dataset, split or TrainValidationSplit(sizes, (0,) * len(sizes))
+    run.options, run.validation = options, validation
+    run.archives = archives or [ModelArchive.pack(model) for model in models]
+    run.callbacks = DriverCallbacks(callbacks, run.model, run.epochs, run.steps, Events())
+    return run
+
+
 class RecordedEvents:
     """Keeps the events of a training."""
 
@@ -106,44 +121,42 @@ def fit(
     archive=None,
 ):
     """Train; return the history and the recorded rounds."""
-    sizes = tuple(handle.rows for handle in dataset.handles)
     recorded = RecordedEvents()
-    job = Job(
-        model=given.model,
-        archive=archive or ModelArchive.pack(given.model),
-        epochs=epochs,
-        initial_epoch=initial_epoch,
+    options = FitOptions(
+        BATCH,
+        transform,
+        shuffle=shuffle,
+        seed=seed,
+        class_weight=class_weight,
+        callbacks=worker_callbacks,
+        progress=progress,
+    )
+    run = stored_run(
+        [given.model],
+        dataset,
+        options,
+        split=split,
+        validation=validation,
+        callbacks=callbacks,
+        archives=archive and [archive],
+        given={"epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch},
         frequency=frequency,
         rule=make_rule(rule, "synchronous" if mode == "independent" else mode),
         rule_state={} if rule_state is None else rule_state,
-        split=split or TrainValidationSplit(sizes, (0,) * len(sizes)),
-        options=FitOptions(
-            BATCH,
-            transform,
-            shuffle=shuffle,
-            seed=seed,
-            class_weight=class_weight,
-            callbacks=worker_callbacks,
-            progress=progress,
-        ),
-        steps_per_epoch=steps_per_epoch,
-        validation=validation,
         server=server or ServerSettings("inprocess"),
         histories=[] if histories is None else histories,
         recorder=recorder or Recorder(),
         events=Events([recorded, *listeners(callbacks)]),
     )
-    driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, Events())
-    strategy = (
-        IndependentStrategy([given.model], [job.archive], "all", seed) if mode == "independent" else make_strategy(mode)
-    )
+    strategy = IndependentStrategy("all", seed) if mode == "independent" else make_strategy(mode)
     if recorder is not None:
-        recorder.check_data(job, dataset)
+        recorder.check(run, {"fits": 1})
+        recorder.check_data(run)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(allreduce, "rank_hosts", LocalHosts))
         if recorder is not None:
-            stack.enter_context(recorder.recording(job.archive, job.model))
-        strategy.fit(job, dataset, driver)
+            stack.enter_context(recorder.recording(run))
+        strategy.fit(run)
     return given.model.history, [(event.rows, event.done) for event in recorded.of(RowsTrained)]
 
 
