@@ -138,14 +138,14 @@ def test_a_file_imports_from_its_own_package_and_lower_layers(path):
 @pytest.mark.parametrize(
     "source",
     [
-        "def f():\n    from sparkkeras.training import job",
+        "def f():\n    from sparkkeras.training import run",
         "from sparkkeras import SparkModel",
         "import sparkkeras",
-        "from ..training import job",
+        "from ..training import run",
         "from .. import training",
-        "import importlib\nimportlib.import_module('sparkkeras.training.job')",
+        "import importlib\nimportlib.import_module('sparkkeras.training.run')",
         "import importlib\nimportlib.import_module(name)",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sparkkeras.training.job import Job",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sparkkeras.training.run import Run",
         "import keras",
     ],
 )

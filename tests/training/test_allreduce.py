@@ -232,7 +232,7 @@ def test_a_mask_that_reaches_the_loss_is_an_error():
     model = Model(optimizer="sgd").model
     model._compile_loss._sparkkeras_mask = True
     with pytest.raises(ModelError, match="an output with a mask"):
-        AllReduceStrategy().fit(SimpleNamespace(model=model), partitions(8), None)
+        AllReduceStrategy().fit(SimpleNamespace(model=model))
 
 
 class Allocates:
@@ -488,7 +488,7 @@ def test_rows_are_sent_to_workers_that_do_not_find_them():
     training.train()
     assert training.starts == [(0, 2, False), (0, 2, True)]
     with pytest.raises(ClusterError, match="removed from Spark's temporary folder"):
-        Training([RowsMissingError()], [RowsMissingError()]).run()
+        Training([RowsMissingError()], [RowsMissingError()]).train()
 
 
 @pytest.mark.parametrize("error", [WorkerError("of a job that the callback has started"), KeyError("a")])
