@@ -48,7 +48,7 @@ from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import as_callbacks
+from sparkkeras.training.callbacks import DriverCallbacks, as_callbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.fit_arguments import (
     ASYNCHRONOUS_MODES,
@@ -361,6 +361,7 @@ class SparkModel:
             rows = [run.rows_of_epoch([worker]) for worker in range(len(run.split.train))]
             run.events.emit(WorkersChanged(run.num_workers, rows))
             run.events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
+            run.callbacks = DriverCallbacks(callbacks, self.model, run.epochs, run.steps, run.events)
             try:
                 with nullcontext() if recorder is None else recorder.recording(run):
                     make_strategy(self.mode).fit(run)

@@ -39,7 +39,7 @@ from sparkkeras.sources.source import (
     split_by_column,
 )
 from sparkkeras.spark.live_progress import live_progress
-from sparkkeras.training.callbacks import DriverCallbacks, check_callbacks, check_monitors
+from sparkkeras.training.callbacks import check_callbacks, check_monitors
 from sparkkeras.training.run import Run
 from sparkkeras.training.validation import Validation
 from sparkkeras.worker import device
@@ -175,7 +175,6 @@ def stored(
         reporting = None if apart else rows  # members are in different epochs
         progress = stack.enter_context(live_progress(events, reporting, run.server.options, len(split.train)))
         run.options = replace(run.options, callbacks=on_workers, progress=progress)
-        run.callbacks = DriverCallbacks(given["callbacks"], run.model, run.epochs, run.steps, events)
         yield
 
 

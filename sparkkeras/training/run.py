@@ -78,7 +78,8 @@ class Run:
         dataset: The rows to train on.
         split: Those to train on, and those to validate on.
         validation: The validation; ``None``: no validation.
-        callbacks: The callbacks on the driver.
+
+        callbacks: The callbacks on the driver, which are begun last; an ensemble has none.
     """
 
     kind: str
@@ -105,6 +106,7 @@ class Run:
     dataset: StoredDataset = field(init=False)
     split: TrainValidationSplit = field(init=False)
     validation: Validation | None = field(init=False, default=None)
+
     callbacks: DriverCallbacks = field(init=False)
 
     @property
