@@ -22,6 +22,13 @@ from tests.processes import clean_environment
 from tests.scripts import ROOT
 
 
+class Untouched(keras.callbacks.Callback):
+    """Must not be called, not even with the model: that alone has TensorBoard write files."""
+
+    def set_model(self, model):
+        raise AssertionError
+
+
 class Interrupt(keras.callbacks.Callback):
     """Interrupts training like Ctrl-C."""
 
@@ -55,6 +62,8 @@ def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, digits, tmp_path, 
     assert [(entry["epoch"], entry["worker"]) for entry in again.training_histories] == [
         (epoch, worker) for epoch in range(3) for worker in range(2)
     ]
+    found = fit(new(), checkpoint=Checkpoint(path), resume=True, callbacks=[Untouched()])  # it has ended: nothing to train
+    assert found.history == expected
     for spark_model in (resumed, again):
         fit(spark_model, epochs=1)  # with the seed and the state of the rule that follow
         for one, other in zip(spark_model.model.get_weights(), whole.model.get_weights(), strict=True):
