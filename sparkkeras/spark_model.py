@@ -320,8 +320,8 @@ class SparkModel:
         if missing := missing_settings():
             configured = "".join(f'.config("{name}", "{value}")' for name, value in missing.items())
             progress.status.write(f"Spark would start tasks faster with SparkSession.builder{configured}")
-        run = self._run({**given, "callbacks": callbacks}, recorder or Recorder())
-        run.events = Events([*([progress] if verbose else []), *others], verbose == 1 or bool(others))
+        events = Events([*([progress] if verbose else []), *others], verbose == 1 or bool(others))
+        run = self._run({**given, "callbacks": callbacks}, recorder or Recorder(), events)
         with progress.status.showing("Checking the model and the data ...", in_log=False):
             seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
             check_fit(run, data, y, self.batch_size, seed if saved is None else saved.seed)
@@ -345,8 +345,8 @@ class SparkModel:
         if self.mode in ASYNCHRONOUS_MODES:
             shown["parameter_server_mode"] = run.server.transport
         with (
-            run.events.running(run.started(**shown)),
-            watching_spark(run.events),
+            events.running(run.started(**shown)),
+            watching_spark(events),
             stored(run, self.num_workers, self.num_workers, limit),
         ):
             if recorder is not None:
@@ -359,9 +359,9 @@ class SparkModel:
                 batches = run.batches if run.frequency == "epoch" else min(run.batches, int(run.frequency))
                 warn_of_partitions(run.num_workers, run.dataset.slots, batches, run.options.batch_size)
             rows = [run.rows_of_epoch([worker]) for worker in range(len(run.split.train))]
-            run.events.emit(WorkersChanged(run.num_workers, rows))
-            run.events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
-            run.callbacks = DriverCallbacks(callbacks, self.model, run.epochs, run.steps, run.events)
+            events.emit(WorkersChanged(run.num_workers, rows))
+            events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
+            run.callbacks = DriverCallbacks(callbacks, self.model, run.epochs, run.steps, events)
             try:
                 with nullcontext() if recorder is None else recorder.recording(run):
                     make_strategy(self.mode).fit(run)
@@ -635,7 +635,7 @@ class SparkModel:
 
         return all_slots_but_one if recorder is not None and recorder.needs_slot else all_slots
 
-    def _run(self, given: Mapping[str, Any], recorder: Recorder) -> Run:
+    def _run(self, given: Mapping[str, Any], recorder: Recorder, events: Events) -> Run:
         """A call of `fit` with these arguments."""
         rule = make_rule(self._given_rule, self.mode)
         return Run(
@@ -659,6 +659,7 @@ class SparkModel:
             max_restarts=MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
             histories=self.training_histories,
             recorder=recorder,
+            events=events,
         )
 
     def _settings(self, rows: RowOptions) -> dict[str, Any]:

@@ -146,6 +146,8 @@ class SparkEnsemble:
         seed = self.seed, self._fits
         if checkpoints is not None and checkpoints.seed is not None:
             seed = checkpoints.seed
+        verbose = 1 if given["verbose"] == "auto" else given["verbose"]
+        events = Events([*([Progress(verbose)] if verbose else []), *given["monitor"]])
         with training(self.models):
             run = Run(
                 "ensemble",
@@ -153,18 +155,14 @@ class SparkEnsemble:
                 {**given, "callbacks": [], "initial_epoch": 0},
                 settings={"sampling": self.sampling},
                 custom_objects=self.custom_objects,
+                events=events,
             )
             check_fit(run, data, y, self.batch_size, int(np.random.SeedSequence(seed).generate_state(1)[0]))
             if checkpoints is not None:
                 for model in self.models:
                     find_outside(model, self.custom_objects)
                 checkpoints.check(run, seed)
-            verbose = 1 if given["verbose"] == "auto" else given["verbose"]
-            run.events = Events([*([Progress(verbose)] if verbose else []), *run.given["monitor"]])
-            with (
-                run.events.running(run.started(members=len(self.models), voting=self.voting)),
-                watching_spark(run.events),
-            ):
+            with events.running(run.started(members=len(self.models), voting=self.voting)), watching_spark(events):
                 self.histories = self._train(run, seed, checkpoints)
             self._rows = RowOptions.of_fit(data, run)
         return self.histories
