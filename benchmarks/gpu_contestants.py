@@ -17,6 +17,7 @@ from contestants import EpochClock
 from harness import Turn
 from numpy.typing import NDArray
 
+from sparkkeras.arguments import declared
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset, LocalShared
 from sparkkeras.data.placement import TrainValidationSplit
@@ -27,6 +28,7 @@ from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring.inference import PredictTask
 from sparkkeras.training.averaging import AveragingStrategy
 from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.fit_arguments import FitArguments
 from sparkkeras.training.run import Run
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 
@@ -75,7 +77,8 @@ class InMemory(PlainKeras):
 
     def fit(self, epochs: int, shuffle: bool = True, callbacks: Sequence[Any] = ()) -> None:
         """Train, as `SparkModel.fit` does when its workers have the rows."""
-        run = Run("fit", [self.model], {"epochs": epochs, "initial_epoch": 0, "steps_per_epoch": None})
+        given = {name: argument.default for name, argument in declared(FitArguments).items()}
+        run = Run("synchronous", [self.model], given | {"epochs": epochs})
         run.archives, run.dataset = [self.archive], LocalDataset((self.block,))
         run.split, run.options = TrainValidationSplit((self.block.rows,), (0,)), FitOptions(self.batch_size, shuffle=shuffle)
         run.callbacks = DriverCallbacks(callbacks, self.model, epochs, run.steps, run.events)

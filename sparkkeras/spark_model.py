@@ -48,7 +48,7 @@ from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import DriverCallbacks, as_callbacks
+from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.fit_arguments import (
     ASYNCHRONOUS_MODES,
@@ -57,11 +57,11 @@ from sparkkeras.training.fit_arguments import (
     ModelSettings,
     SettingArguments,
 )
-from sparkkeras.training.preparation import check_fit, stored
+from sparkkeras.training.preparation import check_fit, rows_stored
 from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.run import MAX_RESTARTS, Run, ServerSettings, make_strategy
-from sparkkeras.training.saved_run import newest_fit, restore_result
+from sparkkeras.training.saved_run import SavedRun
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 from sparkkeras.worker.batches import Transform
 
@@ -315,16 +315,16 @@ class SparkModel:
         limit = self._slot_limit(recorder)
         saved = None if recorder is None else recorder.saved
         verbose = 1 if given["verbose"] == "auto" else given["verbose"]
-        callbacks = as_callbacks("callbacks", given["callbacks"])
-        progress, others = Progress(verbose), listeners(callbacks)
+        checked: Mapping[str, Any] = given
+        progress, others = Progress(verbose), listeners(checked["callbacks"])
         if missing := missing_settings():
             configured = "".join(f'.config("{name}", "{value}")' for name, value in missing.items())
             progress.status.write(f"Spark would start tasks faster with SparkSession.builder{configured}")
         events = Events([*([progress] if verbose else []), *others], verbose == 1 or bool(others))
-        run = self._run({**given, "callbacks": callbacks}, recorder or Recorder(), events)
+        run = self._run(checked, recorder or Recorder(), events)
         with progress.status.showing("Checking the model and the data ...", in_log=False):
             seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
-            check_fit(run, data, y, self.batch_size, seed if saved is None else saved.seed)
+            check_fit(run, data, y, self.batch_size, seed if saved is None else saved.work.seed)
         if self.mode == "synchronous" and self.frequency != "epoch":
             check_row_count(
                 run.source,
@@ -333,25 +333,20 @@ class SparkModel:
                 "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
         rows_read = RowOptions.of_fit(data, run)
-        after = {"fits": self._fits + 1, "seed": self.seed}
+        fits, own_seed = self._fits + 1, self.seed
+        if saved is not None:
+            fits, own_seed = saved.work.kept["fits"], saved.work.kept["seed"]
         if recorder is not None:
             find_outside(self.model, self.custom_objects)
-            after = after if saved is None else {name: saved.settings[name] for name in after}
-            recorder.check(run, self._settings(rows_read) | after)
-        shown: dict[str, Any] = {
-            "num_workers": self.num_workers,
-            "rule": None if self.mode == "allreduce" else repr(run.rule),
-        }
-        if self.mode in ASYNCHRONOUS_MODES:
-            shown["parameter_server_mode"] = run.server.transport
+            recorder.check(run, self._settings(rows_read) | {"fits": fits, "seed": own_seed})
         with (
-            events.running(run.started(**shown)),
+            events.running(run.started()),
             watching_spark(events),
-            stored(run, self.num_workers, self.num_workers, limit),
+            rows_stored(run, self.num_workers, self.num_workers, limit),
         ):
             if recorder is not None:
                 recorder.check_data(run)
-            self._fits, self._seed, self._rows = after["fits"], after["seed"], rows_read
+            self._fits, self._seed, self._rows = fits, own_seed, rows_read
             if recorder is not None and recorder.is_complete(run.epochs):
                 return recorder.restore_result(run)
             warn_of_sorted_rows(run, averages=self.mode != "allreduce")
@@ -361,7 +356,7 @@ class SparkModel:
             rows = [run.rows_of_epoch([worker]) for worker in range(len(run.split.train))]
             events.emit(WorkersChanged(run.num_workers, rows))
             events.emit(PhaseStarted("Loading Keras on the workers, and compiling the model"))
-            run.callbacks = DriverCallbacks(callbacks, self.model, run.epochs, run.steps, events)
+            run.callbacks = DriverCallbacks(checked["callbacks"], self.model, run.epochs, run.steps, events)
             try:
                 with nullcontext() if recorder is None else recorder.recording(run):
                     make_strategy(self.mode).fit(run)
@@ -615,13 +610,13 @@ class SparkModel:
         """
         objects = arguments.custom_objects("custom_objects", custom_objects)
         folder = arguments.path("path", path)
-        saved = newest_fit(CheckpointStore(folder), with_model=True)
+        saved = SavedRun.newest(CheckpointStore(folder), with_model=True)
         if saved is None:
             raise StorageError(f"{folder!r} has no complete checkpoint: expected the path of Checkpoint(path).")
         model = load_bytes(saved.model, objects, safe_mode=safe_mode, is_packed=True)
         find_outside(model, objects)
-        restore_result(saved, model)
-        spark_model = _restored(model, dict(saved.settings), saved.progress.rule_state, objects)
+        saved.restore_result(model)
+        spark_model = _restored(model, dict(saved.work.kept), saved.progress.rule_state, objects)
         spark_model.training_histories.extend(saved.progress.record.histories)
         return spark_model
 
@@ -638,16 +633,16 @@ class SparkModel:
     def _run(self, given: Mapping[str, Any], recorder: Recorder, events: Events) -> Run:
         """A call of `fit` with these arguments."""
         rule = make_rule(self._given_rule, self.mode)
+        settings = {name: getattr(self, name) for name in ("mode", "frequency", "num_workers", "gradient_dtype")}
+        if self.mode in ASYNCHRONOUS_MODES:
+            settings["parameter_server_mode"] = self.parameter_server_mode or "http"
+        if self.mode != "allreduce":
+            settings["rule"] = repr(rule)
         return Run(
-            "fit",
+            self.mode,
             [self.model],
             given,
-            settings={
-                "mode": self.mode,
-                "rule": rule_config(rule),
-                "frequency": self.frequency,
-                "gradient_dtype": self.gradient_dtype,
-            },
+            settings,
             custom_objects=self.custom_objects,
             frequency=self.frequency,
             rule=rule,

@@ -218,6 +218,14 @@ def test_synchronous_training_and_ensembles_do_not_need_cryptography():
     assert _printed(code, KERAS_BACKEND="jax") == "imported"
 
 
+@pytest.mark.programs
+def test_workers_load_nothing_that_only_the_driver_needs():
+    names = ("averaging", "parameter_server_worker", "allreduce", "independent", "sorted_rows")
+    modules = ", ".join(f"sparkkeras.training.{name}" for name in names)
+    code = f"import sys, {modules}; print('sparkkeras.training.run' in sys.modules)"
+    assert _printed(code, KERAS_BACKEND="jax") == "False"
+
+
 def _printed(code, **environment):
     import os
     import subprocess

@@ -40,7 +40,7 @@ from sparkkeras.spark import filesystem
 from sparkkeras.spark.remote_files import ChecksumError
 
 _ARRAYS, _MANIFEST = "arrays.bin", "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 _FOLDER = re.compile(r"checkpoint-([0-9]{8,})-([0-9a-f]{8})")
 
 
@@ -297,8 +297,12 @@ class CheckpointStore:
         if digest != _digest(text):
             raise DamagedError(f"{_MANIFEST} is not valid.")
         content = json.loads(text)
-        if content["format"] > _FORMAT:
-            raise StorageError(f"{self.path}/{name} was written by a later version of sparkkeras: upgrade to read it.")
+        if content["format"] != _FORMAT:
+            other = "a later" if content["format"] > _FORMAT else "an earlier"
+            raise StorageError(
+                f"{self.path}/{name} was written by {other} version of sparkkeras: use that version to read it, or pass "
+                "another path."
+            )
         if kind is not None and content["kind"] != kind:
             raise ConfigurationError(
                 f"the checkpoint {self.path}/{name} is of {content['kind']}, and this is {kind}: pass another path."

@@ -29,7 +29,7 @@ from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training.fit_arguments import EnsembleArguments
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
-from sparkkeras.training.preparation import check_fit, stored
+from sparkkeras.training.preparation import check_fit, rows_stored
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.run import Run
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
@@ -142,18 +142,19 @@ class SparkEnsemble:
         """
         for model in self.models:
             check_trainable(model)
+        checked: Mapping[str, Any] = {**given, "callbacks": [], "initial_epoch": 0}
         checkpoints = MemberCheckpoints.open(given["checkpoint"], given["resume"])
         seed = self.seed, self._fits
         if checkpoints is not None and checkpoints.seed is not None:
             seed = checkpoints.seed
         verbose = 1 if given["verbose"] == "auto" else given["verbose"]
-        events = Events([*([Progress(verbose)] if verbose else []), *given["monitor"]])
+        events = Events([*([Progress(verbose)] if verbose else []), *checked["monitor"]])
         with training(self.models):
             run = Run(
-                "ensemble",
+                "independent",
                 self.models,
-                {**given, "callbacks": [], "initial_epoch": 0},
-                settings={"sampling": self.sampling},
+                checked,
+                {"members": len(self.models), "sampling": self.sampling, "voting": self.voting},
                 custom_objects=self.custom_objects,
                 events=events,
             )
@@ -161,19 +162,17 @@ class SparkEnsemble:
             if checkpoints is not None:
                 for model in self.models:
                     find_outside(model, self.custom_objects)
-                checkpoints.check(run, seed)
-            with events.running(run.started(members=len(self.models), voting=self.voting)), watching_spark(events):
-                self.histories = self._train(run, seed, checkpoints)
+                checkpoints.check(run, self.sampling, seed)
+            with events.running(run.started()), watching_spark(events):
+                self._train(run, seed, checkpoints)
+            self.histories = [model.history for model in self.models]
             self._rows = RowOptions.of_fit(data, run)
         return self.histories
 
-    def _train(
-        self, run: Run, seed: tuple[int, int], checkpoints: MemberCheckpoints | None
-    ) -> list[keras.callbacks.History]:
+    def _train(self, run: Run, seed: tuple[int, int], checkpoints: MemberCheckpoints | None) -> None:
         by_partition = self.sampling == "partition"
-        strategy = IndependentStrategy(self.sampling, seed[0], checkpoints)
         # Arrays are stored in a single file, which all members memory-map.
-        with stored(run, len(self.models) if by_partition else None, slices=1):
+        with rows_stored(run, len(self.models) if by_partition else None, slices=1):
             warn_of_sorted_rows(run, averages=by_partition)
             if checkpoints is not None:
                 checkpoints.begin(run)
@@ -182,8 +181,7 @@ class SparkEnsemble:
             self.seed, self._fits = seed[0], seed[1] + 1
             run.events.emit(WorkersChanged(len(self.models)))
             run.events.emit(PhaseStarted("Training each member in its own task"))
-            strategy.fit(run)
-        return strategy.histories
+            IndependentStrategy(self.sampling, seed[0], checkpoints).fit(run)
 
     def predict(self, data: Any, **options: Any) -> Any:
         """Predict with the trained ensemble; the arguments are those of `EnsembleModel.predict`."""

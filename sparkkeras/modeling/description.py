@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
 
 from sparkkeras.modeling.archive import model_config
-from sparkkeras.modeling.optimizers import optimizers_of
+from sparkkeras.modeling.optimizers import inner_optimizer, optimizers_of
 from sparkkeras.modeling.outside import stable_names
-from sparkkeras.modeling.state import layout, outside, weight_variables
+from sparkkeras.modeling.state import has_settable_rate, layout, learning_rate, outside, weight_variables
 
 _IGNORED = ("build_config", "jit_compile", "seed", "shared_object_id")
 """Settings that Keras derives from others, from the machine, or draws at random; workers set all seeds in each round."""
@@ -77,3 +77,24 @@ def _without_rates(value: Any) -> Any:
             if not (key == "learning_rate" and isinstance(member, float))
         }
     return [_without_rates(member) for member in value] if isinstance(value, list) else value
+
+
+def describe_model(model: keras.Model) -> dict[str, Any]:
+    """The settings of a model by name, for display."""
+    described: dict[str, Any] = {"parameters": model.count_params() if model.built else None}
+    if model.optimizer is not None:
+        described["optimizer"] = type(inner_optimizer(model)).__name__
+        described["learning_rate"] = float(f"{learning_rate(model):.6g}") if has_settable_rate(model) else "schedule"
+        described["loss"] = _loss_name(getattr(model, "loss", None))
+    return described | {"keras": keras.__version__, "backend": keras.backend.backend()}
+
+
+def _loss_name(value: Any) -> str | None:
+    """A loss, or several, as text."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_loss_name(member)}" for name, member in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(_loss_name(member)) for member in value)
+    return str(getattr(value, "name", None) or getattr(value, "__name__", None) or type(value).__name__)

@@ -20,11 +20,11 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, StorageError, warn
 from sparkkeras.events import Event, RunEnded, RunStarted, guarded
+from sparkkeras.modeling.description import describe_model
 from sparkkeras.modeling.state import has_settable_rate, learning_rate
 from sparkkeras.monitor.messages import Messages, RunReporter
 from sparkkeras.monitor.server import PageServer, saved_page
 from sparkkeras.spark import filesystem
-from sparkkeras.training.run import describe_model
 
 
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]

@@ -425,7 +425,7 @@ def _is_loss(error: WorkerError) -> bool:
 
 
 class _RankTraining:
-    """The driver's side of one run. Only `_size` and `_train` use Spark."""
+    """The driver's side of one run. Only `_size` and `_run_group` use Spark."""
 
     def __init__(self, run: Run, epochs: range) -> None:
         self._run, self._epochs = run, epochs
@@ -490,7 +490,7 @@ class _RankTraining:
         training = sum(any(run.split.train[part] != 0 for part in parts) for parts in plan.partitions)
         run.events.emit(WorkersChanged(training, [run.rows_of_epoch(parts) for parts in plan.partitions]))
         run.events.emit(EpochRestarted(sum(report.rows for report in self._part.reports)))
-        error = self._train(plan, moves_rows)
+        error = self._run_group(plan, moves_rows)
         if error is not None and error is self._raised:  # by a callback
             raise error
         return error
@@ -503,7 +503,7 @@ class _RankTraining:
         """The number of ranks that can run now."""
         return self._hosts.size()
 
-    def _train(self, plan: RankPlan, moves_rows: bool) -> WorkerError | None:
+    def _run_group(self, plan: RankPlan, moves_rows: bool) -> WorkerError | None:
         """Run a group of ranks; see `_start`.
 
         After an error, contexts do not remove shared values: with Spark Connect, that query would have the rows of a lost

@@ -21,14 +21,13 @@ _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 _SETTING_RATES = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
 
 
-def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbacks.Callback]:
-    """Check the callbacks of the driver, and return them as a list.
+def check_callbacks(callbacks: Sequence[keras.callbacks.Callback], model: keras.Model) -> None:
+    """Check the callbacks of the driver.
 
     Raises:
-        ConfigurationError: A value is not a callback, or a callback needs batches on the driver or does not fit the model.
+        ConfigurationError: A callback needs batches on the driver, or does not fit the model.
     """
-    given = as_callbacks("callbacks", callbacks)
-    for callback in given:
+    for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, _SAVING) and callback.save_freq != "epoch":
             raise ConfigurationError(
@@ -53,7 +52,6 @@ def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbac
                 f"{name}.{hooks[0]} is never called: callbacks run on the driver, once per epoch, and batches run on the "
                 "workers. Pass the callback as worker_callbacks= to run it there."
             )
-    return given
 
 
 def has_monitor(callback: keras.callbacks.Callback) -> bool:

@@ -41,22 +41,12 @@ from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
 from sparkkeras.training.fit_arguments import ASYNCHRONOUS_MODES
 from sparkkeras.training.recorder import EpochPart, Recorder
-from sparkkeras.training.run import Run
-from sparkkeras.training.saved_run import (
-    FIT,
-    EpochRecord,
-    SavedFit,
-    SavedRun,
-    TrainingProgress,
-    WorkerRows,
-    check_same,
-    newest_fit,
-    restore_result,
-)
+from sparkkeras.training.saved_run import EpochRecord, SameWork, SavedRun, TrainingProgress, WorkerRows, check_same
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     from sparkkeras.parameter.ledger import LedgerProgress
+    from sparkkeras.training.run import Run
 import signal
 import threading
 from dataclasses import dataclass
@@ -76,7 +66,7 @@ class CheckpointRecorder(Recorder):
     records = True
 
     def __init__(
-        self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedFit | None, in_step: bool = False
+        self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedRun | None, in_step: bool = False
     ) -> None:
         self._continue_from(saved)
         self.every_steps = int(checkpoint.every) if in_step and checkpoint.every != "epoch" else None
@@ -107,28 +97,28 @@ class CheckpointRecorder(Recorder):
         if store is None:
             return None
         assert isinstance(checkpoint, Checkpoint)
-        return cls(checkpoint, store, newest_fit(store) if resume else None, mode == "allreduce")
+        return cls(checkpoint, store, SavedRun.newest(store) if resume else None, mode == "allreduce")
 
     @property
     def needs_slot(self) -> bool:
         """See `CheckpointStore.needs_slot`."""
         return self._store.needs_slot
 
-    def check(self, run: Run, settings: Mapping[str, Any]) -> None:
+    def check(self, run: Run, kept: Mapping[str, Any]) -> None:
         """Check that a run can continue from the checkpoint, as far as it is known without the rows.
 
         Args:
             run: The checked run.
-            settings: The settings of the SparkModel after it, to keep.
+            kept: The settings of the SparkModel after it.
 
         Raises:
             ConfigurationError: The model or an argument differs, or a callback cannot be resumed.
         """
-        self._begun = SavedRun.of(run, settings, self._checkpoint.every)
+        self._work = SameWork.of(run, kept)
         callback_states.check(run.given["callbacks"])
         if self.saved is not None:
-            self.saved.check(self._begun, self._store.path)
-            self._begun = replace(self._begun, rates=self.saved.rates)  # with which training has begun
+            self.saved.work.check(self._work, self._store.path, self.saved.name)
+            self._work = replace(self._work, rates=self.saved.work.rates)  # with which training has begun
 
     def check_data(self, run: Run) -> None:
         """Check that the stored rows are those of the checkpoint. Warns if the result will have other bits.
@@ -156,7 +146,7 @@ class CheckpointRecorder(Recorder):
             reasons.append(_CHANGED_ROWS + (_VALIDATED_ROWS if any(run.split.validate) else ""))
         self._has_same_rows = not reasons
         if reasons and saved.progress.part.batches:
-            saved = newest_fit(self._store, at_epoch_end=True) or saved
+            saved = SavedRun.newest(self._store, at_epoch_end=True) or saved
             self._continue_from(saved)
             part = saved.progress.part
             if part.batches:
@@ -172,7 +162,7 @@ class CheckpointRecorder(Recorder):
                 f"of a training without interruption: {'; '.join(reasons)}."
             )
 
-    def _continue_from(self, saved: SavedFit | None) -> None:
+    def _continue_from(self, saved: SavedRun | None) -> None:
         """Continue from what a checkpoint has reached, at the end of which callbacks had not changed the model yet."""
         self.saved = saved
         self._reached = None if saved is None else replace(saved.progress, result=None, finished=False)
@@ -187,7 +177,7 @@ class CheckpointRecorder(Recorder):
         """Restore the results of a training that has ended; returns its History."""
         assert self.saved is not None
         progress, model = self.saved.progress, run.model
-        restore_result(self.saved, model)
+        self.saved.restore_result(model)
         callback_states.put(progress.record.callbacks, run.given["callbacks"])
         _replace(run.rule_state, progress.rule_state)
         _continue_histories(run.histories, progress.record.histories)
@@ -391,7 +381,8 @@ class CheckpointRecorder(Recorder):
     def _write(self, progress: TrainingProgress) -> None:
         """Write a checkpoint; in the thread."""
         began = time.monotonic()
-        self._written = self._begun.at(self._rows, progress).write(self._store, FIT, self._model)
+        run = SavedRun(progress, self._work, self._rows, keras.backend.backend(), self._checkpoint.every)
+        self._written = run.write(self._store, self._model)
         path, seconds = f"{self._store.path}/{self._written}", time.monotonic() - began
         self._run.events.emit(CheckpointWritten(path, progress.part.epoch, seconds))
 

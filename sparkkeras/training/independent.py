@@ -198,17 +198,13 @@ class IndependentStrategy:
             many partitions as members. ``"bootstrap"``: on as many rows as there are, drawn with replacement.
         seed: The seed of the bootstrap samples.
         checkpoints: Has the members that are already trained, and keeps others as soon as they are.
-
-    Attributes:
-        histories: The history of each member; empty before `fit`.
     """
 
     def __init__(self, sampling: str, seed: int, checkpoints: MemberCheckpoints | None = None) -> None:
         self._sampling, self._seed, self._checkpoints = sampling, seed, checkpoints
-        self.histories: list[keras.callbacks.History] = []
 
     def fit(self, run: Run) -> None:
-        """Train all members, and set ``histories``; see `Strategy.fit`. Each member runs its callbacks on its worker.
+        """Train all members, which get their histories; see `Strategy.fit`. Each runs its callbacks on its worker.
 
         Raises:
             ConfigurationError: A member has no rows, or the weights of all members exceed Spark's limit on results.
@@ -241,7 +237,8 @@ class IndependentStrategy:
                     "for extreme values in the data, and for NaN from transform= or on_invalid='allow'."
                 )
         trained = {each.member: each for each in found if isinstance(each, Trained)}
-        self.histories = [_finished(model, trained[number], run) for number, model in enumerate(run.models)]
+        for number, model in enumerate(run.models):
+            _finish(model, trained[number], run)
 
     def _train_each(self, results: Results[Trained | Diverged], run: Run) -> list[Trained | Diverged]:
         """Train the members that are not in a checkpoint, each in a Spark job of its own; keep and report each.
@@ -298,17 +295,17 @@ class IndependentStrategy:
             parts = stack.enter_context(everything.everywhere())
             rows, validation_rows = AllRows(parts, spans), AllRows(parts, held_out)
             sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
-        self._check_batches(run.models, run.split.train, run.options, run.steps_per_epoch)
+        self._check_batches(run, run.split.train, run.options, run.steps_per_epoch)
         validation = run.validation
         if validation is None:
             return where, sample, None
         if validation.spans is not None:
-            self._check_batches(run.models, run.split.validate, validation.options)
+            self._check_batches(run, run.split.validate, validation.options)
         else:
             stored = stack.enter_context(validation.dataset.stored())
             spans = tuple((0, handle.rows) for handle in stored.handles)
             counts = [handle.rows for handle in stored.handles]
-            self._check_batches(run.models, counts, validation.options, together=True)
+            self._check_batches(run, counts, validation.options, together=True)
             parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
             validation_rows = AllRows(parts, spans)
         options = replace(validation.options, in_batches=False)  # members read all batches into one block
@@ -316,7 +313,7 @@ class IndependentStrategy:
 
     def _check_batches(
         self,
-        models: Sequence[keras.Model],
+        run: Run,
         rows: Sequence[int | None],
         options: BatchOptions,
         max_batches: int | None = None,
@@ -325,7 +322,7 @@ class IndependentStrategy:
         """Check that members with a fixed batch size get whole batches of that size.
 
         Args:
-            models: The members.
+            run: The run, with the members.
             rows: The number of rows of each partition; ``None`` if it is unknown.
             options: How batches are made of them. Members make their own of those that a function of the user reads.
             max_batches: The largest number of batches that are used; ``None``: all.
@@ -334,7 +331,7 @@ class IndependentStrategy:
         purpose, argument = "validation", "validation_batch_size"
         if isinstance(options, FitOptions):
             purpose, argument = "training", "batch_size"
-        for model in models:
+        for model in run.models:
             check_batch_size(model, argument, options.batch_size)
             if self._sampling == "partition" and not together:
                 check_partitions(model, rows, purpose, max_batches)
@@ -375,8 +372,8 @@ def _reported(trained: Trained, run: Run) -> MemberTrained:
     return MemberTrained(trained.member, epochs, trained.logs)
 
 
-def _finished(model: keras.Model, trained: Trained, run: Run) -> keras.callbacks.History:
-    """Put the trained state into the model, and return its history."""
+def _finish(model: keras.Model, trained: Trained, run: Run) -> None:
+    """Put the trained state and its history into the model."""
     trained.state.put(model)
     history = keras.callbacks.History()
     history.set_model(model)
@@ -385,4 +382,3 @@ def _finished(model: keras.Model, trained: Trained, run: Run) -> keras.callbacks
     for epoch, logs in enumerate(trained.logs, run.initial_epoch):
         history.on_epoch_end(epoch, logs)
     model.history = history
-    return history

@@ -7,16 +7,19 @@ again, to the same bits; and a folder for each trained member, with the name of 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.checkpoints import values
 from sparkkeras.checkpoints.store import CheckpointStore, DamagedError
 from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
+from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
-from sparkkeras.training.run import Run
-from sparkkeras.training.saved_run import SavedRun, WorkerRows, check_same
+from sparkkeras.training.saved_run import SameWork, WorkerRows, check_same, initial_rate
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 _ENSEMBLE, _MEMBER = "SparkEnsemble.fit", "a member of SparkEnsemble.fit"
 _FOLDER = re.compile("member-[0-9]{5,}")
@@ -29,6 +32,15 @@ class Trained:
     member: int
     state: ModelState
     logs: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class SavedEnsemble:
+    """What the members of an ensemble begin with: their initial states, and what they belong to."""
+
+    work: SameWork
+    rows: WorkerRows
+    states: list[ModelState]
 
 
 class MemberCheckpoints:
@@ -55,11 +67,11 @@ class MemberCheckpoints:
         self.states: list[ModelState] = []
         self.trained: dict[int, Trained] = {}
         stored = store.newest(_ENSEMBLE) if resume else None
-        self._saved: SavedRun[list[ModelState]] | None = None
+        self._saved: SavedEnsemble | None = None
         if stored is not None:
-            self._name = stored.name
-            saved = self._saved = replace(stored.value, name=stored.name)
-            self.seed, self.states = (saved.settings["seed"], saved.settings["fits"]), saved.progress
+            self._name, self._saved = stored.name, stored.value
+            self.seed = stored.value.work.seed, stored.value.work.kept["fits"]
+            self.states = stored.value.states
             return
         members = [name for name in filesystem.folders_in(store.path) if _FOLDER.fullmatch(name)]
         if members:
@@ -79,19 +91,23 @@ class MemberCheckpoints:
         store = CheckpointStore.open(checkpoint, resume, "each member of an ensemble is written when it is trained")
         return None if store is None else cls(store, bool(resume))
 
-    def check(self, run: Run, seed: tuple[int, int]) -> None:
+    def check(self, run: Run, sampling: str, seed: tuple[int, int]) -> None:
         """Check that the models and the arguments of a checked run are those of the checkpoint.
 
         Args:
             run: The run.
+            sampling: The rows that each member is trained on.
             seed: The seed of the ensemble, and the number of its calls of ``fit`` before this one.
 
         Raises:
             ConfigurationError: They differ.
         """
-        self._begun = SavedRun.of(run, {"seed": seed[0], "fits": seed[1]})
+        members = [description(model) for model in run.models]
+        compared = {"epochs": run.epochs, "sampling": sampling, **run.arguments, "members": members}
+        rates = {f"learning_rate of member {number}": initial_rate(each) for number, each in enumerate(run.models)}
+        self._work = SameWork(compared, rates, seed[0], {"fits": seed[1]})
         if self._saved is not None:
-            self._saved.check(self._begun, self._store.path)
+            self._saved.work.check(self._work, self._store.path, self._name)
 
     def begin(self, run: Run) -> None:
         """Check the rows, and read what is trained; or write the initial states of the members. Warns of changed rows.
@@ -103,7 +119,7 @@ class MemberCheckpoints:
         rows = WorkerRows.of(run)
         if self._saved is None:
             self.states = [ModelState.take(model) for model in run.models]
-            self._name = self._begun.at(rows, self.states).write(self._store, _ENSEMBLE)
+            self._name = self._store.write(_ENSEMBLE, SavedEnsemble(self._work, rows, self.states))
             return
         before, now = ({"data": each.described, "partitions": each.counts} for each in (self._saved.rows, rows))
         check_same(before, now, self._store.path, self._name)
@@ -143,4 +159,4 @@ class MemberCheckpoints:
         return CheckpointStore(f"{self._store.path}/member-{number:05d}")
 
 
-values.register(Trained)
+values.register(Trained, SavedEnsemble)

@@ -134,13 +134,13 @@ class _ServedTraining:
 
     def train(self) -> None:
         """Train the epochs, and put the mean of the workers' optimizer variables into the model."""
-        optimizers = self._train() if self._epochs else []
+        optimizers = self._run_workers() if self._epochs else []
         if self._reached is not None:
             optimizers = self._kept_optimizers()  # also of workers that had finished before the checkpoint
         if optimizers:
             self._put_optimizer(merge(optimizers).optimizer)
 
-    def _train(self) -> list[OptimizerVariables]:
+    def _run_workers(self) -> list[OptimizerVariables]:
         run, dataset, server = self._run, self._dataset, self._run.server
         with ExitStack() as stack:
             validation = validation_plan(run, stack)

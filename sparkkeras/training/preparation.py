@@ -1,6 +1,6 @@
 """Preparation of a run: its arguments are checked, sources are made of its data, and the rows are stored.
 
-`check_fit` raises all errors that can be found before Spark runs; `stored` stores the rows and checks those too.
+`check_fit` raises all errors that can be found before Spark runs; `rows_stored` stores the rows and checks those too.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_fit(run: Run, data: Any, y: Any, batch_size: int, seed: int) -> None:
             f"nothing is trained: initial_epoch={run.initial_epoch} is not less than epochs={run.epochs}, the epoch to end "
             "at."
         )
-    validates = _check_validation(given)
+    _check_validation(given)
     check_callbacks(given["callbacks"], model)
     run.options = FitOptions(
         batch_size=given["batch_size"] or batch_size,
@@ -81,7 +81,7 @@ def check_fit(run: Run, data: Any, y: Any, batch_size: int, seed: int) -> None:
         class_weight=given["class_weight"],
     )
     for each in models:
-        check_can_train(each, validates)
+        check_can_train(each, run.validates)
         device.check_supported(each)
         warn_of_shuffle(each, given["shuffle"])
     reader = Reader(schema_of(model).before(transform), True, given["on_invalid"], labels_optional=not needs_labels(models))
@@ -113,20 +113,19 @@ def check_fit(run: Run, data: Any, y: Any, batch_size: int, seed: int) -> None:
         in_batches=held_out is not None and held_out.in_batches,
     )
     _check_batch_size(models, source, "batch_size", run.options.batch_size)
-    if validates:
-        _check_batch_size(
-            models, source if held_out is None else held_out, "validation_batch_size", run.validation_options.batch_size
-        )
+    if run.validates:
+        validated = source if held_out is None else held_out
+        _check_batch_size(models, validated, "validation_batch_size", run.validation_options.batch_size)
     _check_source(models, source, run.options)
     if held_out is not None:
         _check_source(models, held_out, run.validation_options)
 
 
 @contextmanager
-def stored(
+def rows_stored(
     run: Run, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
 ) -> Iterator[None]:
-    """Pack the models of a checked run, store its rows on the workers until the end of the context, and check the rows.
+    """Pack the models of a checked run, store its rows on the workers until the end of the context, and check them.
 
     Args:
         run: The run.
@@ -141,7 +140,8 @@ def stored(
         CustomObjectError: A model, or the callbacks on the workers, cannot be sent.
         ModelError: See `ModelArchive.pack`.
     """
-    models, given, events, apart = run.models, run.given, run.events, run.kind == "ensemble"
+    models, given, events = run.models, run.given, run.events
+    apart = run.mode == "independent"  # workers validate, and train on rows of several partitions
     events.emit(PhaseStarted(f"Packing the model{'s' if len(models) > 1 else ''}"))
     run.archives = [ModelArchive.pack(model, run.custom_objects) for model in models]
     monitors = given["callbacks"], given["worker_callbacks"], run.validates, run.validates and apart
@@ -169,7 +169,7 @@ def stored(
             _check_stored(models, run.held_out, held_out, run.validation_options)
             run.validation = Validation(held_out, run.validation_options, given["validation_freq"])
             held_out_rows = [handle.rows for handle in held_out.handles]
-        if not apart:  # the members of ensembles train on rows of several partitions
+        if not apart:
             check_partitions(run.model, split.train, "training", run.steps_per_epoch)
             check_partitions(run.model, held_out_rows, "validation")
         reporting = None if apart else rows  # members are in different epochs
@@ -178,8 +178,8 @@ def stored(
         yield
 
 
-def _check_validation(given: Mapping[str, Any]) -> bool:
-    """Check the arguments that say which rows to validate on; returns whether there are such rows.
+def _check_validation(given: Mapping[str, Any]) -> None:
+    """Check the arguments that say which rows to validate on.
 
     Raises:
         ConfigurationError: More than one of them is set.
@@ -195,7 +195,6 @@ def _check_validation(given: Mapping[str, Any]) -> bool:
             "pass only one of validation_split, validation_data and validation_col (in Spark ML validationIndicatorCol); "
             f"received {' and '.join(found)}."
         )
-    return bool(found)
 
 
 def _check_batch_size(models: Sequence[keras.Model], source: Source, argument: str, batch_size: int) -> None:

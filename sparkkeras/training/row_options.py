@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import keras
 
@@ -18,8 +18,10 @@ from sparkkeras.sources.column_names import ColumnFinder
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame
 from sparkkeras.sources.source import FrameSource, NamedColumns, is_batch_function, is_rdd, takes_rows
 from sparkkeras.training.references import decode, encode
-from sparkkeras.training.run import Run
 from sparkkeras.worker.batches import Transform
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 T = TypeVar("T")
 

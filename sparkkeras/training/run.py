@@ -1,4 +1,4 @@
-"""One call of `fit`: a `Run`, from the checked arguments to the result; and the strategies that train it."""
+"""One call of `fit`: a `Run`, from the arguments to the result; and the strategy of each training mode."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.events import Events, RunStarted
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.optimizers import inner_optimizer
-from sparkkeras.modeling.state import has_settable_rate, learning_rate
+from sparkkeras.modeling.description import describe_model
 from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.rpc.options import ParameterServerOptions
@@ -48,16 +47,16 @@ class ServerSettings:
     stats: ParameterServerStats = field(default_factory=ParameterServerStats)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # most attributes are set later
 class Run:
-    """One call of `fit`. `check_fit` checks it, `stored` stores its rows, and a strategy trains it, which gets nothing else.
+    """One call of `fit`: made of its arguments, checked by `check_fit`, stored by `rows_stored`, trained by a strategy.
 
     Attributes:
-        kind: ``"fit"`` or ``"ensemble"``, see `RunStarted`.
+        mode: The training mode, one of `MODES`; ``"independent"`` for the members of an ensemble.
         models: The models to train: that of a SparkModel, into which the strategy puts the state of the last completed
             round, or the members of an ensemble.
         given: The arguments of `fit` by name; see `FitArguments`.
-        settings: What is shown, and must be the same to resume, besides ``given``: values for JSON by name.
+        settings: Those of the SparkModel or the ensemble, for display.
         custom_objects: Custom classes and functions by name, where they cannot be found from the models.
         frequency: ``"epoch"``, or the number of batches between two exchanges.
         rule: The update rule, which computes the next weights from the workers' weights.
@@ -69,20 +68,20 @@ class Run:
         recorder: Gets the progress, to write checkpoints.
         events: Passes on what happens.
 
-        source: The rows to train on, from here on known when the run is checked.
+        source: The rows to train on. `check_fit` sets this and what follows.
         held_out: The rows to validate on, unless they are a part of ``source``.
         options: How a worker trains.
         validation_options: How rows to validate on become batches.
 
-        archives: The packed models, from here on known when the rows are stored.
+        archives: The packed models. `rows_stored` sets this and what follows, and adds to ``options``.
         dataset: The rows to train on.
         split: Those to train on, and those to validate on.
         validation: The validation; ``None``: no validation.
 
-        callbacks: The callbacks on the driver, which are begun last; an ensemble has none.
+        callbacks: The callbacks on the driver. `SparkModel.fit` sets them right before training; an ensemble has none.
     """
 
-    kind: str
+    mode: str
     models: Sequence[keras.Model]
     given: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -138,20 +137,22 @@ class Run:
     @property
     def validates(self) -> bool:
         """Whether there are rows to validate on."""
-        return bool(self.given["validation_split"]) or self.held_out is not None
+        others = self.given["validation_data"], self.given["validation_col"]
+        return bool(self.given["validation_split"]) or any(each is not None for each in others)
 
     @property
-    def compared(self) -> dict[str, Any]:
-        """The settings and arguments that must be the same to resume, and that are shown: values for JSON by name."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `fit` that must be the same to resume, and that are shown: values for JSON by name."""
         found = {name: self.given[name] for name, each in declared(FitArguments).items() if each.is_setting}
         weights = found["class_weight"]
         by_text = {str(index): weight for index, weight in weights.items()} if isinstance(weights, Mapping) else weights
-        return {**self.settings, "batch_size": self.options.batch_size, **found, "class_weight": by_text}
+        return {"batch_size": self.options.batch_size, **found, "class_weight": by_text}
 
-    def started(self, **shown: Any) -> RunStarted:
-        """The event with which it begins, with further settings for display."""
-        settings = {**self.compared, **shown, "seed": self.options.seed, **describe_model(self.model)}
-        return RunStarted(self.kind, self.model.name, settings, self.epochs, self.initial_epoch)
+    def started(self) -> RunStarted:
+        """The event with which it begins, after `check_fit`."""
+        settings = {**self.settings, **self.arguments, "seed": self.options.seed, **describe_model(self.model)}
+        kind = "ensemble" if self.mode == "independent" else "fit"
+        return RunStarted(kind, self.model.name, settings, self.epochs, self.initial_epoch)
 
     @property
     def batches(self) -> int:
@@ -183,32 +184,11 @@ class Run:
         return len(self.split.workers)
 
 
-def describe_model(model: keras.Model) -> dict[str, Any]:
-    """The settings of a model by name, for display."""
-    described: dict[str, Any] = {"parameters": model.count_params() if model.built else None}
-    if model.optimizer is not None:
-        described["optimizer"] = type(inner_optimizer(model)).__name__
-        described["learning_rate"] = float(f"{learning_rate(model):.6g}") if has_settable_rate(model) else "schedule"
-        described["loss"] = _name(getattr(model, "loss", None))
-    return described | {"keras": keras.__version__, "backend": keras.backend.backend()}
-
-
-def _name(value: Any) -> str | None:
-    """A loss, or several, as text."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_name(member)}" for name, member in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(str(_name(member)) for member in value)
-    return str(getattr(value, "name", None) or getattr(value, "__name__", None) or type(value).__name__)
-
-
 class Strategy(Protocol):
     """A way to train; implements both the driver's and the workers' half of its protocol."""
 
     def fit(self, run: Run) -> None:
-        """Train the models, update the histories, and call the callbacks in every epoch and round."""
+        """Train the models, update the histories, and call the callbacks on the driver in every epoch."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -22,17 +22,14 @@ from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import ModelState, learning_rate, put_generators
-from sparkkeras.parameter.rules import State
+from sparkkeras.parameter.rules import State, rule_config
 from sparkkeras.training.recorder import EpochPart
-from sparkkeras.training.run import Run
 from sparkkeras.training.worker_reports import Report
 from sparkkeras.weights import Array, Flat
 
 if TYPE_CHECKING:
     from sparkkeras.parameter.ledger import LedgerProgress
-
-P = TypeVar("P")
-Q = TypeVar("Q")
+    from sparkkeras.training.run import Run
 
 FIT = "SparkModel.fit or KerasEstimator.fit"
 """What writes these checkpoints, as in messages."""
@@ -89,7 +86,45 @@ class TrainingProgress:
     workers: LedgerProgress | None = None
 
 
-def _initial_rate(model: keras.Model) -> float | None:
+@dataclass(frozen=True)
+class SameWork:
+    """What a checkpoint belongs to: a run can continue from those of the same work.
+
+    Attributes:
+        compared: The models, the arguments and the settings, which must be the same: values for JSON by name.
+        rates: The learning rates of the optimizers, by name in messages; ``None`` for one that has made a step, which may
+            have changed it.
+        seed: The seed of row orders and dropout masks; of an ensemble, that from which it follows.
+        kept: What is restored and not compared: the settings of the SparkModel after this call of `fit`; of an ensemble,
+            the number of calls before it.
+    """
+
+    compared: dict[str, Any]
+    rates: dict[str, float | None]
+    seed: int
+    kept: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: Run, kept: Mapping[str, Any]) -> SameWork:
+        """That of a checked call of `SparkModel.fit`."""
+        compared = {
+            "mode": run.mode,
+            "rule": rule_config(run.rule),
+            "frequency": run.frequency,
+            "gradient_dtype": run.gradient_dtype,
+            **run.arguments,
+            **description(run.model),
+        }
+        return cls(compared, {"learning_rate": initial_rate(run.model)}, run.options.seed, dict(kept))
+
+    def check(self, now: SameWork, path: str, name: str) -> None:
+        """Check that a run is the same work; the arguments and the error are those of `check_same`."""
+        names = [name for name, rate in self.rates.items() if None not in (rate, now.rates.get(name))]
+        before, after = ({name: each.rates[name] for name in names} for each in (self, now))
+        check_same({**self.compared, **before}, {**now.compared, **after}, path, name)
+
+
+def initial_rate(model: keras.Model) -> float | None:
     """The learning rate of the optimizer; ``None`` if it has made a step, which may have changed it."""
     return None if any(iterations(model)) else learning_rate(model)
 
@@ -191,108 +226,64 @@ def _total(rows: Sequence[int | None]) -> int | None:
 
 
 @dataclass(frozen=True)
-class SavedRun(Generic[P]):
-    """A checkpoint of a run: what it belongs to, and what it had reached.
+class SavedRun:
+    """A checkpoint of `fit`.
 
     Attributes:
-        fit: The models and the arguments, which must be the same to resume: values for JSON by name.
-        rates: The learning rates of the optimizers, by name in messages; ``None`` for one that has made a step, which may
-            have changed it.
-        seed: The seed of row orders and dropout masks.
-        settings: What the caller of the run keeps: the settings of the SparkModel after it.
+        progress: What training had reached.
+        work: What it belongs to.
+        rows: The rows.
         backend: The backend of Keras.
         every: How often checkpoints were written, see `Checkpoint`.
-        rows: The rows.
-        progress: What was reached: a `TrainingProgress`; of an ensemble, the states that its members begin with.
         name: The name of the checkpoint that was read.
         model: The bytes of the packed model, if they were read.
     """
 
-    fit: dict[str, Any]
-    rates: dict[str, float | None]
-    seed: int
-    settings: dict[str, Any]
+    progress: TrainingProgress
+    work: SameWork
+    rows: WorkerRows
     backend: str
     every: str | int
-    rows: WorkerRows
-    progress: P
     name: str = ""
     model: bytes = b""
 
     @classmethod
-    def of(cls, run: Run, settings: Mapping[str, Any], every: str | int = "epoch") -> SavedRun[None]:
-        """What a checkpoint of a checked run belongs to."""
-        if run.kind == "ensemble":
-            described: dict[str, Any] = {"epochs": run.epochs, "members": [description(model) for model in run.models]}
-            rates = {f"learning_rate of member {number}": _initial_rate(each) for number, each in enumerate(run.models)}
-        else:
-            described, rates = description(run.model), {"learning_rate": _initial_rate(run.model)}
-        return SavedRun(
-            {**run.compared, **described},
-            rates,
-            run.options.seed,
-            dict(settings),
-            keras.backend.backend(),
-            every,
-            WorkerRows([], [], {}),
-            None,
-        )
+    def newest(cls, store: CheckpointStore, at_epoch_end: bool = False, with_model: bool = False) -> SavedRun | None:
+        """The newest checkpoint that is not damaged; ``None`` if there is no checkpoint.
 
-    def at(self, rows: WorkerRows, progress: Q) -> SavedRun[Q]:
-        """The checkpoint of a run with these rows that has reached this."""
-        return SavedRun(self.fit, self.rates, self.seed, self.settings, self.backend, self.every, rows, progress)
-
-    def check(self, now: SavedRun[Any], path: str) -> None:
-        """Check that another run is the same work.
+        Args:
+            store: The folder.
+            at_epoch_end: Skip those in the middle of an epoch.
+            with_model: Whether to read the model, too.
 
         Raises:
-            ConfigurationError: The models or the arguments differ; ``path``, the folder, is in the message.
+            StorageError: The folder cannot be read, or all checkpoints are damaged.
+            ConfigurationError: The checkpoint is not of a call of `fit`.
         """
-        names = [name for name, rate in self.rates.items() if None not in (rate, now.rates.get(name))]
-        before, after = ({name: each.rates[name] for name in names} for each in (self, now))
-        check_same({**self.fit, **before}, {**now.fit, **after}, path, self.name)
-
-    def write(self, store: CheckpointStore, kind: str, model: bytes = b"") -> str:
-        """Write it, perhaps with the packed model; returns its name."""
         _register_ledger()
-        return store.write(kind, self, model)
+        found = store.newest(FIT, lambda run: not (at_epoch_end and run.progress.part.batches), with_model)
+        return None if found is None else replace(found.value, name=found.name, model=found.model)
 
+    def write(self, store: CheckpointStore, model: bytes) -> str:
+        """Write it with the packed model; returns its name."""
+        _register_ledger()
+        return store.write(FIT, self, model)
 
-SavedFit: TypeAlias = SavedRun[TrainingProgress]
+    def restore_result(self, model: keras.Model) -> None:
+        """Put the state after training into a model, or what training had reached.
 
-
-def newest_fit(store: CheckpointStore, at_epoch_end: bool = False, with_model: bool = False) -> SavedFit | None:
-    """The newest checkpoint of `fit` that is not damaged; ``None`` if there is no checkpoint.
-
-    Args:
-        store: The folder.
-        at_epoch_end: Skip those in the middle of an epoch.
-        with_model: Whether to read the model, too.
-
-    Raises:
-        StorageError: The folder cannot be read, or all checkpoints are damaged.
-        ConfigurationError: The checkpoint is not of a call of `fit`.
-    """
-    _register_ledger()
-    found = store.newest(FIT, lambda run: not (at_epoch_end and run.progress.part.batches), with_model)
-    return None if found is None else replace(found.value, name=found.name, model=found.model)
-
-
-def restore_result(saved: SavedFit, model: keras.Model) -> None:
-    """Put the state after training into a model, or what training had reached.
-
-    Raises:
-        ConfigurationError: The model has other variables outside it than that of the checkpoint.
-    """
-    before, now = (each.get(OUTSIDE, []) for each in (saved.fit, description(model)))
-    if before != now:
-        raise ConfigurationError(
-            f"the custom code of the model in the checkpoint {saved.name} has {counted(len(before), 'variable')} outside "
-            f"the model, and this one {counted(len(now), 'variable')}, or others: pass the code with which the "
-            "checkpoint was written as custom_objects=."
-        )
-    (saved.progress.result or saved.progress.state).put(model)
-    put_generators(saved.progress.generators, model)
+        Raises:
+            ConfigurationError: The model has other variables outside it than that of the checkpoint.
+        """
+        before, now = (each.get(OUTSIDE, []) for each in (self.work.compared, description(model)))
+        if before != now:
+            raise ConfigurationError(
+                f"the custom code of the model in the checkpoint {self.name} has {counted(len(before), 'variable')} outside "
+                f"the model, and this one {counted(len(now), 'variable')}, or others: pass the code with which the "
+                "checkpoint was written as custom_objects=."
+            )
+        (self.progress.result or self.progress.state).put(model)
+        put_generators(self.progress.generators, model)
 
 
 def _register_ledger() -> None:
@@ -302,4 +293,4 @@ def _register_ledger() -> None:
     values.register(LedgerProgress, PartitionProgress, EpochReport)
 
 
-values.register(SavedRun, WorkerRows, TrainingProgress, EpochRecord, EpochPart, Report, ModelState, Flat)
+values.register(SavedRun, SameWork, WorkerRows, TrainingProgress, EpochRecord, EpochPart, Report, ModelState, Flat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from sparkkeras.data.dataset import TaskContext, common_spec
 from sparkkeras.data.partition_stats import Difference, PartitionStats, largest_difference
 from sparkkeras.errors import warn
 from sparkkeras.sources.source import FrameSource, Source
-from sparkkeras.training.run import Run
+
+if TYPE_CHECKING:
+    from sparkkeras.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,8 @@ def test_closed_ports_of_the_driver_are_named(spark, firewall):
     for name, each in found.items():
         assert f"driver:{PORT}" in each["error"]
         assert "port=" in each["error"]
-        assert name in ("search", "doctor") or each["seconds"] < 30  # the check takes 10; those two load the backend
+        limit = {"search": 60, "doctor": 120}.get(name, 30)  # the check takes 10; those two load the backend on this host
+        assert each["seconds"] < limit
 
 
 @pytest.mark.parametrize(("backend", "rejects"), [("tensorflow", False), ("jax", False), ("tensorflow", True)])

@@ -13,7 +13,7 @@ from sparkkeras.runner import context
 from sparkkeras.sources.connect import RemoteResults
 from sparkkeras.spark import filesystem, remote_files
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
-from sparkkeras.training.saved_run import newest_fit
+from sparkkeras.training.saved_run import SavedRun
 from tests.connect import cases
 from tests.connect.conftest import stored
 from tests.models import classifier
@@ -152,7 +152,7 @@ def test_an_interrupted_training_continues_with_the_same_bits(spark, tmp_path):
     checkpoint = place(tmp_path / "run", True)
     with interrupted_when(lambda: len(list(tmp_path.glob("run/*/manifest.json.parquet/_SUCCESS"))) > 1, 30):
         trained(100, checkpoint=checkpoint)
-    reached = newest_fit(CheckpointStore(checkpoint.path)).progress.part.epoch
+    reached = SavedRun.newest(CheckpointStore(checkpoint.path)).progress.part.epoch
     assert 1 < reached < 100
     assert trained(reached + 2, checkpoint=checkpoint, resume=True) == trained(reached + 2)
 

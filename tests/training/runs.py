@@ -69,16 +69,15 @@ def partitions(*sizes):
 
 
 def stored_run(
-    models, dataset, options, *, kind="fit", split=None, validation=None, callbacks=(), archives=None, given=None, **more
+    models, dataset, options, *, mode="synchronous", split=None, validation=None, archives=None, given=None, **more
 ):
     """A run whose rows are stored; ``given`` are arguments of `fit`, and ``more`` are fields of the `Run`."""
     sizes = tuple(handle.rows for handle in dataset.handles)
     defaults = {name: argument.default for name, argument in declared(FitArguments).items()}
-    run = Run(kind, models, defaults | {"callbacks": callbacks} | (given or {}), **more)
+    run = Run(mode, models, defaults | (given or {}), **more)
     run.dataset, run.split = dataset, split or TrainValidationSplit(sizes, (0,) * len(sizes))
     run.options, run.validation = options, validation
     run.archives = archives or [ModelArchive.pack(model) for model in models]
-    run.callbacks = DriverCallbacks(callbacks, run.model, run.epochs, run.steps, Events())
     return run
 
 
@@ -137,9 +136,9 @@ def fit(
         options,
         split=split,
         validation=validation,
-        callbacks=callbacks,
+        mode=mode,
         archives=archive and [archive],
-        given={"epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch},
+        given={"callbacks": callbacks, "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch},
         frequency=frequency,
         rule=make_rule(rule, "synchronous" if mode == "independent" else mode),
         rule_state={} if rule_state is None else rule_state,
@@ -148,6 +147,7 @@ def fit(
         recorder=recorder or Recorder(),
         events=Events([recorded, *listeners(callbacks)]),
     )
+    run.callbacks = DriverCallbacks(callbacks, run.model, run.epochs, run.steps, run.events)
     strategy = IndependentStrategy("all", seed) if mode == "independent" else make_strategy(mode)
     if recorder is not None:
         recorder.check(run, {"fits": 1})

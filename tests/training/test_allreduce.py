@@ -306,7 +306,7 @@ class Training(_RankTraining):
     def _size(self):
         return self.slots if isinstance(self.slots, int) else next(self.slots)
 
-    def _train(self, plan, moves_rows):
+    def _run_group(self, plan, moves_rows):
         size = len(plan.partitions)
         self.starts.append((plan.epochs.start, size, moves_rows))
         self.firsts.append(plan.first)

@@ -33,16 +33,7 @@ from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.fit_arguments import ASYNCHRONOUS_MODES
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.run import ServerSettings
-from sparkkeras.training.saved_run import (
-    FIT,
-    EpochRecord,
-    SavedRun,
-    TrainingProgress,
-    WorkerRows,
-    check_same,
-    newest_fit,
-    restore_result,
-)
+from sparkkeras.training.saved_run import EpochRecord, SameWork, SavedRun, TrainingProgress, WorkerRows, check_same
 from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
@@ -266,9 +257,8 @@ def test_the_model_of_a_checkpoint(tmp_path, build):
         flat.vector[:] = generator.uniform(0.1, 1, flat.vector.shape).astype(np.float16)
     state.put(model)
     progress = TrainingProgress(EpochPart(1), 1, False, state, [], {}, EpochRecord([], {}, {}, [], []))
-    rows = WorkerRows([], [], {})
-    run = SavedRun(description(model), {}, 1, {"mode": "synchronous"}, "", "epoch", rows, progress)
-    run.write(CheckpointStore(str(tmp_path)), FIT, archive.data)
+    work = SameWork(description(model), {}, 1, {"mode": "synchronous"})
+    SavedRun(progress, work, WorkerRows([], [], {}), "", "epoch").write(CheckpointStore(str(tmp_path)), archive.data)
     restored = SparkModel.from_checkpoint(tmp_path)
     assert bits(restored) == bits(SimpleNamespace(model=model))
     restored.save(tmp_path / "saved.keras")
@@ -294,7 +284,7 @@ def test_more_epochs_continue_from_before_the_end_of_training(tmp_path, averaged
     train(averaged, tmp_path / "run", epochs=2)
     result = bits(averaged)
     averaged.reset()
-    restore_result(newest_fit(CheckpointStore(str(tmp_path / "run"))), averaged.model)
+    SavedRun.newest(CheckpointStore(str(tmp_path / "run"))).restore_result(averaged.model)
     assert bits(averaged) == result
     averaged.reset()
     assert (train(averaged, tmp_path / "run", resume=True).history, bits(averaged)) == expected
@@ -313,7 +303,7 @@ def test_a_completed_run_trains_nothing(tmp_path, averaged):
         [averaged.model],
         partitions(8, 5),
         FitOptions(BATCH),
-        callbacks=[own],
+        given={"callbacks": [own]},
         histories=histories,
         events=Events([listener]),
     )
@@ -373,7 +363,7 @@ def test_interrupted_twice(tmp_path, scheduled, kind):
     scheduled.reset()
     with pytest.raises(kind):
         train(scheduled, path, every="epoch", **validated(failing(1, raising(kind))))
-    assert newest_fit(CheckpointStore(str(path))).progress.rounds == 1
+    assert SavedRun.newest(CheckpointStore(str(path))).progress.rounds == 1
     scheduled.reset()
     message = (
         rf"interrupted by SIGTERM in epoch 2, after 1 batch. The newest checkpoint is {path}/checkpoint-0000000[34]-.*To "
@@ -474,7 +464,7 @@ def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path,
             server=server,
             **arguments,
         )
-    saved = newest_fit(CheckpointStore(str(tmp_path))).progress
+    saved = SavedRun.newest(CheckpointStore(str(tmp_path))).progress
     assert (saved.part.epoch, saved.part.batches, saved.workers.partitions[0].steps) == (1, 3, 8)
     assert int(averaged.model.optimizer.iterations) == 5
     assert (rule_state["updates"], saved.rule_state["updates"]) == (5, 8)
@@ -499,7 +489,7 @@ def test_no_checkpoint_of_a_round_that_diverged(tmp_path, averaged):
     averaged.reset()
     with pytest.raises(DivergenceError):
         train(averaged, tmp_path, every="epoch", callbacks=[Snapshots(blow_up=2)], dataset=partitions(8))
-    assert newest_fit(CheckpointStore(str(tmp_path))).progress.part.epoch == 2
+    assert SavedRun.newest(CheckpointStore(str(tmp_path))).progress.part.epoch == 2
 
 
 class Terminate(keras.callbacks.Callback):
@@ -760,7 +750,7 @@ def test_the_learning_rate_with_which_training_began_is_kept(tmp_path, averaged)
             epochs=epochs,
             recorder=CheckpointRecorder.open(Checkpoint(tmp_path), epochs > 1, "synchronous"),
         )
-    assert newest_fit(CheckpointStore(str(tmp_path))).rates == {"learning_rate": pytest.approx(0.05)}
+    assert SavedRun.newest(CheckpointStore(str(tmp_path))).work.rates == {"learning_rate": pytest.approx(0.05)}
 
 
 def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path, averaged):
@@ -782,9 +772,9 @@ def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path
     assert train(given, tmp_path / "cut", callbacks=[halving], resume=True).history == expected
     assert bits(given) == final
     assert float(alpha) == 0.5**EPOCHS
-    saved = newest_fit(CheckpointStore(str(tmp_path / "run")))
+    saved = SavedRun.newest(CheckpointStore(str(tmp_path / "run")))
     with pytest.raises(ConfigurationError, match="has 1 variable outside the model, and this one 0 variables, or others"):
-        restore_result(saved, averaged.model)
+        saved.restore_result(averaged.model)
 
 
 class Halving(keras.callbacks.Callback):

@@ -59,10 +59,9 @@ def train(
     if split:
         validation = Validation(dataset, BatchOptions(BATCH), spans=parts.validation_spans)
     given = {"epochs": epochs, "steps_per_epoch": steps_per_epoch}
-    run = stored_run(models, dataset, options, kind="ensemble", split=parts, validation=validation, given=given)
-    strategy = IndependentStrategy(sampling, seed)
-    strategy.fit(run)
-    return strategy.histories
+    run = stored_run(models, dataset, options, mode="independent", split=parts, validation=validation, given=given)
+    IndependentStrategy(sampling, seed).fit(run)
+    return [model.history for model in models]
 
 
 def weights(model):

@@ -12,7 +12,7 @@ from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
-from sparkkeras.training.saved_run import newest_fit
+from sparkkeras.training.saved_run import SavedRun
 from sparkkeras.worker.batches import FitOptions
 from tests.models import regression
 from tests.training.runs import partitions, stored_run
@@ -28,13 +28,13 @@ def models():
     return [regression(seed=seed) for seed in range(2)]
 
 
-def begun(path, models, resume=False, checksum=7, batch_size=32):
+def begun(path, models, resume=False, checksum=7, batch_size=32, sampling="bootstrap"):
     """The checkpoints of a call of ``fit`` until it would train."""
     checkpoints = MemberCheckpoints.open(Checkpoint(path), resume)
     dataset = partitions(40)
     dataset = SimpleNamespace(handles=[replace(each, checksum=checksum) for each in dataset.handles])
-    run = stored_run(models, dataset, FitOptions(batch_size), kind="ensemble", given={"epochs": 2})
-    checkpoints.check(run, checkpoints.seed or (3, 0))
+    run = stored_run(models, dataset, FitOptions(batch_size), mode="independent", given={"epochs": 2})
+    checkpoints.check(run, sampling, checkpoints.seed or (3, 0))
     checkpoints.begin(run)
     return checkpoints
 
@@ -71,6 +71,8 @@ def test_other_arguments_and_rates_are_refused(path, models):
         begun(path, models, resume=True)
     with pytest.raises(ConfigurationError, match="batch_size: 32 in the checkpoint, 16 now"):
         begun(path, models, resume=True, batch_size=16)
+    with pytest.raises(ConfigurationError, match='sampling: "bootstrap" in the checkpoint, "all" now'):
+        begun(path, models, resume=True, sampling="all")
 
 
 def test_members_without_their_checkpoint_are_refused(path, models):
@@ -115,8 +117,8 @@ def test_a_damaged_member_is_trained_again_and_an_error_of_the_store_is_raised(p
 def test_paths_of_other_kinds(path, models):
     train(begun(path, models), models, 0)
     with pytest.raises(ConfigurationError, match="is of SparkEnsemble.fit, and this is SparkModel.fit or Keras"):
-        newest_fit(CheckpointStore(str(path)))
+        SavedRun.newest(CheckpointStore(str(path)))
     with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkModel.fit"):
-        newest_fit(CheckpointStore(str(path / "member-00000")))
+        SavedRun.newest(CheckpointStore(str(path / "member-00000")))
     with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkEnsemble.fit"):
         MemberCheckpoints.open(Checkpoint(path / "member-00000"), True)

@@ -3,16 +3,23 @@
 import sys
 
 import keras
+import numpy as np
 import pytest
 
 from sparkkeras.data.files import Handle
 from sparkkeras.data.placement import TrainValidationSplit
-from sparkkeras.training.run import Run
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.parameter.rules import make_rule
+from sparkkeras.training.fit_arguments import MODES
+from sparkkeras.training.run import Run, make_strategy
+from sparkkeras.training.saved_run import SameWork
 from sparkkeras.worker.batches import FitOptions
+from tests.models import regression
+from tests.training.runs import BATCH, partitions, stored_run
 
 
 def run(train, batch_size=10, steps_per_epoch=None):
-    found = Run("fit", [keras.Sequential()], {"steps_per_epoch": steps_per_epoch})
+    found = Run("synchronous", [keras.Sequential()], {"steps_per_epoch": steps_per_epoch})
     found.split, found.options = TrainValidationSplit(train, (0,) * len(train)), FitOptions(batch_size)
     return found
 
@@ -35,3 +42,43 @@ def test_rows_of_streams_are_of_an_unknown_number():
     assert (split.train, split.workers, split.validation_spans) == ((None, 0), [0], ((0, 0), (0, 0)))
     assert (run(split.train).num_workers, run(split.train).steps, run(split.train).batches) == (1, None, sys.maxsize)
     assert (run(split.train, steps_per_epoch=3).steps, handles[0].nbytes) == (3, 0)
+
+
+def test_each_mode_has_a_strategy():
+    assert len({type(make_strategy(mode)) for mode in MODES}) == len(MODES) - 1  # those of a server share one
+
+
+def checked(**fields):
+    return stored_run([regression()], partitions(8), FitOptions(BATCH, seed=5), **fields)
+
+
+def test_a_run_shows_its_settings_and_arguments():
+    shown = checked(settings={"mode": "synchronous", "rule": None}, given={"class_weight": {1: 2.0}}).started()
+    assert (shown.kind, shown.name, shown.epochs) == ("fit", "regression", 1)
+    assert list(shown.settings)[:2] == ["mode", "batch_size"]
+    assert (shown.settings["seed"], shown.settings["class_weight"], shown.settings["optimizer"]) == (5, {"1": 2.0}, "SGD")
+    assert checked(mode="independent").started().kind == "ensemble"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"mode": "allreduce"}, 'mode: "synchronous" in the checkpoint, "allreduce" now'),
+        ({"rule": make_rule("slowmo", "synchronous")}, r"rule\.name"),
+        ({"frequency": 3}, 'frequency: "epoch" in the checkpoint, 3 now'),
+        ({"gradient_dtype": "float16"}, "gradient_dtype: null in the checkpoint"),
+        ({"given": {"validation_split": 0.5}}, "validation_split: 0 in the checkpoint, 0.5 now"),
+    ],
+)
+def test_what_a_checkpoint_belongs_to(changed, reason):
+    before, same, other = (SameWork.of(run, {}) for run in (checked(), checked(given={"epochs": 7}), checked(**changed)))
+    before.check(same, "path", "name")
+    with pytest.raises(ConfigurationError, match=reason):
+        before.check(other, "path", "name")
+
+
+@pytest.mark.parametrize("name", ["validation_data", "validation_col"])
+def test_what_validates(name):
+    assert not checked().validates
+    assert checked(given={name: np.zeros((3, 3))}).validates
+    assert checked(given={"validation_split": 0.5}).validates
