@@ -286,6 +286,10 @@ class Piece:
     value: Any
 
 
+class Unmerged:
+    """The base class of what tasks yield in place of results, which is not merged."""
+
+
 def joined(merging: Merging[R], found: Sequence[Any]) -> list[R]:
     """The result that the merged pieces among values make up, in a list; empty if there are none."""
     in_order = sorted((item for item in found if isinstance(item, Piece)), key=lambda piece: piece.index)

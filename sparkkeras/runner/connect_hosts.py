@@ -15,7 +15,7 @@ from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.spark_hosts import ConnectionCheck, placement_of
-from sparkkeras.sources.connect import PicklesResults
+from sparkkeras.sources.frame_blocks import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
 from sparkkeras.spark.connectivity import Preflight, check_reached

@@ -19,7 +19,7 @@ import numpy as np
 
 from sparkkeras.data.block import PIECE_BYTES, Block
 from sparkkeras.data.columns import Leaf, to_column
-from sparkkeras.data.dataset import DriverAddress, Merging, Piece, Rows, Shared, StoredDataset, Task, TrainingTask, joined
+from sparkkeras.data.dataset import DriverAddress, Merging, Rows, Shared, StoredDataset, Task, TrainingTask, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
@@ -27,10 +27,12 @@ from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.frame_blocks import BatchesToBlocks
+from sparkkeras.sources.frame_blocks import BatchesToBlocks, OverPartition, read_results, results_of
 from sparkkeras.sources.tasks import (
     Collect,
     Deferred,
+    KeyByPartition,
+    MergePieces,
     Missing,
     Open,
     OpenFiles,
@@ -38,21 +40,19 @@ from sparkkeras.sources.tasks import (
     SharedRows,
     StoreRows,
     Sweep,
+    keyed_pieces,
     repaired,
+    task_context,
 )
 from sparkkeras.spark.connect import (
-    CELL_BYTES,
     INLINE_BYTES,
     RESULT,
     CapturesErrors,
     RemoteCluster,
     RemoteRunning,
-    TaskFailure,
     active_remote_session,
     disable_plan_cache,
-    pack_cells,
     restore_plan_cache,
-    unpack_cells,
 )
 from sparkkeras.weights import Array
 
@@ -151,7 +151,7 @@ class RemoteDataset:
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """Run a task in one pass over the rows; see `Dataset.run`."""
         call = Pass(Deferred(task, self.cluster.carried_environment), self.cluster.task_cores)
-        return RemoteResults(self.cluster, self.frame, OverBlocks(self.read, CapturesErrors(call)))
+        return RemoteResults(self.cluster, self.frame, OverPartition(self.read, CapturesErrors(call)))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
@@ -170,13 +170,13 @@ class RemoteDataset:
                     handles.unpersist()  # the first request: if the server is gone, only this one waits for the time-out
                     with suppress(Exception):  # its tasks may fail
                         # Spark creates as many tasks as slots, since no number of partitions is set.
-                        _results(session.range(SWEEP_ROWS), Sweep(name)).collect()
+                        session.range(SWEEP_ROWS).mapInArrow(Sweep(name), RESULT).collect()
                 restore_plan_cache(session)
 
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
         """The handles of some partitions, or of all (``None``); computing a handle writes the files of its partition."""
-        wanted = None if partitions is None else frozenset(partitions)
-        return _results(self.frame, OverBlocks(self.read, CapturesErrors(_Only(StoreRows(name), wanted))))
+        store = OverPartition(self.read, CapturesErrors(StoreRows(name)))
+        return results_of(self.frame, store if partitions is None else _InPartitions(store, frozenset(partitions)))
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ class StoredRemoteDataset:
         """Run a task over the files; see `Dataset.run`."""
         cluster = self.cluster
         checksums = tuple(handle.checksum for handle in self.handles) if self.source.repeats_rows else ()
-        call = CapturesErrors(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores, checksums))
+        call = OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores, checksums)
         repair = functools.partial(self._repaired, call)
-        return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
+        return RemoteResults(cluster, self.handle_frame, OverPartition(read_results, CapturesErrors(call)), repair)
 
     @property
     def slots(self) -> int:
@@ -278,7 +278,7 @@ class StoredRemoteDataset:
         """Write lost files again."""
         self.run(Open()).collect()
 
-    def _repaired(self, call: CapturesErrors, partitions: Sequence[int]) -> list[tuple[int, Any]]:
+    def _repaired(self, call: OpenFiles, partitions: Sequence[int]) -> list[tuple[int, Any]]:
         """Rerun partitions whose tasks did not find their files; returns ``(partition, result)`` pairs."""
         cluster = self.cluster
         results: list[tuple[int, Any]] = []
@@ -288,7 +288,8 @@ class StoredRemoteDataset:
                 cluster.collect(again)
                 for each in self.shared:
                     write_files(each, cluster, again)
-                found = cluster.collect(_results(again, OverHandles(Numbered(call))))
+                numbered = OverPartition(read_results, CapturesErrors(KeyByPartition(call)))
+                found = cluster.collect(results_of(again, numbered))
             finally:
                 again.unpersist()
             results += [pair for pair in found if not isinstance(pair[1], Missing)]
@@ -324,19 +325,17 @@ class RemoteResults(Generic[R]):
 
     def collect(self) -> list[R]:
         """See `Results.collect`."""
-        found = self.cluster.collect(_results(self.source, self.call))
+        found = self.cluster.collect(results_of(self.source, self.call))
         return repaired(found, self.from_source)
 
     def of(self, partition: int) -> list[R]:
         """See `Results.of`: the tasks of other partitions end at once."""
-        call = _OfPartition(self.call, partition)
-        return repaired(self.cluster.collect(_results(self.source, call)), self.from_source)
+        call = _InPartitions(self.call, frozenset([partition]))
+        return repaired(self.cluster.collect(results_of(self.source, call)), self.from_source)
 
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers, in one shuffle in which each group has one piece of all results."""
-        pieces = self.source.mapInArrow(
-            InPieces(self.call, merging, PIECE_BYTES), "piece int, partition bigint, result binary"
-        )
+        pieces = results_of(self.source, _InPieces(self.call, merging, PIECE_BYTES), "piece")
         # A lambda, since Spark inspects the arguments and type hints of the function.
         merged = pieces.groupBy("piece").applyInArrow(lambda table: _merge_piece(merging, table), RESULT)
         found = self.cluster.collect(merged)
@@ -352,64 +351,18 @@ class RemoteResults(Generic[R]):
         return results
 
 
-def _results(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> DataFrame:
-    """A frame of the pickled results of a function, which is called for each partition of a frame."""
-    return frame.mapInArrow(PicklesResults(call, CELL_BYTES), RESULT)
-
-
 # Functions that run on the workers
 
 
 @dataclass(frozen=True)
-class OverBlocks:
-    """Calls a function for the blocks of a partition."""
-
-    read: Callable[[int, Iterable[pa.RecordBatch]], Iterator[Block]]
-    call: Callable[[int, Iterable[Block]], Iterable[Any]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Yield the results."""
-        partition = current_partition()
-        yield from self.call(partition, self.read(partition, batches))
-
-
-@dataclass(frozen=True)
-class OverPartition:
-    """Calls a function for the values of a partition, whatever its rows are."""
-
-    values: Sequence[Any]
-    call: Callable[[int, Iterable[Any]], Iterable[Any]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Yield the results."""
-        for _ in batches:
-            pass
-        partition = current_partition()
-        yield from self.call(partition, iter((self.values[partition],)))
-
-
-@dataclass(frozen=True)
-class OverHandles:
-    """Calls a function for each handle of a partition."""
-
-    call: Callable[[int, Iterable[Handle]], Iterable[Any]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Yield the results."""
-        for handle in unpack_cells(cell for batch in batches for cell in batch.column("result").to_pylist()):
-            yield from self.call(handle.partition, iter([handle]))
-
-
-@dataclass(frozen=True)
-class _OfPartition:
-    """Calls a function for one partition; the rows of others are read and ignored."""
+class _InPartitions:
+    """Calls a function for some partitions; the rows of others are read and ignored."""
 
     call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
-    partition: int
+    partitions: frozenset[int]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Yield the results."""
-        if current_partition() == self.partition:
+        if task_context().worker in self.partitions:
             yield from self.call(batches)
         else:
             for _ in batches:
@@ -417,90 +370,22 @@ class _OfPartition:
 
 
 @dataclass(frozen=True)
-class PicklesResults:
-    """Pickles results into rows of a frame; each row has at most ``max_bytes``."""
-
-    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
-    max_bytes: int
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, each in its own batch."""
-        import pyarrow as pa
-
-        for result in self.call(batches):
-            for cell in pack_cells(result, self.max_bytes):
-                yield pa.record_batch([pa.array([cell], pa.binary())], ["result"])
-
-
-@dataclass(frozen=True)
-class Numbered:
-    """Pairs results with their partition."""
-
-    call: Callable[[int, Iterable[Any]], Iterable[Any]]
-
-    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``(partition, result)`` pairs; a `TaskFailure` is passed on unchanged."""
-        for result in self.call(partition, rows):
-            yield result if isinstance(result, TaskFailure) else (partition, result)
-
-
-@dataclass(frozen=True)
-class _Only:
-    """Calls a function for some partitions; the rows of others are read and ignored."""
-
-    call: Callable[[int, Iterable[Block]], Iterable[Any]]
-    partitions: frozenset[int] | None
-
-    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
-        if self.partitions is None or partition in self.partitions:
-            yield from self.call(partition, blocks)
-        else:
-            for _ in blocks:
-                pass
-
-
-_NOT_SPLIT = -1
-"""The index of results that are not split into pieces: `Missing` and `TaskFailure`."""
-
-
-@dataclass(frozen=True)
-class InPieces:
-    """Splits results into pieces of about ``max_bytes``, and writes these to the rows of a frame.
-
-    The column ``partition`` is the order in which they are merged.
-    """
+class _InPieces:
+    """Splits the results of a function; see `keyed_pieces`."""
 
     call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
     merging: Merging[Any]
     max_bytes: int
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, each in its own batch."""
-        import pyarrow as pa
-
-        partition = pa.array([current_partition()])
-        for result in self.call(batches):
-            unsplit = isinstance(result, (Missing, TaskFailure))
-            pieces = [result] if unsplit else self.merging.split(result, self.max_bytes)
-            for index, piece in enumerate(pieces, _NOT_SPLIT if unsplit else 0):
-                cell = pa.array([pickle.dumps(piece, 5)], pa.binary())
-                yield pa.record_batch([pa.array([index], pa.int32()), partition, cell], ["piece", "partition", "result"])
-
-
-def current_partition() -> int:
-    """The index of the partition of the current task."""
-    from pyspark import TaskContext
-
-    task = TaskContext.get()
-    return 0 if task is None else task.partitionId()
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        return keyed_pieces(task_context().worker, self.call(batches), self.merging, self.max_bytes)
 
 
 def _merge_piece(merging: Merging[Any], table: pa.Table) -> pa.Table:
-    """Merge the pieces of one index, in the order of their partitions."""
+    """Merge the pieces of one index."""
     import pyarrow as pa
 
-    index = table.column("piece")[0].as_py()
-    rows = zip(table.column("partition").to_pylist(), table.column("result").to_pylist(), strict=True)
-    found = [pickle.loads(packed) for _, packed in sorted(rows, key=lambda row: row[0])]
-    results = found if index == _NOT_SPLIT else [Piece(index, merging(found))]
-    return pa.table([pa.array([pickle.dumps(result, 5) for result in results], pa.binary())], ["result"])
+    keys = zip(table.column("piece").to_pylist(), strict=True)
+    keyed = zip(keys, map(pickle.loads, table.column("result").to_pylist()), strict=True)
+    merged = [pickle.dumps(result, 5) for result in MergePieces(merging)(keyed)]
+    return pa.table([pa.array(merged, pa.binary())], ["result"])

@@ -1,8 +1,8 @@
-"""The rows of a DataFrame as blocks, converted from its Arrow batches, and tasks that run over these blocks."""
+"""Functions over the Arrow batches of a DataFrame: converted to blocks, or as rows of pickled results."""
 
 from __future__ import annotations
 
-import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +13,9 @@ from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 from sparkkeras.data.block import Block
 from sparkkeras.data.reader import Reader
 from sparkkeras.sources.frame import Selection
+from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connect import CELL_BYTES, RESULT, pack_cells, unpack_cells
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.weights import Array
 
@@ -61,7 +63,7 @@ class FrameBlocks:
         from pyspark import RDD
 
         with cluster.training_workers() if training else nullcontext():
-            results = self.frame.mapInArrow(OverBatches(self.read, call), "result binary")
+            results = results_of(self.frame, OverPartition(self.read, call))
         try:
             with cluster.cancellable():
                 rdd = results.rdd
@@ -71,26 +73,60 @@ class FrameBlocks:
 
 
 @dataclass(frozen=True)
-class OverBatches:
-    """Calls a function for the Arrow batches of a partition, and writes each result as a row of bytes."""
+class OverPartition:
+    """Calls a function for what is read of the Arrow batches of a partition."""
 
-    read: BatchesToBlocks
-    call: Callable[[int, Iterable[Block]], Iterable[Any]]
+    read: Callable[[int, Iterable[pa.RecordBatch]], Iterable[Any]]
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """Yield the results."""
+        partition = task_context().worker
+        yield from self.call(partition, self.read(partition, batches))
+
+
+@dataclass(frozen=True)
+class PicklesResults:
+    """Pickles results into rows of a frame.
+
+    Attributes:
+        call: Yields the results of a partition.
+        max_bytes: The largest size of a row; larger results are split.
+        keys: The names of columns with numbers before the result: ``call`` yields pairs of these and a result.
+    """
+
+    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    max_bytes: int = CELL_BYTES
+    keys: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the pickled results, each in its own batch."""
+        """Yield the rows, each in its own batch."""
         import pyarrow as pa
-        from pyspark import TaskContext
 
-        task = TaskContext.get()
-        partition = 0 if task is None else task.partitionId()
-        for result in self.call(partition, self.read(partition, batches)):
-            yield pa.record_batch([pa.array([pickle.dumps(result, 5)], pa.binary())], ["result"])
+        for found in self.call(batches):
+            key, result = found if self.keys else ((), found)
+            numbers = [pa.array([number], pa.int32()) for number in key]
+            for cell in pack_cells(result, self.max_bytes):
+                yield pa.record_batch([*numbers, pa.array([cell], pa.binary())], [*self.keys, "result"])
+
+
+def results_of(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]], *keys: str) -> DataFrame:
+    """A frame of the pickled results of a function, which is called for each partition of a frame.
+
+    With ``keys``, results are not split, so that a shuffle can move them; see `PicklesResults`.
+    """
+    pickles = PicklesResults(call, sys.maxsize if keys else CELL_BYTES, keys)
+    return frame.mapInArrow(pickles, ", ".join([*(f"{key} int" for key in keys), RESULT]))
+
+
+def read_results(partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+    """Unpickle the results in the rows of a frame; the inverse of `PicklesResults`."""
+    return unpack_cells(cell for batch in batches for cell in batch.column("result").to_pylist())
 
 
 class _Unpickled(Serializer):
-    """Unpickles the results of `OverBatches` from the rows that Spark passes to Python."""
+    """Unpickles the results of `PicklesResults` from the rows that Spark passes to Python."""
 
     def load_stream(self, stream: Any) -> Iterator[Any]:
         rows = BatchedSerializer(CPickleSerializer()).load_stream(stream)
-        return (pickle.loads(row[0]) for row in rows)
+        return unpack_cells(row[0] for row in rows)

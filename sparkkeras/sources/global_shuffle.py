@@ -8,26 +8,24 @@ have about the same number of rows, however often rows repeat, and the last rows
 from __future__ import annotations
 
 import hashlib
-import pickle
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import numpy as np
 
 from sparkkeras.data import files
 from sparkkeras.data.block import BLOCK_BYTES, CHUNK_BYTES, Block, concatenate_alike, piece_rows
 from sparkkeras.data.text import Text, to_text
-from sparkkeras.sources.connect import OverBlocks, RemoteDataset, current_partition
+from sparkkeras.sources.connect import RemoteDataset
+from sparkkeras.sources.frame_blocks import OverPartition, read_results, results_of
 from sparkkeras.sources.rows import in_turn
 from sparkkeras.sources.spark_dataset import Blocks, RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.weights import Array
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Key = tuple[int, ...]
 """The index of the partition of some rows, and what they are sorted by there."""
@@ -127,56 +125,16 @@ class DealByDigest:
 
 def shuffled(cluster: Cluster, blocks: Blocks, parts: int, seed: int) -> SparkDataset:
     """Redistribute rows at random to ``parts`` partitions, in an order that only depends on the rows and the seed."""
-    ranges = blocks.map(cluster, ByDigest(parts, seed), training=False).partitionBy(parts, _partition)
-    dealt = ranges.values().mapPartitionsWithIndex(DealByDigest(parts)).repartitionAndSortWithinPartitions(parts, _partition)
+    ranges = blocks.map(cluster, ByDigest(parts, seed), training=False).partitionBy(parts, itemgetter(0))
+    dealt = ranges.values().mapPartitionsWithIndex(DealByDigest(parts))
+    dealt = dealt.repartitionAndSortWithinPartitions(parts, itemgetter(0))
     return SparkDataset(cluster, RddBlocks(dealt.values()), repeats_rows=True)
-
-
-def _partition(key: Key) -> int:
-    return key[0]
 
 
 def shuffled_remotely(dataset: RemoteDataset, parts: int, seed: int) -> RemoteDataset:
     """The same on Spark Connect; see `shuffled`."""
-    by_range = ToCells(OverBlocks(dataset.read, ByDigest(parts, seed)))
-    ranges = dataset.frame.mapInArrow(by_range, "part int, cell binary").repartitionById(parts, "part")
-    dealt = ranges.mapInArrow(ToCells(OverCells(DealByDigest(parts))), "part int, range int, number int, cell binary")
+    ranges = results_of(dataset.frame, OverPartition(dataset.read, ByDigest(parts, seed)), "part")
+    deal = OverPartition(read_results, DealByDigest(parts))
+    dealt = results_of(ranges.repartitionById(parts, "part"), deal, "part", "range", "number")
     frame = dealt.repartitionById(parts, "part").sortWithinPartitions("range", "number")
-    return RemoteDataset(dataset.cluster, frame, CellsToBlocks(), repeats_rows=True)
-
-
-@dataclass(frozen=True)
-class ToCells:
-    """Writes the keys and values that a function yields for a partition as rows of a frame, each in its own batch."""
-
-    call: Callable[[Iterator[pa.RecordBatch]], Iterator[tuple[Key, Any]]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows."""
-        import pyarrow as pa
-
-        for key, value in self.call(batches):
-            columns = [*(pa.array([number], pa.int32()) for number in key), pa.array([pickle.dumps(value, 5)], pa.binary())]
-            yield pa.record_batch(columns, [*("part", "range", "number")[: len(key)], "cell"])
-
-
-@dataclass(frozen=True)
-class CellsToBlocks:
-    """Reads the values that `ToCells` has written."""
-
-    def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
-        """The values of a partition."""
-        for batch in batches:
-            yield from map(pickle.loads, batch.column("cell").to_pylist())
-
-
-@dataclass(frozen=True)
-class OverCells:
-    """Calls a function for the values of a partition; see `CellsToBlocks`."""
-
-    call: Callable[[int, Iterable[Any]], Iterator[Any]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Yield the results."""
-        partition = current_partition()
-        yield from self.call(partition, CellsToBlocks()(partition, batches))
+    return RemoteDataset(dataset.cluster, frame, read_results, repeats_rows=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -11,14 +12,16 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import DriverAddress, Rows, Shared, StoredDataset, Task, TaskContext, TrainingTask
 from sparkkeras.data.files import Handle
 from sparkkeras.data.labels import label_ranges
-from sparkkeras.sources.connect import OverPartition, RemoteResults
+from sparkkeras.sources.connect import RemoteResults
+from sparkkeras.sources.frame_blocks import OverPartition
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
-from sparkkeras.sources.tasks import Deferred, task_context
+from sparkkeras.sources.tasks import Deferred, Pass, task_context
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import CapturesErrors, RemoteCluster, RemoteRunning, disable_plan_cache, restore_plan_cache
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 R = TypeVar("R")
@@ -52,17 +55,11 @@ class ReadBatches:
                 yield from self.task(task_context(partition, self.cores), blocks)
 
 
-@dataclass(frozen=True)
-class TrainOnBatches:
-    """Run a task that trains on the batches of a partition."""
-
-    task: TrainingTask[Any]
-    cores: int
-
-    def __call__(self, partition: int, streams: Iterable[WorkerBatches]) -> Iterator[Any]:
-        """Yield the results."""
-        for stream in streams:
-            yield from self.task(task_context(partition, self.cores), iter((stream,)))
+def _of_worker(read: BatchReader, worker: int, rows: Iterable[pa.RecordBatch]) -> Iterator[WorkerBatches]:
+    """The batches of a worker, whatever the rows of its partition are."""
+    for _ in rows:
+        pass
+    yield read.workers[worker]
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class OpenedReaderDataset(StoredSparkDataset):
 
     def train(self, task: TrainingTask[R]) -> SparkResults[R]:
         """Run a task that reads the batches of a partition anew in each epoch; see `StoredDataset.train`."""
-        call = TrainOnBatches(Deferred(task), self.cluster.task_cores)
+        call = Pass(Deferred(task), self.cluster.task_cores)
         return SparkResults(self.cluster, RddBlocks(self.handle_rdd), call)
 
 
@@ -149,7 +146,8 @@ class RemoteReaderDataset:
     def _results(self, call: Callable[[int, Iterable[WorkerBatches]], Iterator[Any]]) -> RemoteResults[Any]:
         count = self.read.num_workers
         frame: DataFrame = self.cluster.session.range(0, count, 1, count)
-        return RemoteResults(self.cluster, frame, OverPartition(self.read.workers, CapturesErrors(call)))
+        batches = functools.partial(_of_worker, self.read)
+        return RemoteResults(self.cluster, frame, OverPartition(batches, CapturesErrors(call)))
 
 
 @dataclass(frozen=True)
@@ -179,4 +177,4 @@ class OpenedRemoteReaderDataset(RemoteReaderDataset):
 
     def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
         """Run a task that reads the batches of a partition; see `StoredDataset.train`."""
-        return self._results(TrainOnBatches(self._deferred(task), self.cluster.task_cores))
+        return self._results(Pass(self._deferred(task), self.cluster.task_cores))

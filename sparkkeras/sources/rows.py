@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import BLOCK_BYTES, Block, Form, describe, piece_rows
@@ -109,9 +110,5 @@ def from_rows(
     blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
     if num_workers is not None and num_workers != rows.getNumPartitions():
         distributed = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))
-        blocks = distributed.repartitionAndSortWithinPartitions(num_workers, _part).values()
+        blocks = distributed.repartitionAndSortWithinPartitions(num_workers, itemgetter(0)).values()
     return SparkDataset(cluster, RddBlocks(blocks))
-
-
-def _part(key: tuple[int, int, int]) -> int:
-    return key[0]

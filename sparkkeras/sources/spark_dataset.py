@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -53,7 +54,6 @@ from sparkkeras.sources.tasks import (
     StoreRows,
     Sweep,
     ThroughFiles,
-    by_index,
     repaired,
     without_problems,
 )
@@ -251,7 +251,7 @@ class StoredSparkDataset:
         else:
             pieces = RddBlocks(self.handle_rdd).map(self.cluster, PiecesByRank(ranks), training=False)
             store = StorePieces(self.name, ranks, self.handles)
-            handles = pieces.partitionBy(ranks, by_index).mapPartitionsWithIndex(store)
+            handles = pieces.partitionBy(ranks, int).mapPartitionsWithIndex(store)
         handles.persist(StorageLevel.MEMORY_AND_DISK)
         handles.localCheckpoint()
         try:
@@ -317,7 +317,7 @@ class SparkResults(Generic[R]):
         """Merge the results on the workers, in one shuffle in which each task receives some pieces of all results."""
         pieces = self.source.map(self.cluster, KeyedPieces(self.call, merging), training=True)
         with self.cluster.training_workers():
-            merged = pieces.partitionBy(self.cluster.slots, by_index).mapPartitions(MergePieces(merging))
+            merged = pieces.partitionBy(self.cluster.slots, itemgetter(0)).mapPartitions(MergePieces(merging))
             _ = merged._jrdd
         found = self.cluster.collect(merged)
         return [*joined(merging, found), *repaired([item for item in found if isinstance(item, Missing)], self.from_source)]

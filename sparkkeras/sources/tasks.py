@@ -21,7 +21,7 @@ import numpy as np
 
 from sparkkeras.data import files
 from sparkkeras.data.block import BLOCK_BYTES, INLINE_BYTES, PIECE_BYTES, Block
-from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Shared, Task, TaskContext
+from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Shared, Task, TaskContext, Unmerged
 from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.placement import SAME_ROWS
 from sparkkeras.data.text import Text
@@ -76,7 +76,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Missing:
+class Missing(Unmerged):
     """The result of a task that did not find the files of its partition."""
 
     partition: int
@@ -211,12 +211,12 @@ def application_folder() -> str | None:
 
 @dataclass(frozen=True)
 class Pass:
-    """Run a task over a stream of blocks."""
+    """Run a task over what a partition has: a stream of blocks, or a stream to train on."""
 
-    task: Task[Any]
+    task: Callable[[TaskContext, Iterator[Any]], Iterator[Any]]
     cores: int
 
-    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
+    def __call__(self, partition: int, blocks: Iterable[Any]) -> Iterator[Any]:
         """Yield the task's results; reads all blocks."""
         stream = iter(blocks)
         yield from self.task(task_context(partition, self.cores), stream)
@@ -338,34 +338,46 @@ class KeyByPartition:
 
 @dataclass(frozen=True)
 class KeyedPieces:
-    """Split results into pieces, keyed by their index, with the partition as the order in which they are merged."""
+    """Splits the results of a function; see `keyed_pieces`."""
 
     call: Callable[[int, Iterable[Any]], Iterable[Any]]
     merging: Merging[Any]
 
-    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[int, tuple[int, Any]]]:
-        """The pairs of a piece's index, and its partition and value."""
-        for result in self.call(partition, rows):
-            pieces = [result] if isinstance(result, Missing) else self.merging.split(result, PIECE_BYTES)
-            yield from ((index, (partition, piece)) for index, piece in enumerate(pieces))
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[KeyedPiece]:
+        """The pieces."""
+        return keyed_pieces(partition, self.call(partition, rows), self.merging, PIECE_BYTES)
+
+
+KeyedPiece = tuple[tuple[int], tuple[int, Any]]
+"""The index of a piece as a key, and its partition and value."""
+
+
+def keyed_pieces(partition: int, results: Iterable[Any], merging: Merging[Any], max_bytes: int) -> Iterator[KeyedPiece]:
+    """Split results into pieces of about ``max_bytes``, keyed by their index.
+
+    With each piece is the number of its partition, the order in which pieces are merged.
+    """
+    for result in results:
+        pieces = [result] if isinstance(result, Unmerged) else merging.split(result, max_bytes)
+        yield from (((index,), (partition, piece)) for index, piece in enumerate(pieces))
 
 
 @dataclass(frozen=True)
 class MergePieces:
-    """Merge the pieces of each index in the order of their partitions; pass `Missing` on."""
+    """Merge the pieces of each index in the order of their partitions; pass `Unmerged` results on."""
 
     merging: Merging[Any]
 
-    def __call__(self, keyed: Iterable[tuple[int, tuple[int, Any]]]) -> Iterator[Piece | Missing]:
-        """The merged pieces, and `Missing` ones."""
+    def __call__(self, keyed: Iterable[KeyedPiece]) -> Iterator[Piece | Unmerged]:
+        """The merged pieces, and what is not merged."""
         pieces: dict[int, list[tuple[int, Any]]] = {}
-        for index, (partition, piece) in keyed:
-            if isinstance(piece, Missing):
+        for (index,), (partition, piece) in keyed:
+            if isinstance(piece, Unmerged):
                 yield piece
             else:
                 pieces.setdefault(index, []).append((partition, piece))
         for index, numbered in pieces.items():
-            yield Piece(index, self.merging([piece for _, piece in sorted(numbered, key=lambda pair: pair[0])]))
+            yield Piece(index, self.merging([piece for _, piece in sorted(numbered, key=itemgetter(0))]))
 
 
 @dataclass(frozen=True)
@@ -381,8 +393,3 @@ class Sweep:
         time.sleep(SWEEP_SECONDS)
         shutil.rmtree(files.home(self.name), ignore_errors=True)
         return iter(())
-
-
-def by_index(index: int) -> int:
-    """The partitioner of pieces: Spark takes it modulo the number of partitions."""
-    return index

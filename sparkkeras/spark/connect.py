@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkkeras import errors
 from sparkkeras.data.block import CHUNK_BYTES
-from sparkkeras.data.dataset import DriverAddress, Shared
+from sparkkeras.data.dataset import DriverAddress, Shared, Unmerged
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
@@ -275,7 +275,7 @@ def session_files() -> str:
 
 
 @dataclass(frozen=True)
-class TaskFailure:
+class TaskFailure(Unmerged):
     """The error of a task. It is returned as a result, because Connect truncates long error messages."""
 
     kind: str

@@ -27,7 +27,7 @@ def small_bounds(monkeypatch):
         monkeypatch.setattr(module, "INLINE_BYTES", 0)
     monkeypatch.setattr(sparkkeras.sources.connect_values, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(sparkkeras.sources.connect, "PIECE_BYTES", 500)
-    monkeypatch.setattr(sparkkeras.sources.connect, "CELL_BYTES", 300)
+    monkeypatch.setattr(sparkkeras.sources.frame_blocks, "CELL_BYTES", 300)
     monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)
 
 

@@ -19,8 +19,8 @@ from sparkkeras import (
 )
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.sources.connect import InPieces, PicklesResults
-from sparkkeras.sources.tasks import Missing
+from sparkkeras.sources.frame_blocks import PicklesResults
+from sparkkeras.sources.tasks import Missing, keyed_pieces
 from sparkkeras.spark.connect import (
     PLAN_CACHE,
     RemoteCluster,
@@ -61,9 +61,12 @@ def replica(offset):
 
 def test_a_replica_is_split_on_the_worker():
     results = [replica(0), Missing(1)]
-    batches = list(InPieces(lambda _: iter(results), merge, 500)(iter(())))
-    *pieces, missing = [pickle.loads(batch.column("result")[0].as_py()) for batch in batches]
-    assert [batch.column("piece")[0].as_py() for batch in batches] == [*range(len(pieces)), -1]
+    call = PicklesResults(lambda _: keyed_pieces(7, results, merge, 500), keys=("piece",))
+    batches = list(call(iter(())))
+    found = [pickle.loads(batch.column("result")[0].as_py()) for batch in batches]
+    assert {partition for partition, _ in found} == {7}
+    *pieces, missing = [piece for _, piece in found]
+    assert [batch.column("piece")[0].as_py() for batch in batches] == [*range(len(pieces)), 0]
     assert missing == Missing(1)
     assert len(pieces) == 25
     assert max(len(batch.column("result")[0].as_py()) for batch in batches) < 1500
