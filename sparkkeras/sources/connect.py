@@ -28,6 +28,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.frame_blocks import BatchesToBlocks, OverPartition, read_results, results_of
+from sparkkeras.sources.spark_dataset import ClusterDataset
 from sparkkeras.sources.tasks import (
     Collect,
     Deferred,
@@ -49,7 +50,6 @@ from sparkkeras.spark.connect import (
     RESULT,
     CapturesErrors,
     RemoteCluster,
-    RemoteRunning,
     active_remote_session,
     disable_plan_cache,
     restore_plan_cache,
@@ -89,7 +89,22 @@ def check_driver() -> None:
 
 
 @dataclass(frozen=True)
-class RemoteDataset:
+class RemoteClusterDataset(ClusterDataset):
+    """What all datasets on Spark Connect have in common."""
+
+    cluster: RemoteCluster
+
+    def client_address(self) -> DriverAddress:
+        """See `ReachesClient.client_address`."""
+        return self.cluster.client_address()
+
+    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
+        """See `Dataset.share`; large values are uploaded as files of the session."""
+        return nullcontext(self.cluster.keep(value))
+
+
+@dataclass(frozen=True)
+class RemoteDataset(RemoteClusterDataset):
     """The rows of a DataFrame on Spark Connect.
 
     Attributes:
@@ -99,7 +114,6 @@ class RemoteDataset:
         repeats_rows: Whether the rows must be the same when they are read again; see `OpenFiles`.
     """
 
-    cluster: RemoteCluster
     frame: DataFrame
     read: Callable[[int, Iterable[pa.RecordBatch]], Iterator[Block]]
     repeats_rows: bool = False
@@ -135,19 +149,6 @@ class RemoteDataset:
         frame = session.createDataFrame(table).repartitionById(len(parts), "worker").sortWithinPartitions("row")
         return cls(cluster, frame.select(*names), read)
 
-    @property
-    def max_result_bytes(self) -> int:
-        """The maximum total size of the results of a job, in bytes."""
-        return self.cluster.max_result_bytes
-
-    def client_address(self) -> DriverAddress:
-        """See `ReachesClient.client_address`."""
-        return self.cluster.client_address()
-
-    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
-        """See `Dataset.share`; large values are uploaded as files of the session."""
-        return nullcontext(self.cluster.keep(value))
-
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """Run a task in one pass over the rows; see `Dataset.run`."""
         call = Pass(Deferred(task, self.cluster.carried_environment), self.cluster.task_cores)
@@ -163,7 +164,7 @@ class RemoteDataset:
         try:
             handles = self.stored_again(name, None).persist()
             found = tuple(self.cluster.collect(handles))
-            yield StoredRemoteDataset(self, handles, found, name)
+            yield StoredRemoteDataset(self.cluster, self, handles, found, name)
         finally:
             with suppress(Exception):  # the server may be gone
                 if handles is not None:
@@ -180,10 +181,11 @@ class RemoteDataset:
 
 
 @dataclass(frozen=True)
-class StoredRemoteDataset:
+class StoredRemoteDataset(RemoteClusterDataset):
     """Rows in files on the workers; see `RemoteDataset`.
 
     Attributes:
+        cluster: The cluster of the rows.
         source: The rows.
         handle_frame: The handles as a DataFrame, whose rows are on the workers that have the files.
         handles: The handles, on the driver.
@@ -198,23 +200,9 @@ class StoredRemoteDataset:
     shared: list[StoredShared[Any]] = field(default_factory=list)
 
     @property
-    def cluster(self) -> RemoteCluster:
-        """The cluster of the rows."""
-        return self.source.cluster
-
-    @property
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.handles)
-
-    @property
-    def max_result_bytes(self) -> int:
-        """The maximum total size of the results of a job, in bytes."""
-        return self.source.max_result_bytes
-
-    def client_address(self) -> DriverAddress:
-        """See `ReachesClient.client_address`."""
-        return self.cluster.client_address()
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
@@ -240,15 +228,6 @@ class StoredRemoteDataset:
         call = OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores, checksums)
         repair = functools.partial(self._repaired, call)
         return RemoteResults(cluster, self.handle_frame, OverPartition(read_results, CapturesErrors(call)), repair)
-
-    @property
-    def slots(self) -> int:
-        """The number of tasks that can run at the same time."""
-        return self.cluster.slots
-
-    def background(self, call: Callable[[], R]) -> RemoteRunning[R]:
-        """Run a call that uses this dataset in a background thread; see `StoredDataset.background`."""
-        return self.cluster.background(call)
 
     def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
         """Run a task over the files; see `StoredDataset.train`."""

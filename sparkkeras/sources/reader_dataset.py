@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import DriverAddress, Rows, Shared, StoredDataset, Task, TaskContext, TrainingTask
+from sparkkeras.data.dataset import Rows, StoredDataset, Task, TaskContext, TrainingTask
 from sparkkeras.data.files import Handle
 from sparkkeras.data.labels import label_ranges
-from sparkkeras.sources.connect import RemoteResults
+from sparkkeras.sources.connect import RemoteClusterDataset, RemoteResults
 from sparkkeras.sources.frame_blocks import OverPartition
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.sources.tasks import Deferred, Pass, task_context
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import CapturesErrors, RemoteCluster, RemoteRunning, disable_plan_cache, restore_plan_cache
+from sparkkeras.spark.connect import CapturesErrors, disable_plan_cache, restore_plan_cache
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 
 if TYPE_CHECKING:
@@ -107,24 +107,10 @@ class OpenedReaderDataset(StoredSparkDataset):
 
 
 @dataclass(frozen=True)
-class RemoteReaderDataset:
+class RemoteReaderDataset(RemoteClusterDataset):
     """Batches on Spark Connect."""
 
-    cluster: RemoteCluster
     read: BatchReader
-
-    @property
-    def max_result_bytes(self) -> int:
-        """The maximum total size of the results of a job, in bytes."""
-        return self.cluster.max_result_bytes
-
-    def client_address(self) -> DriverAddress:
-        """See `ReachesClient.client_address`."""
-        return self.cluster.client_address()
-
-    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
-        """See `Dataset.share`; large values are uploaded as files of the session."""
-        return nullcontext(self.cluster.keep(value))
 
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """Run a task in one pass over the batches; see `Dataset.run`."""
@@ -160,15 +146,6 @@ class OpenedRemoteReaderDataset(RemoteReaderDataset):
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.handles)
-
-    @property
-    def slots(self) -> int:
-        """The number of tasks that can run at the same time."""
-        return self.cluster.slots
-
-    def background(self, call: Callable[[], R]) -> RemoteRunning[R]:
-        """Run a call that uses this dataset in a background thread; see `StoredDataset.background`."""
-        return self.cluster.background(call)
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:

@@ -32,6 +32,7 @@ from sparkkeras.data.files import Handle
 from sparkkeras.data.values import ValueFile
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.spark.job_errors import quietly
 
 if TYPE_CHECKING:
@@ -67,11 +68,6 @@ Call = Callable[[int, Iterable[Any]], Iterable[Any]]
 class Blocks(Protocol):
     """Blocks in partitions, over which tasks run. A partition may have any number of blocks."""
 
-    @property
-    def num_partitions(self) -> int:
-        """The number of partitions."""
-        ...
-
     def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
         """Make an RDD of the values that ``call`` yields for each partition.
 
@@ -89,11 +85,6 @@ class RddBlocks:
 
     rdd: RDD[Any]
 
-    @property
-    def num_partitions(self) -> int:
-        """The number of partitions."""
-        return self.rdd.getNumPartitions()
-
     def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
         """See `Blocks.map`."""
         if not training:
@@ -105,7 +96,28 @@ class RddBlocks:
 
 
 @dataclass(frozen=True)
-class SparkDataset:
+class ClusterDataset:
+    """What all datasets on a cluster have in common, whether their rows are stored or not."""
+
+    cluster: AnyCluster
+
+    @property
+    def max_result_bytes(self) -> int:
+        """The maximum total size of the results of a job, in bytes; 0: unlimited."""
+        return self.cluster.max_result_bytes
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that can run at the same time."""
+        return self.cluster.slots
+
+    def background(self, call: Callable[[], R]) -> Running[R]:
+        """Run a call that uses this dataset in a background thread; see `StoredDataset.background`."""
+        return self.cluster.background(call)
+
+
+@dataclass(frozen=True)
+class SparkDataset(ClusterDataset):
     """Rows on Spark.
 
     Attributes:
@@ -117,16 +129,6 @@ class SparkDataset:
     cluster: Cluster
     blocks: Blocks
     repeats_rows: bool = field(default=False, kw_only=True)
-
-    @property
-    def num_partitions(self) -> int:
-        """The number of partitions."""
-        return self.blocks.num_partitions
-
-    @property
-    def max_result_bytes(self) -> int:
-        """The maximum total size of the results of a job, in bytes; 0: unlimited."""
-        return self.cluster.max_result_bytes
 
     @property
     def driver(self) -> DriverAddress:
@@ -171,43 +173,17 @@ def without_rows(cluster: Cluster, workers: int) -> SparkDataset:
 
 
 @dataclass(frozen=True)
-class StoredSparkDataset:
+class StoredSparkDataset(SparkDataset):
     """Rows on Spark in files on the workers; see `SparkDataset`."""
 
-    cluster: Cluster
-    blocks: Blocks
     handle_rdd: RDD[Any]
     handles: tuple[Handle, ...]
     name: str
-    repeats_rows: bool = field(default=False, kw_only=True)
 
     @property
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.handles)
-
-    @property
-    def max_result_bytes(self) -> int:
-        """The maximum total size of the results of a job, in bytes; 0: unlimited."""
-        return self.cluster.max_result_bytes
-
-    def share(self, value: R) -> Any:
-        """See `Dataset.share` and `Cluster.share`."""
-        return self.cluster.share(value)
-
-    @property
-    def slots(self) -> int:
-        """The number of tasks that can run at the same time."""
-        return self.cluster.slots
-
-    @property
-    def driver(self) -> DriverAddress:
-        """See `DriverDataset.driver`."""
-        return self.cluster.driver
-
-    def background(self, call: Callable[[], R]) -> Running[R]:
-        """See `DriverDataset.background`."""
-        return self.cluster.background(call)
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
