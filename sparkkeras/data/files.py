@@ -42,7 +42,7 @@ class Handle:
 
     Attributes:
         partition: The index of the partition.
-        directory: The folder of its files, on the machine that wrote them.
+        directory: The folder of its files, on the machine that wrote them; empty without files.
         rows: The number of rows; ``None``: unknown, since they are not stored but read anew in each epoch.
         spec: Shapes and dtypes; ``None`` if there are no rows.
         labels: The value range of each array of labels.
@@ -52,13 +52,18 @@ class Handle:
     """
 
     partition: int
-    directory: str
-    rows: int | None
-    spec: BlockSpec | None
+    directory: str = ""
+    rows: int | None = 0
+    spec: BlockSpec | None = None
     labels: tuple[LabelRange, ...] = ()
     text_bytes: int = 0
     checksum: int | None = None
     stats: PartitionStats | None = None
+
+    @classmethod
+    def of_stream(cls, partition: int, first: Block | None) -> Handle:
+        """The handle of rows that are read anew in each epoch, by their first batch; ``None`` if there is none."""
+        return cls(partition) if first is None else cls(partition, "", None, first.spec, label_ranges(first))
 
     @property
     def nbytes(self) -> int:

@@ -113,7 +113,7 @@ class LocalRows:
     def handle(self, number: int) -> Handle:
         """The metadata of the partition with this index."""
         if self.block is None or not self.block.rows:
-            return Handle(number, "", 0, None)
+            return Handle(number)
         labels, checksum = label_ranges(self.block), checksum_of(self.block)
         return Handle(number, "", self.block.rows, self.block.spec, labels, checksum=checksum)
 
@@ -138,9 +138,7 @@ class LocalStream:
 
     def handle(self, number: int) -> Handle:
         """The metadata of the partition with this index: the shapes and dtypes of its first batch."""
-        if not self.batches:
-            return Handle(number, "", 0, None)
-        return Handle(number, "", None, self.batches[0].spec, label_ranges(self.batches[0]))
+        return Handle.of_stream(number, next(self.blocks(), None))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Rows, StoredDataset, Task, TaskContext, TrainingTask
 from sparkkeras.data.files import Handle
-from sparkkeras.data.labels import label_ranges
 from sparkkeras.sources.connect import RemoteClusterDataset, RemoteResults
 from sparkkeras.sources.frame_blocks import OverPartition
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
@@ -33,12 +32,7 @@ class FirstBatch:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Handle]:
         """Read the first batch."""
-        block = next(blocks, None)
-        yield (
-            Handle(context.worker, "", 0, None)
-            if block is None
-            else Handle(context.worker, "", None, block.spec, label_ranges(block))
-        )
+        yield Handle.of_stream(context.worker, next(blocks, None))
 
 
 @dataclass(frozen=True)
