@@ -6,7 +6,6 @@ The same on RDDs and on Spark Connect.
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Shared, Task, 
 from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.placement import SAME_ROWS
 from sparkkeras.data.text import Text
-from sparkkeras.data.values import Pickled, ValueFile
+from sparkkeras.data.values import DelayedValue, Pickled, ValueFile
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import garbage_collection
 from sparkkeras.worker import device
@@ -182,22 +181,15 @@ class Deferred(Generic[R]):
     def __init__(
         self, task: Callable[[TaskContext, Iterator[Any]], Iterator[R]], environment: Mapping[str, str] | None = None
     ) -> None:
-        self._task = task
-        self._environment = dict(environment or {})
-        self._payload = b""
-
-    def __getstate__(self) -> tuple[bytes, dict[str, str]]:
-        return pickle.dumps(self._task), self._environment
-
-    def __setstate__(self, state: tuple[bytes, dict[str, str]]) -> None:
-        self._payload, self._environment = state
+        self._task = DelayedValue(task)
+        self._environment = tuple(sorted((environment or {}).items()))
 
     def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
         """Set up this process, and run the task."""
         started = time.perf_counter()
-        device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())), application_folder())
+        device.prepare(context.cores, context.accelerators, self._environment, application_folder())
         garbage_collection.freeze_survivors()
-        task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
+        task = self._task.value
         return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
 
 
