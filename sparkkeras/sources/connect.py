@@ -41,6 +41,7 @@ from sparkkeras.sources.tasks import (
     SharedRows,
     StoreRows,
     Sweep,
+    by_partition,
     keyed_pieces,
     repaired,
     task_context,
@@ -322,12 +323,8 @@ class RemoteResults(Generic[R]):
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """See `Results.from_source`."""
-        results: dict[int, list[R]] = {partition: [] for partition in partitions}
-        if partitions:
-            assert self.repair is not None
-            for partition, result in self.repair(partitions):
-                results[partition].append(result)
-        return results
+        assert self.repair is not None
+        return by_partition(self.repair(partitions), partitions)
 
 
 # Functions that run on the workers

@@ -55,6 +55,7 @@ from sparkkeras.sources.tasks import (
     StoreRows,
     Sweep,
     ThroughFiles,
+    by_partition,
     repaired,
     without_problems,
 )
@@ -307,12 +308,7 @@ class SparkResults(Generic[R]):
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """Run one job over the source, which also writes the missing files; see `Results.from_source`."""
-        if not partitions:
-            return {}
         assert self.repair is not None, "only tasks over stored rows find no files"
         source, call = self.repair
         keyed = source.map(self.cluster, KeyByPartition(call), training=True)
-        results: dict[int, list[R]] = {partition: [] for partition in partitions}
-        for partition, result in self.cluster.collect(keyed, sorted(partitions)):
-            results[partition].append(result)
-        return results
+        return by_partition(self.cluster.collect(keyed, sorted(partitions)), partitions)

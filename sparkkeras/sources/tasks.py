@@ -88,8 +88,17 @@ def repaired(found: Sequence[Any], from_source: Callable[[Sequence[int]], Mappin
         found: The results, with a `Missing` for each partition without files.
         from_source: Returns the results of such partitions.
     """
-    again = from_source([item.partition for item in found if isinstance(item, Missing)])
+    missing = [item.partition for item in found if isinstance(item, Missing)]
+    again = from_source(missing) if missing else {}
     return [result for item in found for result in (again[item.partition] if isinstance(item, Missing) else [item])]
+
+
+def by_partition(pairs: Iterable[tuple[int, Any]], partitions: Sequence[int]) -> dict[int, list[Any]]:
+    """The results in pairs of partition and result, of some partitions."""
+    results: dict[int, list[Any]] = {partition: [] for partition in partitions}
+    for partition, result in pairs:
+        results[partition].append(result)
+    return results
 
 
 @dataclass(frozen=True)
