@@ -25,8 +25,8 @@ from sparkkeras.data.dataset import Task, all_labels, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
-from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults
-from sparkkeras.sources.tasks import Deferred, Problem, ReportsProblems, Sweep, in_memory, task_context, without_problems
+from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, sweep
+from sparkkeras.sources.tasks import Deferred, Problem, ReportsProblems, in_memory, task_context, without_problems
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import quietly
 
@@ -135,8 +135,7 @@ def copied(rows: Sequence[KeptRows], num_partitions: int) -> Iterator[CopiedData
     try:
         yield dataset
     finally:
-        tasks = cluster.context.parallelize(range(cluster.slots), cluster.slots)
-        quietly(lambda: cluster.collect(tasks.mapPartitions(Sweep(dataset.name))))
+        quietly(lambda: sweep(cluster, dataset.name))
 
 
 # Functions that run on the workers

@@ -164,8 +164,13 @@ class SparkDataset(ClusterDataset):
         for folder in {Path(handle.directory).parent for handle in found if handle.directory}:
             shutil.rmtree(folder, ignore_errors=True)
         if not self.cluster.is_local or not found:
-            tasks = self.cluster.slots
-            self.cluster.collect(self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(Sweep(name)))
+            sweep(self.cluster, name)
+
+
+def sweep(cluster: Cluster, name: str) -> None:
+    """Remove a dataset's files from all executors."""
+    tasks = cluster.slots
+    cluster.collect(cluster.context.parallelize(range(tasks), tasks).mapPartitions(Sweep(name)))
 
 
 def without_rows(cluster: Cluster, workers: int) -> SparkDataset:
