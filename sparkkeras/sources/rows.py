@@ -98,7 +98,11 @@ def in_turn(offset: int, parts: int) -> Iterator[slice]:
 
 
 def from_rows(
-    cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int | None, max_partitions: int | None = None
+    cluster: Cluster,
+    rows: RDD[Any],
+    read: RowsToBlocks | KeyedRowsToBlocks,
+    num_workers: int | None = None,
+    max_partitions: int | None = None,
 ) -> SparkDataset:
     """Make a dataset of the rows of an RDD.
 
@@ -107,7 +111,7 @@ def from_rows(
     """
     if max_partitions is not None and max_partitions < (num_workers or rows.getNumPartitions()):
         rows, num_workers = rows.coalesce(max_partitions), None
-    blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
+    blocks: RDD[Any] = rows.mapPartitionsWithIndex(read)
     if num_workers is not None and num_workers != rows.getNumPartitions():
         distributed = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))
         blocks = distributed.repartitionAndSortWithinPartitions(num_workers, itemgetter(0)).values()

@@ -24,7 +24,7 @@ from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection,
 from sparkkeras.sources.frame_blocks import BatchesToBlocks, FrameBlocks
 from sparkkeras.sources.global_shuffle import shuffled, shuffled_remotely
 from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
-from sparkkeras.sources.rows import KeyedRowsToBlocks, from_rows
+from sparkkeras.sources.rows import KeyedRowsToBlocks, RowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, check_session, is_remote
@@ -260,14 +260,14 @@ def as_source(
 
 def as_keyed_source(
     data: Any, reader: Reader, columns: NamedColumns, environment: Environment = worker_environment
-) -> KeyedRddSource:
+) -> Source:
     """Create the source for an RDD of ``(key, x)`` rows; see `as_source`.
 
     Raises:
         ConfigurationError: ``data`` is not an RDD, or columns are set.
     """
     if is_rdd(data):
-        return KeyedRddSource(columns.of_rows(data, reader), data, environment)
+        return RddSource(columns.of_rows(data, reader), data, environment, keyed=True)
     reason = "predictions of arrays are in the order of their rows: zip(keys, predictions) joins them"
     if is_frame(data):
         reason = "predictions of a DataFrame are a column next to its other columns, keys included"
@@ -413,11 +413,12 @@ class RemoteArraySource:
 
 @dataclass(frozen=True)
 class RddSource:
-    """An RDD of rows."""
+    """An RDD of rows, or if it is ``keyed``, of ``(key, x)`` rows to predict: its blocks are pairs of keys and features."""
 
     reader: Reader
     rdd: RDD[Any]
     environment: Environment
+    keyed: bool = False
     block: None = field(default=None, init=False)
     form: None = field(default=None, init=False)
     on_cluster: bool = field(default=True, init=False)
@@ -436,15 +437,17 @@ class RddSource:
         most = limit(cluster, num_workers) if limit else None
         if placement is not None and placement.is_global:
             parts = num_workers or self.rdd.getNumPartitions()
-            yield shuffled(
-                cluster, from_rows(cluster, self.rdd, self.reader, None).blocks, min(parts, most or parts), placement.seed
-            )
+            yield shuffled(cluster, self.lazy().blocks, min(parts, most or parts), placement.seed)
         else:
-            yield from_rows(cluster, self.rdd, self.reader, num_workers, most)
+            yield from_rows(cluster, self.rdd, self._read, num_workers, most)
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """Use the partitions of the RDD."""
-        return from_rows(Cluster(self.rdd.context, self.environment), self.rdd, self.reader, None)
+        return from_rows(Cluster(self.rdd.context, self.environment), self.rdd, self._read)
+
+    @property
+    def _read(self) -> RowsToBlocks | KeyedRowsToBlocks:
+        return (KeyedRowsToBlocks if self.keyed else RowsToBlocks)(self.reader)
 
 
 @dataclass(frozen=True)
@@ -494,27 +497,6 @@ class BatchSource:
 
     def _read(self, num_workers: int) -> BatchReader:
         return BatchReader(self.make, num_workers, self.reader, self.may_be_endless)
-
-
-@dataclass(frozen=True)
-class KeyedRddSource(RddSource):
-    """An RDD of ``(key, x)`` rows to predict. Its blocks are pairs of the keys and the features."""
-
-    @contextmanager
-    def dataset(
-        self,
-        num_workers: int | None = None,
-        slices: int | None = None,
-        limit: SlotLimit | None = None,
-        placement: RowPlacement | None = None,
-    ) -> Iterator[Dataset]:
-        """Use the partitions of the RDD."""
-        yield self.lazy()
-
-    def lazy(self, slices: int | None = None) -> SparkDataset:
-        """Use the partitions of the RDD."""
-        blocks = self.rdd.mapPartitionsWithIndex(KeyedRowsToBlocks(self.reader))
-        return SparkDataset(Cluster(self.rdd.context, self.environment), RddBlocks(blocks))
 
 
 @dataclass(frozen=True)
