@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,23 +30,15 @@ class RowsToBlocks:
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Block]:
         """The blocks of a partition."""
-        first = 0
+        remaining, first, size = iter(rows), 0, FIRST_ROWS
         form: Form | None = None
-        size = FIRST_ROWS
-        chunk: list[Any] = []
-        for row in rows:
-            chunk.append(row)
-            if len(chunk) < size:
-                continue
+        while chunk := list(islice(remaining, size)):
             form = form or self.reader.form_of(chunk[0], partition)
             block = self.reader.read_rows(chunk, form, partition, first)
+            if not first:
+                size = piece_rows(block.row_bytes, BLOCK_BYTES)
             first += len(chunk)
-            size = piece_rows(max(1, block.row_bytes), BLOCK_BYTES) if first == len(chunk) else size
-            chunk = []
             yield block
-        if chunk:
-            form = form or self.reader.form_of(chunk[0], partition)
-            yield self.reader.read_rows(chunk, form, partition, first)
 
 
 @dataclass(frozen=True)
