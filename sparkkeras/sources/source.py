@@ -35,7 +35,7 @@ from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 class Source(Protocol):
@@ -165,7 +165,8 @@ def lazy_dataset(source: Source, slices: int | None = None) -> SparkDataset:
     Raises:
         ConfigurationError: The rows are a DataFrame, or in a Spark Connect session.
     """
-    if not isinstance(source, LazySource):
+    remote = not isinstance(source, RddSource) and not (isinstance(source, ArraySource) and source.on_cluster)
+    if not isinstance(source, LazySource) or (remote and active_remote_session() is not None):
         raise ConfigurationError(NO_RDD)
     return source.lazy(slices)
 
@@ -225,7 +226,7 @@ def as_source(
         reader = columns.of_rows(data, reader)
     if isinstance(data, ArraysRDD) and data.is_current:
         _check_no_labels(y, sample_weight)
-        return ArraysRddSource(reader, reader.read_arrays(data.x, data.y, data.sample_weight), environment, data)
+        return ArraySource(reader, reader.read_arrays(data.x, data.y, data.sample_weight), environment, data)
     if is_rdd(data):
         _check_no_labels(y, sample_weight)
         return RddSource(reader, data, environment)
@@ -249,13 +250,7 @@ def as_source(
         if isinstance(given, str):
             raise ConfigurationError(f"{name}={given!r}: only a DataFrame has named columns; pass an array of {meaning}.")
     labels = y.to_numpy() if hasattr(y, "to_numpy") else with_sparse_rows(y)
-    block = reader.read_arrays(data, labels, sample_weight)
-    session = active_remote_session()
-    return (
-        ArraySource(reader, block, environment)
-        if session is None
-        else RemoteArraySource(reader, block, environment, session)
-    )
+    return ArraySource(reader, reader.read_arrays(data, labels, sample_weight), environment)
 
 
 def as_keyed_source(
@@ -307,11 +302,12 @@ def as_sources(
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Arrays in the memory of this process."""
+    """Arrays in the memory of this process; with an RDD from `to_simple_rdd`, those that it was made from."""
 
     reader: Reader
     block: Block
     environment: Environment
+    rdd: ArraysRDD | None = None
     in_batches: bool = field(default=False, init=False)
 
     @property
@@ -321,8 +317,8 @@ class ArraySource:
 
     @property
     def on_cluster(self) -> bool:
-        """No."""
-        return False
+        """Whether there is an RDD, which has a SparkContext."""
+        return self.rdd is not None
 
     @contextmanager
     def dataset(
@@ -332,83 +328,39 @@ class ArraySource:
         limit: SlotLimit | None = None,
         placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
-        """Divide the arrays into parts of equal size."""
+        """Divide the arrays into parts of equal size, and send them to the cluster."""
+        cluster: AnyCluster
+        session = active_remote_session() if self.rdd is None else None
+        if session is not None:
+            cluster = RemoteCluster(session, self.environment)
+            parts = _together(cluster, num_workers, limit) if limit else num_workers or slices
+            in_order = placement is None and parts is None
+            rows = None if in_order else self._divided(parts or cluster.slots, placement)
+            yield RemoteDataset.of(cluster, self.block, self.reader, rows)
+            return
         cluster = self._cluster()
         parts = num_workers or slices or self._parts(cluster)
         most = limit(cluster, num_workers) if limit else parts
-        parts = max(1, min(parts, self.block.rows, most))
-        even: Sequence[slice | Array] = even_slices(self.block.rows, parts)
-        rows = placement.deal(self.block.rows, parts) if placement else even
-        with from_block(cluster, self.block, rows) as dataset:
+        with from_block(cluster, self.block, self._divided(min(parts, most), placement)) as dataset:
             yield dataset
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """Broadcast the arrays in slices."""
         cluster = self._cluster()
-        parts = max(1, min(slices or self._parts(cluster), self.block.rows))
-        sent, _ = send(cluster.context, self.block, even_slices(self.block.rows, parts))
+        sent, _ = send(cluster.context, self.block, self._divided(slices or self._parts(cluster), None))
         return SparkDataset(cluster, RddBlocks(sent))
 
-    def _cluster(self) -> Cluster:
-        """That of the active SparkContext, or of a new one on this machine."""
-        return Cluster(None, self.environment)
-
-    def _parts(self, cluster: Cluster) -> int:
-        return cluster.slots
-
-
-@dataclass(frozen=True)
-class ArraysRddSource(ArraySource):
-    """An RDD from `to_simple_rdd`, whose arrays are still in this process."""
-
-    rdd: ArraysRDD
-
-    @property
-    def on_cluster(self) -> bool:
-        """Yes: the RDD has a SparkContext."""
-        return True
+    def _divided(self, parts: int, placement: RowPlacement | None) -> Sequence[slice | Array]:
+        parts = max(1, min(parts, self.block.rows))
+        even: Sequence[slice | Array] = even_slices(self.block.rows, parts)
+        return placement.deal(self.block.rows, parts) if placement else even
 
     def _cluster(self) -> Cluster:
-        return Cluster(self.rdd.context, self.environment)
+        """That of the RDD, of the active SparkContext, or of a new one on this machine."""
+        return Cluster(None if self.rdd is None else self.rdd.context, self.environment)
 
     def _parts(self, cluster: Cluster) -> int:
-        return int(self.rdd.getNumPartitions())
-
-
-@dataclass(frozen=True)
-class RemoteArraySource:
-    """Arrays in the memory of this process, while a Spark Connect session is active."""
-
-    reader: Reader
-    block: Block
-    environment: Environment
-    session: SparkSession
-    on_cluster: bool = field(default=False, init=False)
-    in_batches: bool = field(default=False, init=False)
-
-    @property
-    def form(self) -> Form:
-        """The structure of the arrays."""
-        return self.block.form
-
-    @contextmanager
-    def dataset(
-        self,
-        num_workers: int | None = None,
-        slices: int | None = None,
-        limit: SlotLimit | None = None,
-        placement: RowPlacement | None = None,
-    ) -> Iterator[Dataset]:
-        """Send the arrays to the cluster, divided into parts of equal size."""
-        cluster = RemoteCluster(self.session, self.environment)
-        parts = _together(cluster, num_workers, limit) if limit else num_workers or slices
-        rows: Sequence[slice | Array] | None = None
-        if placement is not None:
-            parts = max(1, min(parts or cluster.slots, self.block.rows))
-            rows = placement.deal(self.block.rows, parts)
-        elif parts is not None:
-            rows = even_slices(self.block.rows, max(1, min(parts, self.block.rows)))
-        yield RemoteDataset.of(cluster, self.block, self.reader, rows)
+        return cluster.slots if self.rdd is None else int(self.rdd.getNumPartitions())
 
 
 @dataclass(frozen=True)
@@ -485,13 +437,7 @@ class BatchSource:
         yield ReaderDataset.of(cluster, self._read(parts))
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
-        """One partition for each worker.
-
-        Raises:
-            ConfigurationError: A Spark Connect session is active.
-        """
-        if active_remote_session() is not None:
-            raise ConfigurationError(NO_RDD)
+        """One partition for each worker."""
         cluster = Cluster(None, self.environment)
         return ReaderDataset.of(cluster, self._read(slices or cluster.slots))
 
