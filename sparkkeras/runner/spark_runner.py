@@ -29,10 +29,10 @@ from sparkkeras.runner.run_checkpoints import RunCheckpoints
 from sparkkeras.runner.spark_hosts import SparkLauncher
 from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
-from sparkkeras.sources.source import RemoteFrameSource, Source
+from sparkkeras.sources.source import FrameSource, Source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import Cluster, active_context
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, is_remote
 from sparkkeras.spark.settings import Settings, worker_ports
 from sparkkeras.worker.device import forking_environment
 
@@ -279,4 +279,6 @@ def _name(function_or_file: Any) -> str:
 
 def _remote_session(source: Source | None) -> SparkSession | None:
     """The Spark Connect session of a DataFrame, or the active one; ``None`` without Spark Connect."""
-    return source.frame.sparkSession if isinstance(source, RemoteFrameSource) else active_remote_session()
+    if isinstance(source, FrameSource) and is_remote(source.frame.sparkSession):
+        return source.frame.sparkSession
+    return active_remote_session()

@@ -27,7 +27,7 @@ from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
 from sparkkeras.sources.rows import KeyedRowsToBlocks, RowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, check_session, is_remote
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, check_session, cluster_of
 from sparkkeras.spark.slots import warn_of_slots
 from sparkkeras.weights import Array
 from sparkkeras.worker.batch_reader import BatchReader, MakeBatches, epoch_argument
@@ -465,8 +465,19 @@ class FrameSource:
         limit: SlotLimit | None = None,
         placement: RowPlacement | None = None,
     ) -> Iterator[Dataset]:
-        """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions."""
-        cluster = Cluster(self.frame.sparkSession.sparkContext, self.environment)
+        """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions.
+
+        With Spark Connect, which has no RDDs, they are also redistributed if all partitions train together.
+        """
+        cluster = cluster_of(self.frame.sparkSession, self.environment)
+        if isinstance(cluster, RemoteCluster):
+            wanted = _together(cluster, num_workers, limit) if limit else num_workers
+            if placement is not None and placement.is_global:
+                rows = RemoteDataset(cluster, self._narrowed(None), self._read)
+                yield shuffled_remotely(rows, wanted or cluster.slots, placement.seed)
+            else:
+                yield RemoteDataset(cluster, self._narrowed(wanted), self._read)
+            return
         most = limit(cluster, num_workers) if limit else None
         if placement is not None and placement.is_global:
             blocks = FrameBlocks(self._narrowed(None), self._read)
@@ -517,28 +528,6 @@ class FrameSource:
         return numbered.repartition(num_workers).sortWithinPartitions("row").drop("row")
 
 
-@dataclass(frozen=True)
-class RemoteFrameSource(FrameSource):
-    """A DataFrame in a Spark Connect session."""
-
-    @contextmanager
-    def dataset(
-        self,
-        num_workers: int | None = None,
-        slices: int | None = None,
-        limit: SlotLimit | None = None,
-        placement: RowPlacement | None = None,
-    ) -> Iterator[Dataset]:
-        """Like `FrameSource.dataset`, but without RDDs, so the rows are redistributed if all partitions train together."""
-        cluster = RemoteCluster(self.frame.sparkSession, self.environment)
-        parts = _together(cluster, num_workers, limit) if limit else num_workers
-        if placement is not None and placement.is_global:
-            rows = RemoteDataset(cluster, self._narrowed(None), self._read)
-            yield shuffled_remotely(rows, parts or cluster.slots, placement.seed)
-        else:
-            yield RemoteDataset(cluster, self._narrowed(parts), self._read)
-
-
 def is_batch_function(data: Any) -> bool:
     """Whether data is a function that reads batches on the workers."""
     kinds = {kind.__module__.split(".")[0] for kind in type(data).__mro__}
@@ -573,8 +562,7 @@ def _frame_source(
         )
     named = ColumnMapping(columns.features, columns.label, sample_weight, columns.loader, columns.fits, reader.on_invalid)
     check_session(frame.sparkSession)
-    kind = RemoteFrameSource if is_remote(frame.sparkSession) else FrameSource
-    source = kind(reader, frame, named, environment)
+    source = FrameSource(reader, frame, named, environment)
     _ = source.selection  # raises an error if the columns do not fit
     return source
 
