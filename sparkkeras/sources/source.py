@@ -100,15 +100,6 @@ class SlotLimit(Protocol):
 
 
 @runtime_checkable
-class SplittableSource(Source, Protocol):
-    """Rows that a column splits into training and validation rows."""
-
-    def split_by(self, column: str) -> tuple[Source, Source]:
-        """The rows in which a column is false, 0 or null, and the others, for validation."""
-        ...
-
-
-@runtime_checkable
 class LazySource(Source, Protocol):
     """Rows of which a lazy RDD can be made."""
 
@@ -122,16 +113,17 @@ class LazySource(Source, Protocol):
 
 
 def split_by_column(source: Source, column: str) -> tuple[Source, Source]:
-    """Split rows into training and validation rows; see `SplittableSource`.
+    """Split rows into those in which a column is false, 0 or null, and the others, for validation.
 
     Raises:
         ConfigurationError: The rows have no columns.
         DataError: The column does not exist, or is neither boolean nor numeric.
     """
-    if not isinstance(source, SplittableSource):
+    if not isinstance(source, FrameSource):
         instead = "validation_data=" if source.in_batches else "validation_data= or validation_split="
         raise ConfigurationError(f"validation_col requires a DataFrame; use {instead} instead.")
-    return source.split_by(column)
+    training, validation = split_by(source.frame, column)
+    return replace(source, frame=training), replace(source, frame=validation)
 
 
 def check_row_count(source: Source, argument: str, remedy: str) -> None:
@@ -488,11 +480,6 @@ class FrameSource:
         if most:
             narrowed = narrowed.coalesce(most)
         yield SparkDataset(cluster, FrameBlocks(narrowed, self._read))
-
-    def split_by(self, column: str) -> tuple[Source, Source]:
-        """Split the rows into those in which a column is false, 0 or null, and the others."""
-        training, validation = split_by(self.frame, column)
-        return replace(self, frame=training), replace(self, frame=validation)
 
     @property
     def form(self) -> Form:
