@@ -157,8 +157,7 @@ def lazy_dataset(source: Source, slices: int | None = None) -> SparkDataset:
     Raises:
         ConfigurationError: The rows are a DataFrame, or in a Spark Connect session.
     """
-    remote = not isinstance(source, RddSource) and not (isinstance(source, ArraySource) and source.on_cluster)
-    if not isinstance(source, LazySource) or (remote and active_remote_session() is not None):
+    if not isinstance(source, LazySource):
         raise ConfigurationError(NO_RDD)
     return source.lazy(slices)
 
@@ -348,8 +347,7 @@ class ArraySource:
         return placement.deal(self.block.rows, parts) if placement else even
 
     def _cluster(self) -> Cluster:
-        """That of the RDD, of the active SparkContext, or of a new one on this machine."""
-        return Cluster(None if self.rdd is None else self.rdd.context, self.environment)
+        return _new_cluster(self.environment) if self.rdd is None else Cluster(self.rdd.context, self.environment)
 
     def _parts(self, cluster: Cluster) -> int:
         return cluster.slots if self.rdd is None else int(self.rdd.getNumPartitions())
@@ -430,7 +428,7 @@ class BatchSource:
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """One partition for each worker."""
-        cluster = Cluster(None, self.environment)
+        cluster = _new_cluster(self.environment)
         return ReaderDataset.of(cluster, self._read(slices or cluster.slots))
 
     def _read(self, num_workers: int) -> BatchReader:
@@ -513,6 +511,17 @@ class FrameSource:
             return narrowed
         numbered = narrowed.selectExpr("*", "monotonically_increasing_id() AS row")
         return numbered.repartition(num_workers).sortWithinPartitions("row").drop("row")
+
+
+def _new_cluster(environment: Environment) -> Cluster:
+    """The cluster of the active SparkContext, or of a new one on this machine.
+
+    Raises:
+        ConfigurationError: A Spark Connect session is active.
+    """
+    if active_remote_session() is not None:
+        raise ConfigurationError(NO_RDD)
+    return Cluster(None, environment)
 
 
 def is_batch_function(data: Any) -> bool:
