@@ -198,38 +198,24 @@ class Leaf:
             may_lack = self.loader.on_error != "error"
             mask = None if good.all() else good
             return ColumnValues(self._fitted(loaded), mask, self.label, may_lack)
-        if self.needs_text or (not self.fits and all(is_text_type(column.type) for column in columns)):
-            return self._read_text(columns)
+        is_text = self.needs_text or (not self.fits and all(is_text_type(column.type) for column in columns))
         shape = None if self.input is None else self.input.shape
-        floating = self.input is not None and self.input.floating
-        names = map(self.shown, self.columns)
-        found = [read(column, name, shape, floating) for name, column in zip(names, columns, strict=True)]
-        if shape is not None:
-            found = self._widened(found, shape)
-        arrays = [values for values, _ in found]
+        named = list(zip(map(self.shown, self.columns), columns, strict=True))
+        if is_text:
+            width = shape[0] if shape and len(columns) == 1 else None
+            found = [_read_text(column, name, width) for name, column in named]
+        else:
+            floating = self.input is not None and self.input.floating
+            found = [read(column, name, shape, floating) for name, column in named]
+            if shape is not None:
+                found = self._widened(found, shape)
         incomplete = [good for _, good in found if good is not None]
         complete = np.logical_and.reduce(incomplete) if incomplete else None
-        values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
-        named = zip(self.columns, found, strict=True) if self.together else ()
-        parts = tuple(ColumnPart(self.shown(name), _width(array), good) for name, (array, good) in named)
-        return ColumnValues(values, complete, self.label, parts=parts)
-
-    def _read_text(self, columns: Sequence[pa.Array]) -> ColumnValues:
-        found = []
-        width = self.input.shape[0] if self.input is not None and self.input.shape and len(columns) == 1 else None
-        for name, column in zip(self.columns, columns, strict=True):
-            try:
-                found.append(read_text(column, width))
-            except NotTextError as error:
-                raise DataError(f"{self.shown(name)} {error}") from None
-        incomplete = [good for _, good in found if good is not None]
-        named = zip(self.columns, found, strict=True)
-        return ColumnValues(
-            self._fitted(side_by_side([values for values, _ in found]) if self.together else found[0][0]),
-            np.logical_and.reduce(incomplete) if incomplete else None,
-            self.label,
-            parts=tuple(ColumnPart(self.shown(name), _width(values), good) for name, (values, good) in named),
-        )
+        if not self.together:
+            return ColumnValues(self._fitted(found[0][0]), complete, self.label)
+        values = side_by_side([values for values, _ in found]) if is_text else self._side_by_side(found)
+        parts = (ColumnPart(name, _width(array), good) for (name, _), (array, good) in zip(named, found, strict=True))
+        return ColumnValues(self._fitted(values), complete, self.label, parts=tuple(parts))
 
     def _widened(
         self, found: Sequence[tuple[Array, Array | None]], shape: tuple[int | None, ...]
@@ -298,6 +284,13 @@ def _with_type(column: pa.Array) -> pa.Array:
 def _width(values: Array) -> int:
     """The number of values in a row of numbers or flat arrays."""
     return 1 if values.ndim == 1 else int(values.shape[1])
+
+
+def _read_text(column: pa.Array, name: str, width: int | None) -> tuple[Array, Array | None]:
+    try:
+        return read_text(column, width)
+    except NotTextError as error:
+        raise DataError(f"{name} {error}") from None
 
 
 def read(
