@@ -408,6 +408,8 @@ def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> tuple[Arr
 
 
 def _vectors(column: pa.Array) -> Array:
+    import pyarrow as pa
+
     kinds, sizes, indices, values = (column.field(name) for name in VECTOR_FIELDS)
     dense = kinds.to_numpy() == 1
     lengths = np.diff(values.offsets.to_numpy())
@@ -419,16 +421,10 @@ def _vectors(column: pa.Array) -> Array:
     rows = np.repeat(np.arange(len(column)), lengths)
     of_dense = dense[rows]
     places = np.empty(len(stored), np.int64)
-    places[~of_dense] = indices.filter(_mask(~dense)).flatten().to_numpy()
+    places[~of_dense] = indices.filter(pa.array(~dense)).flatten().to_numpy()
     places[of_dense] = np.tile(np.arange(found.shape[1]), int(dense.sum()))
     found[rows, places] = stored
     return found
-
-
-def _mask(rows: Array) -> Any:
-    import pyarrow as pa
-
-    return pa.array(rows)
 
 
 def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:

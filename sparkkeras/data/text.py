@@ -94,6 +94,8 @@ class Text:
 
     def __getitem__(self, rows: slice | Array) -> Array:
         """Select rows: a view for a slice without a step, a copy for row indices."""
+        import pyarrow as pa
+
         width = int(np.prod(self.shape[1:], dtype=np.int64))
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
@@ -103,7 +105,7 @@ class Text:
             rows = np.arange(start, stop, step)
         rows = np.asarray(rows)
         positions = rows if width == 1 else (rows[:, None] * width + np.arange(width)).reshape(-1)
-        return Text.of(self.values.take(_column(positions)), (len(rows), *self.shape[1:]))
+        return Text.of(self.values.take(pa.array(positions)), (len(rows), *self.shape[1:]))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.values.to_numpy(zero_copy_only=False).reshape(self.shape), dtype)
@@ -294,9 +296,3 @@ def side_by_side(parts: Sequence[Array]) -> Array:
     positions = [start + np.arange(rows * width).reshape(rows, width) for start, width in zip(starts, widths, strict=False)]
     ordered: Array = joined[np.concatenate(positions, axis=1).reshape(-1)]
     return ordered.reshape(rows, sum(widths))
-
-
-def _column(positions: Array) -> Any:
-    import pyarrow as pa
-
-    return pa.array(positions)
