@@ -5,7 +5,7 @@ Values that no policy allows are rejected here too: negative sample weights, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,22 +132,19 @@ class InvalidRows:
         """
         if self.policy == "allow":
             return block
-        bad = np.zeros(block.rows, bool)
-        for index, array in enumerate(block.arrays):
-            if not is_floating(array.dtype) or not array.size or _has_finite_sum(array):
-                continue
-            finite = _finite(array)
-            if self.policy == "error" and not finite.all():
-                row = int(np.argmin(finite))
-                remedy = 'on_invalid="allow" to pass them to the model (in Spark ML handleInvalid="keep" to predict null)'
-                if self.labelled:
-                    remedy = 'on_invalid="drop" (in Spark ML handleInvalid="skip") to drop such rows'
-                    remedy += ', or on_invalid="allow" (not in Spark ML) to train on them'
-                otherwise = f"pass {remedy}" if self.has_argument else "drop such rows"
-                position = int(np.argmin(np.isfinite(array[row])))
-                raise DataError(f"{describe_value(index, row, position)}. Fix the data, or {otherwise}.")
-            bad |= ~finite
-        return block[np.flatnonzero(~bad)] if bad.any() else block
+        if self.policy != "error":
+            rows = finite_rows(block)
+            return block if rows is None else block[np.flatnonzero(rows)]
+        for index, finite in _not_finite(block):
+            row = int(np.argmin(finite))
+            remedy = 'on_invalid="allow" to pass them to the model (in Spark ML handleInvalid="keep" to predict null)'
+            if self.labelled:
+                remedy = 'on_invalid="drop" (in Spark ML handleInvalid="skip") to drop such rows'
+                remedy += ', or on_invalid="allow" (not in Spark ML) to train on them'
+            otherwise = f"pass {remedy}" if self.has_argument else "drop such rows"
+            position = int(np.argmin(np.isfinite(block.arrays[index][row])))
+            raise DataError(f"{describe_value(index, row, position)}. Fix the data, or {otherwise}.")
+        return block
 
     def check_indices(
         self,
@@ -226,17 +223,17 @@ def reject_negative_weights(block: Block, names: Sequence[str], place: str) -> N
 
 def finite_rows(block: Block) -> Array | None:
     """A mask of the rows without NaN and infinite values; ``None``: all."""
-    finite = np.ones(block.rows, bool)
-    for array in block.arrays:
+    found = [finite for _, finite in _not_finite(block)]
+    return np.logical_and.reduce(found) if found else None
+
+
+def _not_finite(block: Block) -> Iterator[tuple[int, Array]]:
+    """The index of each array with NaN or infinite values, and a mask of the rows without them."""
+    for index, array in enumerate(block.arrays):
         if is_floating(array.dtype) and array.size and not _has_finite_sum(array):
-            finite &= _finite(array)
-    return None if finite.all() else finite
-
-
-def in_row(form: Form, where: str, first: int) -> Callable[[int, int, int], str]:
-    """A function that describes a non-finite value for messages."""
-    labels = form.labels
-    return lambda array, row, _: f"{labels[array]} holds NaN or an infinite value in row {first + row} of {where}"
+            finite = _finite(array)
+            if not finite.all():
+                yield index, finite
 
 
 def _finite(array: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import ColumnValues, RowLoader, label_loaders
-from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
+from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema, on_optional
 from sparkkeras.data.sparse import SparseRows, dense_row
@@ -333,7 +333,11 @@ class Reader:
         block = Block(form, tuple(arrays))
         if incomplete is not None:
             block = block[np.flatnonzero(~incomplete)]
-        block = self._invalid.handle_not_finite(block, in_row(form, place, first))
+
+        def describe_value(array: int, row: int, position: int) -> str:
+            return f"{form.labels[array]} holds NaN or an infinite value in row {first + row} of {place}"
+
+        block = self._invalid.handle_not_finite(block, describe_value)
         reject_negative_weights(block, form.labels, place)
         self._invalid.check_indices(block, self.schema.specs_of(form), form.labels, place)
         return block
