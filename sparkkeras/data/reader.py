@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -136,9 +136,7 @@ class Reader:
             DataError: Values are missing or not finite, and ``on_invalid`` does not allow it.
         """
         found = {
-            id(leaf): leaf.values
-            if isinstance(leaf.values, Text)
-            else self._numbers(leaf.values, leaf.label, where, first)[0]
+            id(leaf): self._values(leaf.values, leaf.label, isinstance(leaf.values, Text), None, where, first)[0]
             for leaf in leaves
         }
         arrays = [found[id(leaf)] for leaf in leaves]
@@ -287,14 +285,18 @@ class Reader:
     def _values(
         self, value: Any, label: str, text: bool | None, loader: RowLoader | None, place: str, first: int
     ) -> tuple[Array, Array | None]:
-        """Rows as an array of strings or numbers, and a mask of missing values; for ``text`` see `_expects_text`."""
-        if loader is not None or text is False or (text is None and not holds_text(value)):
-            return self._numbers(value, label, place, first, loader)
+        """Rows as strings, or as numbers in floatx, and a mask of missing values; for ``text`` see `_expects_text`."""
+        convert: Callable[[Any, int], tuple[Array, Array | None]] = to_numbers
+        if loader is not None:
+            convert = loader.load_rows
+        elif text or (text is None and holds_text(value)):
+            convert = to_text
         try:
-            return to_text(value, first)
-        except NotTextError as error:
+            array, missing = convert(value, first)
+        except (NotNumbersError, NotTextError) as error:
             where = place if error.row is None else f"row {error.row} of {place}"
             raise DataError(f"{label} of {where} {error}") from error
+        return self._in_floatx(array), missing
 
     def _loaders(self, form: Form) -> Iterator[RowLoader | None]:
         """The loader of each array of a form, and then ``None``, without end."""
@@ -305,17 +307,6 @@ class Reader:
             names = [spec.name for spec in self.schema.outputs]
             yield from (of_outputs.get(name) for name in (form.y.names or names if form.y is not None else ()))
         yield from repeat(None)
-
-    def _numbers(
-        self, value: Any, label: str, place: str, first: int = 0, loader: RowLoader | None = None
-    ) -> tuple[Array, Array | None]:
-        """Rows as a numeric array in floatx, and a mask of missing values; see `to_numbers`."""
-        try:
-            array, missing = (to_numbers if loader is None else loader.load_rows)(value, first)
-        except NotNumbersError as error:
-            where = place if error.row is None else f"row {error.row} of {place}"
-            raise DataError(f"{label} of {where} {error}") from error
-        return self._in_floatx(array), missing
 
     def _in_floatx(self, array: Array) -> Array:
         return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
