@@ -241,19 +241,12 @@ class _NewFile:
             data = data[self._file.write(data) :]
 
 
-class _ArrayFile:
+class _ArrayFile(_NewFile):
     """The file of an array of numbers."""
 
     def __init__(self, directory: Path, index: int, stack: ExitStack) -> None:
-        self._file = _NewFile(directory / f"{index}.bin", stack)
-        self._file.append(np.frombuffer(_HEAD, np.uint8))
-
-    def append(self, array: Array) -> None:
-        self._file.append(array)
-
-    @property
-    def checksum(self) -> int:
-        return self._file.checksum
+        super().__init__(directory / f"{index}.bin", stack)
+        self.append(np.frombuffer(_HEAD, np.uint8))
 
 
 class _TextFiles:
