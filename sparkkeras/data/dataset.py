@@ -5,6 +5,7 @@ To add a data source, implement `Dataset` in a file of its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -302,27 +303,20 @@ def common_spec(handles: Sequence[Handle]) -> BlockSpec | None:
     Raises:
         DataError: Two partitions have different specs.
     """
-    first: Handle | None = None
-    for handle in handles:
-        if handle.spec is None:
-            continue
-        if first is None:
-            first = handle
-        elif handle.spec != first.spec:
-            assert first.spec is not None
+    specs = [(handle.partition, handle.spec) for handle in handles if handle.spec is not None]
+    for partition, spec in specs:
+        first, expected = specs[0]
+        if spec != expected:
             raise DataError(
-                f"partitions differ: {_description(first.spec)} in partition {first.partition}, but "
-                f"{_description(handle.spec)} in partition {handle.partition}. Every row must have the same shape and dtype."
+                f"partitions differ: {_description(expected)} in partition {first}, but {_description(spec)} in partition "
+                f"{partition}. Every row must have the same shape and dtype."
             )
-    return None if first is None else first.spec
+    return specs[0][1] if specs else None
 
 
 def all_labels(handles: Sequence[Handle]) -> tuple[LabelRange, ...]:
     """The label ranges over all partitions."""
-    ranges: tuple[LabelRange, ...] = ()
-    for handle in handles:
-        ranges = union(ranges, handle.labels)
-    return ranges
+    return functools.reduce(union, (handle.labels for handle in handles), ())
 
 
 def _description(spec: BlockSpec) -> str:
