@@ -13,7 +13,6 @@ import numpy as np
 
 from sparkkeras.data.block import Block, Form
 from sparkkeras.data.columns import ColumnValues
-from sparkkeras.data.numeric import filled
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.data.sparse import SparseRows
 from sparkkeras.errors import DataError
@@ -111,7 +110,7 @@ class InvalidRows:
             is_text = arrays[index].dtype == object
             takes_nan = not is_text and (is_floating(arrays[index].dtype) or index not in integers)
             if self.policy == "allow" and takes_nan:
-                arrays[index] = filled(arrays[index], missing.reshape(arrays[index].shape))
+                arrays[index] = np.where(missing.reshape(arrays[index].shape), np.nan, arrays[index])
                 continue
             rows: Array = np.any(missing.reshape(len(missing), -1), axis=1)
             if self.policy != "drop":

@@ -114,13 +114,6 @@ def reject_masked(value: Any, first: int = 0) -> None:
             )
 
 
-def filled(values: Array, missing: Array | None) -> Array:
-    """Replace missing values by NaN, in float64; without missing values, return the values unchanged."""
-    if missing is None:
-        return values
-    return np.where(missing, np.nan, values)
-
-
 def is_encoded_image(data: bytes) -> bool:
     """Whether bytes begin like an encoded image: JPEG, PNG, GIF, BMP, TIFF or WebP."""
     known = data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*"))

@@ -11,7 +11,7 @@ from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.labels import class_indices, encode_label
-from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
+from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError
@@ -86,8 +86,9 @@ def to_data_frame(
     for name in as_vectors:
         if isinstance(arrays[name], Text):
             raise DataError(f"{name!r} holds strings, of which there are no vectors: leave vectors=True out.")
-        arrays[name], missing[name] = filled(arrays[name], missing[name]), None
-    columns = [to_column(array, _not_null(missing[name]), missing[name]) for name, array in arrays.items()]
+        gaps = missing.pop(name)
+        arrays[name] = arrays[name] if gaps is None else np.where(gaps, np.nan, arrays[name])
+    columns = [to_column(array, _not_null(missing.get(name)), missing.get(name)) for name, array in arrays.items()]
     frame = session.createDataFrame(pa.table(columns, list(arrays)))
     return _with_vectors(frame, as_vectors) if as_vectors else frame
 
