@@ -176,8 +176,4 @@ def _path(kind: StructType, name: str) -> list[StructField] | None:
 
 def _field(kind: StructType, name: str) -> StructField | None:
     exact = (field for field in kind.fields if field.name == name)
-    return next(exact, None) or next((field for field in kind.fields if _equal_ignoring_case(field.name, name)), None)
-
-
-def _equal_ignoring_case(name: str, other: str) -> bool:
-    return name.lower() == other.lower()
+    return next(exact, None) or next((field for field in kind.fields if field.name.lower() == name.lower()), None)

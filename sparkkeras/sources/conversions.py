@@ -82,7 +82,8 @@ def to_data_frame(
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise DataError(f"arrays must have the same number of rows, and at least one; received {lengths}.")
-    as_vectors = [name for name in _names(features, x) if arrays[name].ndim == 2] if vectors else []
+    names = list(x) if isinstance(x, Mapping) else [features]
+    as_vectors = [name for name in names if arrays[name].ndim == 2] if vectors else []
     for name in as_vectors:
         if isinstance(arrays[name], Text):
             raise DataError(f"{name!r} holds strings, of which there are no vectors: leave vectors=True out.")
@@ -157,10 +158,6 @@ def _session(spark: Any) -> SparkSession:
     session: SparkSession = spark
     check_session(session)
     return session
-
-
-def _names(features: str, x: Any) -> list[str]:
-    return list(x) if isinstance(x, Mapping) else [features]
 
 
 def _not_null(missing: Array | None) -> Array | None:
