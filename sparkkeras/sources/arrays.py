@@ -21,7 +21,7 @@ from pyspark.core.rdd import PipelinedRDD
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data import files
 from sparkkeras.data.block import BLOCK_BYTES, CHUNK_BYTES, Block, describe, from_arrays, piece_rows
-from sparkkeras.data.dataset import Shared, StoredDataset
+from sparkkeras.data.dataset import Shared
 from sparkkeras.data.files import Handle
 from sparkkeras.data.placement import even_slices
 from sparkkeras.data.sparse import with_sparse_rows
@@ -62,7 +62,7 @@ def from_block(cluster: Cluster, block: Block, parts: Sequence[slice | Array]) -
             pieces = [_pieces(block, rows, BLOCK_BYTES) for rows in parts]
             handles = list(writers.map(lambda number: files.write(pieces[number], number, folder), range(len(parts))))
         rdd = cluster.context.parallelize(handles, len(parts))
-        yield ArraysOnDisk(cluster, RddBlocks(rdd.mapPartitions(_open_all)), rdd, tuple(handles), folder.name)
+        yield StoredSparkDataset(cluster, RddBlocks(rdd.mapPartitions(_open_all)), rdd, tuple(handles), folder.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -78,20 +78,6 @@ def _open_all(handles: Iterable[Handle]) -> Iterator[Block]:
             ) from error
         if block is not None:
             yield block
-
-
-@dataclass(frozen=True)
-class ArraysOnDisk(SparkDataset):
-    """Arrays that the driver has written to a disk that the workers share, so `stored` has nothing to write."""
-
-    handle_rdd: RDD[Any]
-    handles: tuple[Handle, ...]
-    name: str
-
-    @contextmanager
-    def stored(self) -> Iterator[StoredDataset]:
-        """This dataset, whose rows are in files already."""
-        yield StoredSparkDataset(self.cluster, self.blocks, self.handle_rdd, self.handles, self.name)
 
 
 def _pieces(block: Block, rows: slice | Array, max_bytes: int) -> Iterator[Block]:
