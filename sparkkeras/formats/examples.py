@@ -48,21 +48,15 @@ _ABSENT: tuple[int, Any] = (0, b"")
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _ENCODINGS = {BYTES: {_DELIMITED}, FLOATS: {_DELIMITED, _FIXED32}, INTS: {_DELIMITED, _VARINT}}
 _DTYPES = {
-    "boolean": np.dtype(np.bool_),
-    "tinyint": np.dtype(np.int8),
-    "smallint": np.dtype(np.int16),
-    "int": np.dtype(np.int32),
-    "bigint": np.dtype(np.int64),
-    "float": np.dtype(np.float32),
-    "double": np.dtype(np.float64),
+    "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
 }
-_RANGES = {
-    "boolean": (0, 1),
-    "tinyint": (-(2**7), 2**7 - 1),
-    "smallint": (-(2**15), 2**15 - 1),
-    "int": (-(2**31), 2**31 - 1),
-    "bigint": (-(2**63), 2**63 - 1),
-}
+"""The dtype of the values of each Spark type."""
 
 
 @dataclass(frozen=True)
@@ -423,14 +417,14 @@ def _typed(field: Field, values: Any, stops: Array) -> pa.Array:
         except pa.ArrowInvalid:
             place = next(place for place, value in enumerate(values) if not is_text(value))
             raise _UnfitFeatureError(_row(place, stops), "holds bytes that are not UTF-8") from None
-    if field.kind == FLOATS:
-        return pa.array(values.astype(_DTYPES[field.value], copy=False))
-    low, high = _RANGES[field.value]
-    outside = (values < low) | (values > high)
-    if outside.any():
-        place = int(np.argmax(outside))
-        raise _UnfitFeatureError(_row(place, stops), f"holds {values[place]}")
-    return pa.array(values.astype(_DTYPES[field.value], copy=False))
+    dtype = _DTYPES[field.value]
+    if field.kind == INTS:
+        low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        outside = (values < low) | (values > high)
+        if outside.any():
+            place = int(np.argmax(outside))
+            raise _UnfitFeatureError(_row(place, stops), f"holds {values[place]}")
+    return pa.array(values.astype(dtype, copy=False))
 
 
 def _row(place: int, stops: Array) -> int:
