@@ -31,6 +31,7 @@ from sparkkeras.errors import (
     counted,
     known_names,
 )
+from sparkkeras.formats.tfrecord_files import SCHEMES
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.spark.filesystem import has_scheme
 from sparkkeras.weights import Array
@@ -49,7 +50,6 @@ _DTYPES = ("float32", "float64", "uint8")
 _OPENCV = {0: ("L", "L", 1), 16: ("RGB", "BGR", 3), 24: ("RGBA", "BGRA", 4)}
 """For OpenCV's type codes Pillow's mode, the stored order of the channels, and the number of channels."""
 
-_SCHEMES = ("file", "hdfs", "viewfs", "s3", "s3a", "gs", "gcs", "abfs", "abfss")
 _READERS, _AHEAD = 16, 32
 
 
@@ -413,13 +413,14 @@ def _read(value: Any) -> bytes | None:
     if uri is None:
         return None
     scheme = uri.partition(":")[0].lower() if has_scheme(uri) else "file"
-    if scheme not in _SCHEMES:
+    if scheme not in SCHEMES:
         problem = "Images cannot be read from the web" if scheme in ("http", "https") else f"{scheme!r} is not known"
         raise DataError(
-            f"the image {_public(uri)!r} cannot be read. {problem}. {known_names(scheme, _SCHEMES)} Copy the images "
+            f"the image {_public(uri)!r} cannot be read. {problem}. {known_names(scheme, SCHEMES)} Copy the images "
             "to one of these, or pass their bytes in a binary column."
         )
-    read, path = _local(uri) if scheme == "file" else _stored(uri)
+    local = re.sub("^file:(//[^/]*)?", "", uri, flags=re.IGNORECASE)
+    read, path = (_read_local, local) if scheme == "file" else _stored(uri)
     try:
         return read(path)
     except FileNotFoundError:
@@ -427,10 +428,6 @@ def _read(value: Any) -> bytes | None:
         if unquote(path) == path:
             raise
         return read(unquote(path))
-
-
-def _local(uri: str) -> tuple[Callable[[str], bytes], str]:
-    return _read_local, re.sub("^file:(//[^/]*)?", "", uri, flags=re.IGNORECASE)
 
 
 def _read_local(path: str) -> bytes:

@@ -16,7 +16,8 @@ from sparkkeras.spark.filesystem import has_scheme
 BUFFER_BYTES = 1 << 20
 """The size of the buffer of an open file."""
 
-_SCHEMES = ("file", "hdfs", "viewfs", "s3", "s3a", "gs", "gcs", "abfs", "abfss")
+SCHEMES = ("file", "hdfs", "viewfs", "s3", "s3a", "gs", "gcs", "abfs", "abfss")
+"""The schemes of URIs that pyarrow.fs opens."""
 
 
 def file_system(path: str) -> tuple[Any, str]:
@@ -30,9 +31,9 @@ def file_system(path: str) -> tuple[Any, str]:
     scheme = path.partition(":")[0] if has_scheme(path) else "file"
     if scheme == "file":  # neither Spark nor this function decodes %20
         return fs.LocalFileSystem(), str(Path(re.sub("^file:(/*(?=/))?", "", path)).absolute())
-    if scheme not in _SCHEMES:
+    if scheme not in SCHEMES:
         raise StorageError(
-            f"cannot open {path!r}: pyarrow does not support {scheme!r}. {known_names(scheme, _SCHEMES)} Copy the files "
+            f"cannot open {path!r}: pyarrow does not support {scheme!r}. {known_names(scheme, SCHEMES)} Copy the files "
             "from or to one of these, or mount the file system and use its local path."
         )
     try:
