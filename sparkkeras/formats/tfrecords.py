@@ -30,6 +30,7 @@ from sparkkeras.formats.tfrecord_reader import read_batches, read_sample, sample
 from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
 from sparkkeras.sources.frame import is_frame
+from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.connect import AnyCluster, check_slots_for, cluster_of, is_remote
 from sparkkeras.spark.filesystem import has_scheme
@@ -151,10 +152,8 @@ class _Encode:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
-        from pyspark import TaskContext
 
-        context = TaskContext.get()
-        part = pa.array([0 if context is None else context.partitionId()], pa.int32())
+        part = pa.array([task_context().worker], pa.int32())
         packed = compressor(self.compression)
         for batch in batches:
             data = b"".join(packed.compress(framed(record)) for record in encode(batch, self.fields))
