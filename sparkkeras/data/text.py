@@ -268,18 +268,15 @@ def read_text(column: pa.Array, width: int | None) -> tuple[Array, Array | None]
         raise NotTextError(f"has the type {column.type}; {_EXPECTED}")
     shape: tuple[int, ...] = (rows,)
     if pa.types.is_nested(column.type):
-        column = column.drop_null()
-        lengths = np.unique(pc.list_value_length(column)) if len(column) else np.array([width or 1])
+        known = column.drop_null()
+        lengths = np.unique(pc.list_value_length(known)) if len(known) else np.array([width or 1])
         if len(lengths) > 1:
             raise NotTextError(
                 f"holds arrays of different lengths ({lengths[0]} and {lengths[-1]}): every row must have the same number "
                 "of strings. Join them to one string, for instance with array_join."
             )
         shape = (rows, int(lengths[0]))
-        column = pc.list_flatten(column).cast(pa.large_string())
-        if not good.all():
-            positions = ((np.cumsum(good) - 1)[:, None] * shape[1] + np.arange(shape[1])).reshape(-1)
-            column = column.take(pa.array(positions, mask=~np.repeat(good, shape[1])))
+        column = pc.list_flatten(pc.coalesce(column, pa.scalar([""] * shape[1], column.type)))
         good &= np.asarray(column.is_valid().to_numpy(zero_copy_only=False)).reshape(shape).all(axis=1)
     values = column.cast(pa.large_string())
     if values.null_count:
