@@ -416,15 +416,13 @@ def _vectors(column: pa.Array) -> Array:
     if dense.all():
         return np.asarray(_lists(values, floating=True)[0])
     widths = np.where(dense, lengths, sizes.fill_null(0).to_numpy())
-    found = np.zeros((len(column), _one_length(widths, "vectors")))
+    width = _one_length(widths, "vectors")
     stored = values.flatten().to_numpy()
-    rows = np.repeat(np.arange(len(column)), lengths)
-    of_dense = dense[rows]
+    of_dense = np.repeat(dense, lengths)
     places = np.empty(len(stored), np.int64)
     places[~of_dense] = indices.filter(pa.array(~dense)).flatten().to_numpy()
-    places[of_dense] = np.tile(np.arange(found.shape[1]), int(dense.sum()))
-    found[rows, places] = stored
-    return found
+    places[of_dense] = np.tile(np.arange(width), int(dense.sum()))
+    return np.asarray(SparseRows(np.concatenate([[0], np.cumsum(lengths)]), places, stored, width))
 
 
 def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
