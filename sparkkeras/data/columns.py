@@ -317,14 +317,19 @@ def read(
         DataError: The column cannot be converted to an array; the message names it.
     """
     try:
-        if not column.null_count:
-            return _values(column, shape, floating)
-        good = column.is_valid().to_numpy(zero_copy_only=False)
-        values, inner = _values(column.drop_null(), shape, floating)
+        return _spread(column, shape, floating)
     except _UnfitColumnError as unfit:
         loader = f" {unfit.images}, pass loader=image_loader(size)." if unfit.images else ""
         loader += " Pad them: pass loader=PadSequences(maxlen)." if unfit.sequences else ""
         raise DataError(f"{name} {unfit}{loader}") from None
+
+
+def _spread(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> tuple[Array, Array | None]:
+    """The values of a column, with zeros for top-level nulls, and a mask of the rows without nulls, also inside."""
+    if not column.null_count:
+        return _values(column, shape, floating)
+    good = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+    values, inner = _values(column.drop_null(), shape, floating)
     spread = np.zeros((len(good), *values.shape[1:]), values.dtype)
     spread[good] = values
     if inner is not None:
@@ -391,18 +396,12 @@ def _lists(column: pa.Array, floating: bool) -> tuple[Array, Array | None]:
 
 def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> tuple[Array, Array | None]:
     """The values of lists of equal length, and a mask of the rows without nulls inside."""
-    if not flat.null_count:
-        values, good = _values(flat, None, floating)
-    else:
-        good = np.asarray(flat.is_valid().to_numpy(zero_copy_only=False))
-        found, inner = _values(flat.drop_null(), None, floating)
-        if floating and found.dtype.kind in "iu":
-            found = found.astype(np.float64)
-        missing = np.nan if found.dtype.kind == "f" else 0
-        values = np.full((len(flat), *found.shape[1:]), missing, found.dtype)
-        values[good] = found
-        if inner is not None:
-            good[good] = inner
+    values, good = _spread(flat, None, floating)
+    if flat.null_count:
+        if floating and values.dtype.kind in "iu":
+            values = values.astype(np.float64)
+        if values.dtype.kind == "f":
+            values[~np.asarray(flat.is_valid().to_numpy(zero_copy_only=False))] = np.nan
     complete = None if good is None else np.all(good.reshape(rows, length), axis=1)
     return values.reshape(rows, length, *values.shape[1:]), complete
 
