@@ -231,11 +231,6 @@ class Leaf:
             widened.append((values, good))
         return widened
 
-    def _dtype(self, parts: Sequence[Array]) -> np.dtype[Any]:
-        kind = np.result_type(*parts)
-        floating = self.input is None or self.input.floating
-        return np.dtype(np.float32) if self.together and floating and kind.kind in "iub" else kind
-
     def _side_by_side(self, found: Sequence[tuple[Array, Array | None]]) -> Array:
         parts = [values for values, _ in found]
         for name, part in zip(self.columns, parts, strict=True):
@@ -245,7 +240,10 @@ class Leaf:
                     "columns: expected numbers or flat arrays. Use this column alone, or flatten() it."
                 )
         widths = [_width(part) for part in parts]
-        together = np.empty((len(parts[0]), sum(widths)), self._dtype(parts))
+        dtype = np.result_type(*parts)
+        if dtype.kind in "iub" and (self.input is None or self.input.floating):
+            dtype = np.dtype(np.float32)
+        together = np.empty((len(parts[0]), sum(widths)), dtype)
         start = 0
         for width, (part, good) in zip(widths, found, strict=True):
             mine = together[:, start : start + width]
