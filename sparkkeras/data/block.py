@@ -215,6 +215,17 @@ class Form:
     y: Structure | None = None
     weight: Structure | None = None
 
+    @classmethod
+    def of(cls, x: Any, y: Any, weight: Any, expected_x: int | Structure | None, expected_y: int | Structure | None) -> Form:
+        """The form of features, labels and sample weights; see `Structure.of`."""
+        others = (None if side is None else Structure.of(side, expected_y) for side in (y, weight))
+        return cls(Structure.of(x, expected_x), *others)
+
+    def flatten(self, x: Any, y: Any, weight: Any) -> list[Any]:
+        """The arrays of features, labels and sample weights that are present; see `Structure.flatten`."""
+        sides = zip((self.x, self.y, self.weight), (x, y, weight), strict=True)
+        return [leaf for structure, value in sides if structure is not None for leaf in structure.flatten(value)]
+
     @property
     def sides(self) -> list[tuple[str, Structure]]:
         """The names and structures that are present, in the order of their arrays."""
@@ -518,13 +529,8 @@ def from_arrays(
         DataError: A masked array has masked values.
     """
     x, y, sample_weight = (_tupled(side) for side in (x, y, sample_weight))
-    form = Form(
-        Structure.of(x, expected_x),
-        None if y is None else Structure.of(y, expected_y),
-        None if sample_weight is None else Structure.of(sample_weight, expected_y),
-    )
-    values = [value for value in (x, y, sample_weight) if value is not None]
-    leaves = [leaf for (_, structure), value in zip(form.sides, values, strict=True) for leaf in structure.flatten(value)]
+    form = Form.of(x, y, sample_weight, expected_x, expected_y)
+    leaves = form.flatten(x, y, sample_weight)
     for label, leaf in zip(form.labels, leaves, strict=True):
         try:
             reject_masked(leaf)

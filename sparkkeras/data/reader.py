@@ -49,7 +49,6 @@ class Reader:
         """
         if isinstance(x, (int, float, str)):
             raise DataError(f"x is {describe(x)}; expected an array with one row per sample.")
-        values = {"x": x, "y": y if self.labelled else None, "sample_weight": sample_weight if self.labelled else None}
         if not self.labelled and self._is_pair(x):
             raise DataError(
                 f"x is a tuple of {len(x)} arrays, like (x, y), but the model has one input: to predict, pass only the "
@@ -67,15 +66,15 @@ class Reader:
             raise DataError(
                 f"the model has {counted(inputs, 'input')}, but x is a {type(x).__name__} of {counted(len(x), 'array')}."
             )
-        counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}
+        if not self.labelled:
+            y = sample_weight = None
         try:
-            structures = {s: Structure.of(value, counts[s]) for s, value in values.items() if value is not None}
+            form = Form.of(x, y, sample_weight, self.schema.expected_x, self.schema.expected_y)
         except ValueError as error:
             raise DataError(f"{error}.") from error
-        form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
         self.schema.check_structure(form.x)
         self._check_weights(form)
-        given = [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
+        given = form.flatten(x, y, sample_weight)
         found = self._all_values(form, given, "the arrays")
         leaves = [leaf for leaf, _ in found]
         self._check_given(form, given)
@@ -219,10 +218,9 @@ class Reader:
         sides = self._sides(row)
         if sides is None:
             raise ValueError(f"expected a pair (x, y) or a triple (x, y, sample_weight), received {describe(row)}")
-        values = dict(zip(("x", "y", "sample_weight"), sides, strict=True))
-        if (values["sample_weight"] is None) != (form.weight is None) and self.labelled:
+        if (sides[2] is None) != (form.weight is None) and self.labelled:
             raise ValueError("some rows have a sample weight and others have none")
-        return [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
+        return form.flatten(*sides)
 
     def _sides(self, row: Any) -> tuple[Any, Any, Any] | None:
         pair = isinstance(row, (tuple, list)) and len(row) in (2, 3)
