@@ -124,12 +124,9 @@ class TFRecordWriter(DataSourceArrowWriter):
         return _WrittenFile(name, size)
 
     def _write(self, path: str, batches: Iterator[pa.RecordBatch]) -> int:
-        packed = compressor(self.compression)
         with self.files.open_output_stream(path, compression=None, buffer_size=BUFFER_BYTES) as file:
-            for batch in batches:
-                for record in encode(batch, self.fields):
-                    file.write(packed.compress(framed(record)))
-            file.write(packed.flush())
+            for data in encoded(batches, self.fields, self.compression):
+                file.write(data)
             return int(file.tell())
 
     def commit(self, messages: Sequence[Any]) -> None:
@@ -199,6 +196,14 @@ class TFRecordWriter(DataSourceArrowWriter):
         if self.temporary:
             with suppress(OSError):
                 self.files.delete_dir(self.temporary)
+
+
+def encoded(batches: Iterator[pa.RecordBatch], fields: Sequence[Field], compression: str | None) -> Iterator[bytes]:
+    """Encode rows as the bytes of a file, in pieces."""
+    packed = compressor(compression)
+    for batch in batches:
+        yield b"".join(packed.compress(framed(record)) for record in encode(batch, fields))
+    yield packed.flush()
 
 
 def _beside(path: str) -> str:

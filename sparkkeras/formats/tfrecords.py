@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Literal
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, StorageError
-from sparkkeras.formats.examples import Field, collect_stats, encode, merge_stats
-from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed
+from sparkkeras.formats.examples import Field, collect_stats, merge_stats
+from sparkkeras.formats.records import LIBRARY, SUFFIXES
 from sparkkeras.formats.tfrecord_files import file_system, only_subfolders, open_file
 from sparkkeras.formats.tfrecord_reader import read_batches, read_sample, sampled_files, warn_of_unknown
 from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
+from sparkkeras.formats.tfrecord_writer import encoded
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark import filesystem
@@ -154,11 +155,8 @@ class _Encode:
         import pyarrow as pa
 
         part = pa.array([task_context().worker], pa.int32())
-        packed = compressor(self.compression)
-        for batch in batches:
-            data = b"".join(packed.compress(framed(record)) for record in encode(batch, self.fields))
+        for data in encoded(batches, self.fields, self.compression):
             yield pa.RecordBatch.from_arrays([part, pa.array([data], pa.binary())], ["part", "data"])
-        yield pa.RecordBatch.from_arrays([part, pa.array([packed.flush()], pa.binary())], ["part", "data"])
 
 
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
