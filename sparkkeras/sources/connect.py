@@ -41,6 +41,7 @@ from sparkkeras.sources.tasks import (
     SharedRows,
     StoreRows,
     Sweep,
+    WithoutRows,
     by_partition,
     keyed_pieces,
     repaired,
@@ -172,7 +173,7 @@ class RemoteDataset(RemoteClusterDataset):
                     handles.unpersist()  # the first request: if the server is gone, only this one waits for the time-out
                     with suppress(Exception):  # its tasks may fail
                         # Spark creates as many tasks as slots, since no number of partitions is set.
-                        session.range(SWEEP_ROWS).mapInArrow(Sweep(name), RESULT).collect()
+                        session.range(SWEEP_ROWS).mapInArrow(WithoutRows(Sweep(name)), RESULT).collect()
                 restore_plan_cache(session)
 
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:

@@ -8,8 +8,8 @@ written there.
 
 from __future__ import annotations
 
+import functools
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,10 +18,10 @@ from sparkkeras.data import files
 from sparkkeras.data.block import CHUNK_BYTES
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.values import Pickled, read_files
+from sparkkeras.sources.tasks import WithoutRows
 from sparkkeras.spark.connect import RESULT, RemoteCluster
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 R = TypeVar("R")
@@ -80,6 +80,20 @@ class StoredShared(Generic[R]):
         found: R = _latest[self.kind][self.token]
         return found
 
+    def write(self, start: int, data: bytes) -> None:
+        """Write a file, unless another task has written it on this machine. It is renamed to its path when complete."""
+        path = self.path(start)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.draft_of(path) as draft:
+                draft.write_bytes(data)
+
+    def remove(self) -> None:
+        """Remove the value's files from this machine, and the value from this process."""
+        for start in self.starts:
+            self.path(start).unlink(missing_ok=True)
+        _latest.get(self.kind, {}).pop(self.token, None)
+
 
 _latest: dict[str, dict[str, Any]] = {}
 """A cache of the values that this process has read: the latest of each kind, by its token."""
@@ -90,46 +104,9 @@ def write_files(shared: StoredShared[Any], cluster: RemoteCluster, handles: Data
     assert shared.pickled is not None
     for start in shared.starts:
         chunk = shared.pickled.between(start, start + shared.chunk)
-        cluster.collect(handles.mapInArrow(_Write(shared, start, chunk), RESULT))
+        cluster.collect(handles.mapInArrow(WithoutRows(functools.partial(shared.write, start, chunk)), RESULT))
 
 
 def remove_files(shared: StoredShared[Any], cluster: RemoteCluster, handles: DataFrame) -> None:
     """Remove a value's files from these machines."""
-    cluster.collect(handles.mapInArrow(_Remove(shared), RESULT))
-
-
-# Functions that run on the workers
-
-
-@dataclass(frozen=True)
-class _Write:
-    """Writes a file, unless another task has written it on this machine. It is renamed to its path when complete."""
-
-    shared: StoredShared[Any]
-    start: int
-    data: bytes
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            pass
-        path = self.shared.path(self.start)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with files.draft_of(path) as draft:
-                draft.write_bytes(self.data)
-        return iter(())
-
-
-@dataclass(frozen=True)
-class _Remove:
-    """Removes a value's files from this machine, and the value from this process."""
-
-    shared: StoredShared[Any]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            pass
-        for start in self.shared.starts:
-            self.shared.path(start).unlink(missing_ok=True)
-        _latest.get(self.shared.kind, {}).pop(self.shared.token, None)
-        return iter(())
+    cluster.collect(handles.mapInArrow(WithoutRows(shared.remove), RESULT))

@@ -55,6 +55,7 @@ from sparkkeras.sources.tasks import (
     StoreRows,
     Sweep,
     ThroughFiles,
+    WithoutRows,
     by_partition,
     repaired,
     without_problems,
@@ -170,7 +171,7 @@ class SparkDataset(ClusterDataset):
 def sweep(cluster: Cluster, name: str) -> None:
     """Remove a dataset's files from all executors."""
     tasks = cluster.slots
-    cluster.collect(cluster.context.parallelize(range(tasks), tasks).mapPartitions(Sweep(name)))
+    cluster.collect(cluster.context.parallelize(range(tasks), tasks).mapPartitions(WithoutRows(Sweep(name))))
 
 
 def without_rows(cluster: Cluster, workers: int) -> SparkDataset:

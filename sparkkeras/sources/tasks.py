@@ -382,15 +382,26 @@ class MergePieces:
 
 
 @dataclass(frozen=True)
+class WithoutRows:
+    """Calls a function in a task, and yields nothing. Its rows are read and ignored."""
+
+    call: Callable[[], object]
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """Call the function."""
+        for _ in rows:
+            pass
+        self.call()
+        return iter(())
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Remove a dataset's files from this executor."""
 
     name: str
 
-    def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """Read all rows, wait, and remove the files."""
-        for _ in rows:
-            pass
+    def __call__(self) -> None:
+        """Wait, and remove the files."""
         time.sleep(SWEEP_SECONDS)
         shutil.rmtree(files.home(self.name), ignore_errors=True)
-        return iter(())
