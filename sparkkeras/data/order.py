@@ -52,24 +52,17 @@ class RowOrder:
         """The row indices of the batches in [first_batch, last_batch), in pieces of whole batches of about ``max_bytes``."""
         start, stop = first_batch * self.batch_size, min(last_batch * self.batch_size, self.rows)
         step = piece_rows(self.row_bytes, max_bytes, self.batch_size)
-        if self.seed is None:
-            for row in range(start, stop, step):
-                yield slice(row, min(row + step, stop))
-            return
         window = piece_rows(self.row_bytes, self.shuffle_bytes, self.batch_size)
-        if self.rows <= window:
-            for row in range(start, stop, step):
-                yield self._all()[row : min(row + step, stop)]
-            return
         for row in range(start, stop, step):
             end = min(row + step, stop)
-            parts = []
-            while row < end:
-                cut = min(end, (row // window + 1) * window)
-                base = row // window * window
-                parts.append(self._window(row // window, window)[row - base : cut - base])
-                row = cut
-            yield np.concatenate(parts)
+            if self.seed is None:
+                yield slice(row, end)
+            elif self.rows <= window:
+                yield self._all()[row:end]
+            else:
+                starts = range(row // window * window, end, window)
+                parts = [self._window(base // window, window)[max(0, row - base) : end - base] for base in starts]
+                yield np.concatenate(parts)
 
     def _all(self) -> Array:
         """All row indices, shuffled as a whole."""
