@@ -6,6 +6,7 @@ learns a part of the problem, and the average of the models may be much worse th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -145,10 +146,9 @@ class PartitionStats:
 
 def sum_counts(counts: Sequence[Counts]) -> dict[Any, int]:
     """The class counts of the rows of several partitions."""
-    total: dict[Any, int] = {}
+    total: Counter[Any] = Counter()
     for each in counts:
-        for index, rows in each.items():
-            total[index] = total.get(index, 0) + rows
+        total.update(each)
     return dict(sorted(total.items()))
 
 
