@@ -12,7 +12,7 @@ converted at once and not value by value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -481,9 +481,7 @@ def merge_stats(stats: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
                 f"feature {new.name!r} holds {KINDS[old.kind]} values in {old.where}, but {KINDS[new.kind]} values in "
                 f"{new.where}, but a column has a single type. Load such files separately, each with its schema."
             )
-        known[new.name] = FeatureStats(
-            old.name, old.kind, old.is_array or new.is_array, old.is_text and new.is_text, old.where
-        )
+        known[new.name] = replace(old, is_array=old.is_array or new.is_array, is_text=old.is_text and new.is_text)
     return known
 
 
