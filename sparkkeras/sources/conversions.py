@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkkeras.arguments import known_arguments, optional_integer
-from sparkkeras.data.block import describe
+from sparkkeras.data.block import Block, describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.labels import class_indices, encode_label
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
@@ -132,9 +132,8 @@ def from_data_frame(
     for leaf in found:
         if leaf.good is not None:
             raise DataError(f"{leaf.label} has a null in row {int(np.argmin(leaf.good))}: replace nulls, or drop such rows.")
-    form, arrays = selection.form, [np.asarray(leaf.values) for leaf in found]
-    x = form.x.build(arrays[form.span("x")])
-    y = None if form.y is None else form.y.build(arrays[form.span("y")])
+    block = Block(selection.form, tuple(leaf.values for leaf in found))
+    x, y = block.x, block.y
     if not categorical or y is None:
         return x, y
     if not isinstance(y, np.ndarray):
