@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -299,7 +299,7 @@ class ArraySource:
     block: Block
     environment: Environment
     rdd: ArraysRDD | None = None
-    in_batches: bool = field(default=False, init=False)
+    in_batches = False
 
     @property
     def form(self) -> Form:
@@ -361,10 +361,10 @@ class RddSource:
     rdd: RDD[Any]
     environment: Environment
     keyed: bool = False
-    block: None = field(default=None, init=False)
-    form: None = field(default=None, init=False)
-    on_cluster: bool = field(default=True, init=False)
-    in_batches: bool = field(default=False, init=False)
+    block = None
+    form = None
+    on_cluster = True
+    in_batches = False
 
     @contextmanager
     def dataset(
@@ -400,10 +400,10 @@ class BatchSource:
     make: ByValue[MakeBatches]
     environment: Environment
     may_be_endless: bool = False
-    block: None = field(default=None, init=False)
-    form: None = field(default=None, init=False)
-    on_cluster: bool = field(default=True, init=False)
-    in_batches: bool = field(default=True, init=False)
+    block = None
+    form = None
+    on_cluster = True
+    in_batches = True
 
     @contextmanager
     def dataset(
@@ -443,9 +443,9 @@ class FrameSource:
     frame: DataFrame
     named: ColumnMapping
     environment: Environment
-    block: None = field(default=None, init=False)
-    on_cluster: bool = field(default=True, init=False)
-    in_batches: bool = field(default=False, init=False)
+    block = None
+    on_cluster = True
+    in_batches = False
 
     @contextmanager
     def dataset(
