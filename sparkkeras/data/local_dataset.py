@@ -150,30 +150,24 @@ class LocalDataset:
 
     blocks: tuple[Block | LocalStream | None, ...]
 
+    max_result_bytes = 0
+    """There is no limit."""
+
+    slots = 1
+    """Tasks run sequentially."""
+
+    driver = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+    """The loopback address."""
+
     @property
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.blocks)
 
     @property
-    def max_result_bytes(self) -> int:
-        """0: there is no limit."""
-        return 0
-
-    @property
     def handles(self) -> tuple[Handle, ...]:
         """The metadata of each partition, in order."""
         return tuple(part.handle(number) for number, part in enumerate(self._parts))
-
-    @property
-    def slots(self) -> int:
-        """1: tasks run sequentially."""
-        return 1
-
-    @property
-    def driver(self) -> DriverAddress:
-        """The loopback address."""
-        return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
 
     def background(self, call: Callable[[], R]) -> LocalRunning[R]:
         """Run a call in a background thread."""

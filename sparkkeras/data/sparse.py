@@ -30,6 +30,8 @@ class SparseRows:
     values: Array
     width: int
 
+    ndim = 2
+
     @classmethod
     def of(cls, matrix: Any) -> SparseRows:
         """The rows of a sparse matrix or array of SciPy, in any format.
@@ -52,11 +54,6 @@ class SparseRows:
     def shape(self) -> tuple[int, int]:
         """(rows, columns)."""
         return len(self.starts) - 1, self.width
-
-    @property
-    def ndim(self) -> int:
-        """2."""
-        return 2
 
     @property
     def size(self) -> int:

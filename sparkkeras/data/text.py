@@ -43,6 +43,9 @@ class Text:
         shape: The shape, with the rows on the first axis.
     """
 
+    dtype = np.dtype(object)
+    """The dtype that NumPy has for Python objects."""
+
     def __init__(self, values: pa.Array, shape: tuple[int, ...]) -> None:
         self.values, self.shape = values, shape
 
@@ -68,11 +71,6 @@ class Text:
         ends = np.frombuffer(offsets, np.int64)[self.values.offset :][: self.size + 1]
         found = np.zeros(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
         return ends - ends[0], found[ends[0] : ends[-1]]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype that NumPy has for Python objects."""
-        return np.dtype(object)
 
     @property
     def ndim(self) -> int:
