@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.reader import Reader
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.tasks import task_context
+from sparkkeras.sources.tasks import Call, task_context
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import CELL_BYTES, RESULT, pack_cells, unpack_cells
 from sparkkeras.spark.job_errors import translated
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import RDD
     from pyspark.sql import DataFrame
-
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class FrameBlocks:
         """The number of partitions."""
         return self.frame.rdd.getNumPartitions()
 
-    def map(self, cluster: Cluster, call: Callable[[int, Iterable[Block]], Iterable[R]], training: bool) -> RDD[R]:
+    def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
         """See `sparkkeras.sources.spark_dataset.Blocks.map`. Runs the shuffles of the frame's plan immediately."""
         from pyspark import RDD
 
@@ -77,7 +75,7 @@ class OverPartition:
     """Calls a function for what is read of the Arrow batches of a partition."""
 
     read: Callable[[int, Iterable[pa.RecordBatch]], Iterable[Any]]
-    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+    call: Call
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         """Yield the results."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -38,6 +38,7 @@ from sparkkeras.spark.job_errors import quietly
 if TYPE_CHECKING:
     from pyspark import RDD
 from sparkkeras.sources.tasks import (
+    Call,
     Collect,
     Deferred,
     KeyByPartition,
@@ -62,9 +63,6 @@ from sparkkeras.sources.tasks import (
 )
 
 R = TypeVar("R")
-
-
-Call = Callable[[int, Iterable[Any]], Iterable[Any]]
 
 
 class Blocks(Protocol):

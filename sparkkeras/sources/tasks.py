@@ -31,6 +31,9 @@ from sparkkeras.worker import device
 
 R = TypeVar("R")
 
+Call = Callable[[int, Iterable[Any]], Iterable[Any]]
+"""A function of the index of a partition and its values, which yields results."""
+
 SWEEP_SECONDS = 0.1
 """How long each task that removes files waits, so that Spark gives every executor one of them."""
 
@@ -115,7 +118,7 @@ class ReportsProblems:
     Spark would run the task again, log the error each time, and end its Python worker with the models that this has loaded.
     """
 
-    call: Callable[[int, Iterator[Any]], Iterable[Any]]
+    call: Call
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
         """Yield the results."""
@@ -154,7 +157,7 @@ class ThroughFiles:
         folder: The folder of the files, on a disk that workers and driver share.
     """
 
-    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+    call: Call
     folder: Path
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
@@ -330,7 +333,7 @@ class StorePieces:
 class KeyByPartition:
     """Pair results with their partition."""
 
-    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+    call: Call
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """The pairs of partition and result."""
@@ -341,7 +344,7 @@ class KeyByPartition:
 class KeyedPieces:
     """Splits the results of a function; see `keyed_pieces`."""
 
-    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+    call: Call
     merging: Merging[Any]
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[KeyedPiece]:
