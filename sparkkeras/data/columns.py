@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from sparkkeras.data.numeric import is_encoded_image
+from sparkkeras.data.numeric import Masked, is_encoded_image
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sparse import SparseRows
 from sparkkeras.data.text import NotTextError, Text, is_text_type, read_text, side_by_side
@@ -77,7 +77,7 @@ class RowLoader(PlacedLoader):
     """The base class of loaders that convert the rows of RDDs and arrays too."""
 
     @abstractmethod
-    def load_rows(self, rows: Any, first: int = 0) -> tuple[Array, Array | None]:
+    def load_rows(self, rows: Any, first: int = 0) -> Masked:
         """Convert rows to an array and a mask of missing values; see `sparkkeras.data.numeric.to_numbers`."""
         ...
 
@@ -217,9 +217,7 @@ class Leaf:
         parts = (ColumnPart(name, _width(array), good) for (name, _), (array, good) in zip(named, found, strict=True))
         return ColumnValues(self._fitted(values), complete, self.label, parts=tuple(parts))
 
-    def _widened(
-        self, found: Sequence[tuple[Array, Array | None]], shape: tuple[int | None, ...]
-    ) -> list[tuple[Array, Array | None]]:
+    def _widened(self, found: Sequence[Masked], shape: tuple[int | None, ...]) -> list[Masked]:
         """The values, with zeros of the expected width for array columns of nulls only, whose width is unknown."""
         wanted = tuple(size or 1 for size in shape)
         missing = int(np.prod(wanted)) - sum(_width(values) for values, _ in found if values.ndim < 3)
@@ -231,7 +229,7 @@ class Leaf:
             widened.append((values, good))
         return widened
 
-    def _side_by_side(self, found: Sequence[tuple[Array, Array | None]]) -> Array:
+    def _side_by_side(self, found: Sequence[Masked]) -> Array:
         parts = [values for values, _ in found]
         for name, part in zip(self.columns, parts, strict=True):
             if part.ndim > 2:
@@ -284,7 +282,7 @@ def _width(values: Array) -> int:
     return 1 if values.ndim == 1 else int(values.shape[1])
 
 
-def _read_text(column: pa.Array, name: str, width: int | None) -> tuple[Array, Array | None]:
+def _read_text(column: pa.Array, name: str, width: int | None) -> Masked:
     try:
         return read_text(column, width)
     except NotTextError as error:
@@ -296,7 +294,7 @@ def read(
     name: str,
     shape: tuple[int | None, ...] | None = None,
     floating: bool = False,
-) -> tuple[Array, Array | None]:
+) -> Masked:
     """Convert a column to an array.
 
     A null inside an array becomes NaN in floating-point arrays and 0 in others; a row that is null as a whole becomes zeros.
@@ -322,7 +320,7 @@ def read(
         raise DataError(f"{name} {unfit}{loader}") from None
 
 
-def _spread(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> tuple[Array, Array | None]:
+def _spread(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Masked:
     """The values of a column, with zeros for top-level nulls, and a mask of the rows without nulls, also inside."""
     if not column.null_count:
         return _values(column, shape, floating)
@@ -348,7 +346,7 @@ class _UnfitColumnError(Exception):
         self.images, self.sequences = images, sequences
 
 
-def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> tuple[Array, Array | None]:
+def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Masked:
     """The values of a column without top-level nulls, and a mask of the rows without nulls inside."""
     import pyarrow as pa
 
@@ -387,12 +385,12 @@ def _holds(column: pa.Array, recognize: Callable[[Any], Any]) -> bool:
     return any(map(recognize, column.slice(0, 8).to_pylist()))
 
 
-def _lists(column: pa.Array, floating: bool) -> tuple[Array, Array | None]:
+def _lists(column: pa.Array, floating: bool) -> Masked:
     lengths = np.diff(column.offsets.to_numpy())
     return _inside(column.flatten(), len(column), _one_length(lengths, "arrays"), floating)
 
 
-def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> tuple[Array, Array | None]:
+def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> Masked:
     """The values of lists of equal length, and a mask of the rows without nulls inside."""
     values, good = _spread(flat, None, floating)
     if flat.null_count:

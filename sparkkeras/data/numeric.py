@@ -18,6 +18,9 @@ from sparkkeras.weights import Array, is_floating
 
 _NUMBERS = (numbers.Real, Decimal, np.bool_)
 
+Masked = tuple[Array, Array | None]
+"""Values, and a mask of those that are missing, or of the rows without nulls; ``None`` if none is missing."""
+
 _PAD = "Pad sequences with loader=PadSequences(maxlen) or keras.utils.pad_sequences."
 
 
@@ -68,7 +71,7 @@ def describe(value: Any) -> str:
     return text if re.match(rf"<?([\w.]*\.)?{kind.__name__}\b", text) else f"{kind.__name__} {text}"
 
 
-def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
+def to_numbers(value: Any, first: int = 0) -> Masked:
     """Convert a value to a numeric array and a mask of missing values.
 
     Python objects are converted if all of them are numbers, booleans, missing values (``None``, ``pandas.NA``), or rows of
@@ -140,7 +143,7 @@ def remedy(value: Any) -> str:
     return ""
 
 
-def _from_objects(array: Array, first: int) -> tuple[Array, Array | None]:
+def _from_objects(array: Array, first: int) -> Masked:
     flat = array.ravel()
     kinds = set(map(type, flat))
     absent = {kind for kind in kinds if means_missing(kind)}
@@ -170,9 +173,9 @@ def _converted(flat: Array, kinds: set[type]) -> Array:
         raise NotNumbersError(f"holds a number that is too large for float64 ({error})") from error
 
 
-def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
+def _stacked(rows: Sequence[Any], first: int) -> Masked:
     """Stack rows of the same shape; in rows that are missing, all values are missing."""
-    parts: list[tuple[Array, Array | None] | None] = []
+    parts: list[Masked | None] = []
     shape, shaped = None, first
     for row, value in enumerate(rows, first):
         if means_missing(type(value)):

@@ -12,7 +12,7 @@ import numpy as np
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import ColumnValues, RowLoader, label_loaders
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, reject_negative_weights
-from sparkkeras.data.numeric import NotNumbersError, to_numbers
+from sparkkeras.data.numeric import Masked, NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema, on_optional
 from sparkkeras.data.sparse import SparseRows, dense_row
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
@@ -267,7 +267,7 @@ class Reader:
         shape = _shape(row[0])
         return shape is not None and len(shape) < rank
 
-    def _all_values(self, form: Form, values: Sequence[Any], place: str, first: int = 0) -> list[tuple[Array, Array | None]]:
+    def _all_values(self, form: Form, values: Sequence[Any], place: str, first: int = 0) -> list[Masked]:
         """Each array of a form as numbers or strings, and a mask of its missing values."""
         each = zip(values, form.labels, self._expects_text(form), self._loaders(form), strict=False)
         return [self._values(value, label, text, loader, place, first) for value, label, text, loader in each]
@@ -280,11 +280,9 @@ class Reader:
         labels = [None if self.schema.transformed else False] * (0 if form.y is None else form.y.count)
         return features + labels + [False] * (0 if form.weight is None else form.weight.count)
 
-    def _values(
-        self, value: Any, label: str, text: bool | None, loader: RowLoader | None, place: str, first: int
-    ) -> tuple[Array, Array | None]:
+    def _values(self, value: Any, label: str, text: bool | None, loader: RowLoader | None, place: str, first: int) -> Masked:
         """Rows as strings, or as numbers in floatx, and a mask of missing values; for ``text`` see `_expects_text`."""
-        convert: Callable[[Any, int], tuple[Array, Array | None]] = to_numbers
+        convert: Callable[[Any, int], Masked] = to_numbers
         if loader is not None:
             convert = loader.load_rows
         elif text or (text is None and holds_text(value)):
@@ -309,7 +307,7 @@ class Reader:
     def _in_floatx(self, array: Array) -> Array:
         return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
 
-    def _block(self, form: Form, found: Sequence[tuple[Array, Array | None]], place: str, first: int) -> Block:
+    def _block(self, form: Form, found: Sequence[Masked], place: str, first: int) -> Block:
         """Make a validated block of arrays and their masks of missing values, which `InvalidRows` handles."""
         arrays = self._as_the_model_takes_them(form, [array for array, _ in found])
         floating = self._floating(form) if self.schema.inputs else range(form.x.count)

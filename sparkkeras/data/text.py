@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from sparkkeras.data.numeric import Masked
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def holds_text(value: Any) -> bool:
     return isinstance(value, (str, bytes, Text))
 
 
-def to_text(value: Any, first: int = 0) -> tuple[Array, Array | None]:
+def to_text(value: Any, first: int = 0) -> Masked:
     """Convert strings to `Text`, and a mask of missing values (``None``, ``pandas.NA``, NaN), which become empty strings.
 
     Args:
@@ -242,7 +243,7 @@ def is_text_type(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def read_text(column: pa.Array, width: int | None) -> tuple[Array, Array | None]:
+def read_text(column: pa.Array, width: int | None) -> Masked:
     """Convert a column of strings, or of arrays of equally many strings, to `Text`.
 
     Args:

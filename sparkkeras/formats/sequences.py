@@ -13,7 +13,7 @@ import numpy as np
 from sparkkeras.arguments import integer, known_fields, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import RowLoader, read
-from sparkkeras.data.numeric import NotNumbersError, means_missing, to_numbers
+from sparkkeras.data.numeric import Masked, NotNumbersError, means_missing, to_numbers
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.weights import Array
 
@@ -147,7 +147,7 @@ class PadSequences(RowLoader):
         incomplete: Array = np.any(missing.reshape(len(values), -1), axis=1)
         return values, ~incomplete
 
-    def load_rows(self, rows: Any, first: int = 0) -> tuple[Array, Array | None]:
+    def load_rows(self, rows: Any, first: int = 0) -> Masked:
         """Pad the sequences in the rows of an RDD or in a list; see `RowLoader.load_rows`."""
         rows = list(rows)
         present = np.array([not means_missing(type(row)) for row in rows], bool)
@@ -167,7 +167,7 @@ class PadSequences(RowLoader):
             raise NotNumbersError(f"holds an element that {error}", first + int(np.flatnonzero(present)[row])) from error
         return self._padded(steps, missing, lengths, present)
 
-    def _padded(self, steps: Array, missing: Array | None, lengths: Array, present: Array) -> tuple[Array, Array | None]:
+    def _padded(self, steps: Array, missing: Array | None, lengths: Array, present: Array) -> Masked:
         """Arrange elements in rows of equal length.
 
         Args:

@@ -11,7 +11,7 @@ from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.labels import class_indices, encode_label
-from sparkkeras.data.numeric import NotNumbersError, to_numbers
+from sparkkeras.data.numeric import Masked, NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError
@@ -167,7 +167,7 @@ def _not_null(missing: Array | None) -> Array | None:
     return given
 
 
-def _array(name: str, given: Any) -> tuple[Array, Array | None]:
+def _array(name: str, given: Any) -> Masked:
     """The values and a mask of missing ones; see `to_numbers` and `to_text`."""
     try:
         array, missing = to_text(given) if holds_text(given) else to_numbers(given)
