@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from sparkkeras.data.numeric import Masked, is_encoded_image
-from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.data.schema import InputSpec, RowShape, Schema
 from sparkkeras.data.sparse import SparseRows
 from sparkkeras.data.text import NotTextError, Text, is_text_type, read_text, side_by_side
 from sparkkeras.errors import DataError, counted
@@ -39,7 +39,7 @@ class Loader(Protocol):
     """Converts one column to the array for one model input."""
 
     @property
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self) -> RowShape:
         """The shape of one row; ``None`` for sizes that depend on the column."""
         ...
 
@@ -217,7 +217,7 @@ class Leaf:
         parts = (ColumnPart(name, _width(array), good) for (name, _), (array, good) in zip(named, found, strict=True))
         return ColumnValues(self._fitted(values), complete, self.label, parts=tuple(parts))
 
-    def _widened(self, found: Sequence[Masked], shape: tuple[int | None, ...]) -> list[Masked]:
+    def _widened(self, found: Sequence[Masked], shape: RowShape) -> list[Masked]:
         """The values, with zeros of the expected width for array columns of nulls only, whose width is unknown."""
         wanted = tuple(size or 1 for size in shape)
         missing = int(np.prod(wanted)) - sum(_width(values) for values, _ in found if values.ndim < 3)
@@ -292,7 +292,7 @@ def _read_text(column: pa.Array, name: str, width: int | None) -> Masked:
 def read(
     column: pa.Array,
     name: str,
-    shape: tuple[int | None, ...] | None = None,
+    shape: RowShape | None = None,
     floating: bool = False,
 ) -> Masked:
     """Convert a column to an array.
@@ -320,7 +320,7 @@ def read(
         raise DataError(f"{name} {unfit}{loader}") from None
 
 
-def _spread(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Masked:
+def _spread(column: pa.Array, shape: RowShape | None, floating: bool) -> Masked:
     """The values of a column, with zeros for top-level nulls, and a mask of the rows without nulls, also inside."""
     if not column.null_count:
         return _values(column, shape, floating)
@@ -346,7 +346,7 @@ class _UnfitColumnError(Exception):
         self.images, self.sequences = images, sequences
 
 
-def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Masked:
+def _values(column: pa.Array, shape: RowShape | None, floating: bool) -> Masked:
     """The values of a column without top-level nulls, and a mask of the rows without nulls inside."""
     import pyarrow as pa
 
@@ -420,7 +420,7 @@ def _vectors(column: pa.Array) -> Array:
     return np.asarray(SparseRows(np.concatenate([[0], np.cumsum(lengths)]), places, stored, width))
 
 
-def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
+def _tensors(column: pa.Array, shape: RowShape | None, floating: bool) -> Array:
     """Read raw tensors: C order, little-endian. The item size determines the dtype."""
     try:
         return _raw_tensors(column, shape, floating)
@@ -431,7 +431,7 @@ def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: b
         raise
 
 
-def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
+def _raw_tensors(column: pa.Array, shape: RowShape | None, floating: bool) -> Array:
     row = tuple(size for size in shape or () if size is not None)
     if shape is None or len(row) < len(shape):
         raise _UnfitColumnError(

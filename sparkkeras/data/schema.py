@@ -19,6 +19,10 @@ OnInvalidToPredict = Literal["error", "allow", "null"]
 """The values of ``on_invalid=`` for predictions, of which every row has one; ``"null"`` is for columns of predictions."""
 
 
+RowShape = tuple[int | None, ...]
+"""The shape of one row; ``None``: a size that is unknown, or may be any."""
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """One input or output of a model.
@@ -33,7 +37,7 @@ class InputSpec:
     """
 
     name: str
-    shape: tuple[int | None, ...] | None
+    shape: RowShape | None
     floating: bool = False
     indices: int | None = None
     text: bool = False

@@ -22,6 +22,7 @@ import numpy as np
 
 from sparkkeras.arguments import integer, known_arguments, one_of
 from sparkkeras.data.columns import IMAGE_STRUCT, PlacedLoader
+from sparkkeras.data.schema import RowShape
 from sparkkeras.errors import (
     ClusterError,
     ConfigurationError,
@@ -161,7 +162,7 @@ class ImageLoader(PlacedLoader):
     interpolation: Interpolation
     dtype: str
     draft: bool
-    shape: tuple[int | None, ...]
+    shape: RowShape
 
     def __repr__(self) -> str:
         """The call of `image_loader`, without arguments that have their defaults."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.invalid_rows import ALLOWS_NUMBERS, instead_of_nulls
+from sparkkeras.data.schema import RowShape
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.sources.column_names import ColumnFinder
 
@@ -76,7 +77,7 @@ def check_nulls(features: Sequence[Leaf], labelled: bool, finder: ColumnFinder) 
         )
 
 
-def _check_loaded_shape(leaf: Leaf, loader: Loader, title: str, expected: tuple[int | None, ...]) -> None:
+def _check_loaded_shape(leaf: Leaf, loader: Loader, title: str, expected: RowShape) -> None:
     """Raise `ConfigurationError` if a loader's arrays cannot fit the input with this title."""
     fits = any(
         len(shape) == len(expected)
