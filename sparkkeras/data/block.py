@@ -6,6 +6,7 @@ describes one of the three, a `Form` all three, and a `Block` is a form with its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -268,7 +269,7 @@ class LeafSpec:
     def row_bytes(self) -> int:
         """The size of one row in bytes; of strings, which differ in length, that of their offsets."""
         item = 8 if self.is_text else np.dtype(self.dtype).itemsize
-        return int(np.prod(self.shape, dtype=np.int64)) * item
+        return math.prod(self.shape) * item
 
     def zeros(self, rows: int) -> Array:
         """An array of zeros, or of empty strings."""

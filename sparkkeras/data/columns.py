@@ -8,6 +8,7 @@ raise an error.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -220,7 +221,7 @@ class Leaf:
     def _widened(self, found: Sequence[Masked], shape: RowShape) -> list[Masked]:
         """The values, with zeros of the expected width for array columns of nulls only, whose width is unknown."""
         wanted = tuple(size or 1 for size in shape)
-        missing = int(np.prod(wanted)) - sum(_width(values) for values, _ in found if values.ndim < 3)
+        missing = math.prod(wanted) - sum(_width(values) for values, _ in found if values.ndim < 3)
         widened = []
         for values, good in found:
             if good is not None and not good.any() and 0 in values.shape[1:]:
@@ -259,7 +260,7 @@ class Leaf:
         if self.input.takes(shape):
             return values
         wanted = [size for size in self.input.shape if size is not None]
-        if len(shape) == 1 and len(wanted) == len(self.input.shape) and shape[0] == int(np.prod(wanted)):
+        if len(shape) == 1 and len(wanted) == len(self.input.shape) and shape[0] == math.prod(wanted):
             return values.reshape(len(values), *wanted)
         if self.fits:
             does = "does" if len(self.columns) == 1 else "do"
@@ -439,7 +440,7 @@ def _raw_tensors(column: pa.Array, shape: RowShape | None, floating: bool) -> Ar
             f"{shape}. Use a column of arrays instead.",
             "If these are encoded images",
         )
-    size = int(np.prod(row, dtype=np.int64))
+    size = math.prod(row)
     wide = column.type == "large_binary"
     offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset :][: len(column) + 1]
     length = _one_length(np.diff(offsets), "byte strings")
@@ -502,7 +503,7 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
         return _flat_column(array, nulls if missing is None else missing if nulls is None else missing | nulls)
     column = _flat_column(array, missing)
     for axis in range(array.ndim - 1, 0, -1):
-        count = int(np.prod(array.shape[:axis]))
+        count = math.prod(array.shape[:axis])
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * array.shape[axis])
         outer = axis == 1
         mask = pa.array(nulls) if outer and nulls is not None else None

@@ -9,6 +9,7 @@ The files are in the executor's temporary folder, which is removed with the exec
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -98,7 +99,7 @@ class Handle:
         leaf = self.spec.leaves[index]
         shape = (self.rows, *leaf.shape)
         if leaf.is_text:
-            offsets = _mapped(directory / f"{index}.offsets", np.int64, (int(np.prod(shape)) + 1,))
+            offsets = _mapped(directory / f"{index}.offsets", np.int64, (math.prod(shape) + 1,))
             return Text.from_buffers(offsets, _mapped(directory / f"{index}.text", np.uint8, (int(offsets[-1]),)), shape)
         if leaf.row_bytes == 0:
             return np.empty(shape, leaf.dtype)
@@ -106,7 +107,7 @@ class Handle:
 
 
 def _mapped(path: Path, dtype: DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     if path.stat().st_size != offset + size:
         raise FileNotFoundError(f"{path} has an unexpected size: the source returned different rows when it was read again")
     if not size:

@@ -6,6 +6,7 @@ learns a part of the problem, and the average of the models may be much worse th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -267,7 +268,7 @@ def largest_difference(spec: BlockSpec, stats: Mapping[int, PartitionStats]) -> 
             sizes = differences_of_values(moments)
             position = int(np.argmax(sizes))
             if sizes[position] >= enough:
-                values = sampled_values(int(np.prod(leaf.shape, dtype=np.int64)))
+                values = sampled_values(math.prod(leaf.shape))
                 place = position % len(values)
                 low, high = _ends(numbers, np.array([one.mean[place] for one in moments]))
                 size = float(sizes[position])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -262,7 +263,7 @@ class Reader:
             nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
             return len(row) == len(inputs) and not nested
         if inputs and inputs[0].text:
-            return len(row) == int(np.prod([size or 0 for size in inputs[0].shape or ()]))
+            return len(row) == math.prod([size or 0 for size in inputs[0].shape or ()])
         rank = len(inputs[0].shape) if inputs and inputs[0].shape is not None else 1
         shape = _shape(row[0])
         return shape is not None and len(shape) < rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -95,7 +96,7 @@ class Text:
         """Select rows: a view for a slice without a step, a copy for row indices."""
         import pyarrow as pa
 
-        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        width = math.prod(self.shape[1:])
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step == 1:
@@ -138,7 +139,7 @@ def concatenate(arrays: Sequence[Array]) -> Array:
 
 def empty_strings(shape: tuple[int, ...]) -> Array:
     """An array of empty strings."""
-    return Text.from_buffers(np.zeros(int(np.prod(shape, dtype=np.int64)) + 1, np.int64), b"", shape)
+    return Text.from_buffers(np.zeros(math.prod(shape) + 1, np.int64), b"", shape)
 
 
 # From arrays and Python objects
@@ -286,7 +287,7 @@ def read_text(column: pa.Array, width: int | None) -> Masked:
 def side_by_side(parts: Sequence[Array]) -> Array:
     """Join the columns of `Text` with the same rows to one of shape (rows, number of strings)."""
     rows = len(parts[0])
-    widths = [int(np.prod(part.shape[1:], dtype=np.int64)) for part in parts]
+    widths = [math.prod(part.shape[1:]) for part in parts]
     joined = concatenate([part.reshape(part.size) for part in parts])
     starts = rows * np.cumsum([0, *widths])
     positions = [start + np.arange(rows * width).reshape(rows, width) for start, width in zip(starts, widths, strict=False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -271,7 +272,7 @@ def _packs(names: Sequence[str], finder: ColumnFinder) -> tuple[tuple[int, ...],
 
 def _rows_at_once(loader: Loader) -> int:
     sizes = [size or 1024 for size in loader.shape]  # an unknown size may be large
-    return max(1, HELD_BYTES // (4 * int(np.prod(sizes, dtype=np.int64))))
+    return max(1, HELD_BYTES // (4 * math.prod(sizes)))
 
 
 def split_by(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
