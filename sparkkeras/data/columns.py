@@ -20,7 +20,7 @@ import numpy as np
 from sparkkeras.data.numeric import Masked, is_encoded_image
 from sparkkeras.data.schema import InputSpec, RowShape, Schema
 from sparkkeras.data.sparse import SparseRows
-from sparkkeras.data.text import NotTextError, Text, is_text_type, read_text, side_by_side
+from sparkkeras.data.text import NotTextError, Text, is_text_type, not_null, read_text, side_by_side
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array
 
@@ -325,7 +325,7 @@ def _spread(column: pa.Array, shape: RowShape | None, floating: bool) -> Masked:
     """The values of a column, with zeros for top-level nulls, and a mask of the rows without nulls, also inside."""
     if not column.null_count:
         return _values(column, shape, floating)
-    good = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+    good = not_null(column)
     values, inner = _values(column.drop_null(), shape, floating)
     spread = np.zeros((len(good), *values.shape[1:]), values.dtype)
     spread[good] = values
@@ -398,7 +398,7 @@ def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> Masked:
         if floating and values.dtype.kind in "iu":
             values = values.astype(np.float64)
         if values.dtype.kind == "f":
-            values[~np.asarray(flat.is_valid().to_numpy(zero_copy_only=False))] = np.nan
+            values[~not_null(flat)] = np.nan
     complete = None if good is None else np.all(good.reshape(rows, length), axis=1)
     return values.reshape(rows, length, *values.shape[1:]), complete
 

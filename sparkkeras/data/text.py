@@ -189,7 +189,7 @@ def to_text(value: Any, first: int = 0) -> Masked:
         raise NotTextError(f"cannot become strings: {error}") from error
     missing = None
     if column.null_count:
-        missing = ~np.asarray(column.is_valid().to_numpy(zero_copy_only=False)).reshape(array.shape)
+        missing = ~not_null(column).reshape(array.shape)
         column = column.fill_null("")
     if array.ndim == 0:
         return array, missing
@@ -235,6 +235,11 @@ def _is_missing(value: Any) -> bool:
 # From columns
 
 
+def not_null(column: pa.Array) -> Array:
+    """A mask of the values of a column that are not null."""
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+
+
 def is_text_type(kind: pa.DataType) -> bool:
     """Whether an Arrow type is a string, or lists of strings."""
     import pyarrow as pa
@@ -261,7 +266,7 @@ def read_text(column: pa.Array, width: int | None) -> Masked:
     import pyarrow.compute as pc
 
     rows = len(column)
-    good = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+    good = not_null(column)
     if pa.types.is_null(column.type):
         column = column.cast(pa.large_string())
     if not is_text_type(column.type):
@@ -277,7 +282,7 @@ def read_text(column: pa.Array, width: int | None) -> Masked:
             )
         shape = (rows, int(lengths[0]))
         column = pc.list_flatten(pc.coalesce(column, pa.scalar([""] * shape[1], column.type)))
-        good &= np.asarray(column.is_valid().to_numpy(zero_copy_only=False)).reshape(shape).all(axis=1)
+        good &= not_null(column).reshape(shape).all(axis=1)
     values = column.cast(pa.large_string())
     if values.null_count:
         values = values.fill_null("")

@@ -14,6 +14,7 @@ from sparkkeras.arguments import integer, known_fields, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import RowLoader, read
 from sparkkeras.data.numeric import Masked, NotNumbersError, means_missing, to_numbers
+from sparkkeras.data.text import not_null
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.weights import Array
 
@@ -130,7 +131,7 @@ class PadSequences(RowLoader):
         """
         import pyarrow as pa
 
-        present = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+        present = not_null(column)
         if pa.types.is_null(column.type) or pa.types.is_binary(column.type):  # a NULL of SQL has no other type
             return np.full((len(column), *self.shape), self.value, self.dtype or "float32"), np.zeros(len(column), bool)
         lists = column.drop_null()
