@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from sparkkeras.sources.frame_blocks import BatchCall
+
 R = TypeVar("R")
 
 
@@ -301,7 +303,7 @@ class RemoteResults(Generic[R]):
 
     cluster: RemoteCluster
     source: DataFrame
-    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    call: BatchCall
     repair: Callable[[Sequence[int]], list[tuple[int, Any]]] | None = None
 
     def collect(self) -> list[R]:
@@ -335,7 +337,7 @@ class RemoteResults(Generic[R]):
 class _InPartitions:
     """Calls a function for some partitions; the rows of others are read and ignored."""
 
-    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    call: BatchCall
     partitions: frozenset[int]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
@@ -350,7 +352,7 @@ class _InPartitions:
 class _InPieces:
     """Splits the results of a function; see `keyed_pieces`."""
 
-    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    call: BatchCall
     merging: Merging[Any]
     max_bytes: int
 

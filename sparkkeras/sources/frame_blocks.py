@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame
 
+    BatchCall = Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    """A function of the Arrow batches of a partition, which yields results."""
+
 
 @dataclass(frozen=True)
 class BatchesToBlocks:
@@ -93,7 +96,7 @@ class PicklesResults:
         keys: The names of columns with numbers before the result: ``call`` yields pairs of these and a result.
     """
 
-    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    call: BatchCall
     max_bytes: int = CELL_BYTES
     keys: tuple[str, ...] = ()
 
@@ -108,7 +111,7 @@ class PicklesResults:
                 yield pa.record_batch([*numbers, pa.array([cell], pa.binary())], [*self.keys, "result"])
 
 
-def results_of(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]], *keys: str) -> DataFrame:
+def results_of(frame: DataFrame, call: BatchCall, *keys: str) -> DataFrame:
     """A frame of the pickled results of a function, which is called for each partition of a frame.
 
     With ``keys``, results are not split, so that a shuffle can move them; see `PicklesResults`.
