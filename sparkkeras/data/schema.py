@@ -48,12 +48,12 @@ class InputSpec:
         """The input in messages, without a name that Keras made up (``keras_tensor_87``)."""
         return "input" if re.fullmatch(r"keras_tensor(_\d+)?", self.name) else f"input {self.name!r}"
 
-    def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether rows of this shape fit. As in Keras, a trailing axis of size 1 is optional."""
+    def takes(self, shape: RowShape) -> bool:
+        """Whether rows of this shape fit, or may fit. As in Keras, a trailing axis of size 1 is optional."""
         if self.shape is None:
             return True
         return any(
-            len(wanted) == len(given) and all(w is None or w == g for w, g in zip(wanted, given, strict=True))
+            len(wanted) == len(given) and all(w is None or g is None or w == g for w, g in zip(wanted, given, strict=True))
             for wanted, given in ((self.shape, shape), (self.shape, (*shape, 1)), ((*self.shape, 1), shape))
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.invalid_rows import ALLOWS_NUMBERS, instead_of_nulls
-from sparkkeras.data.schema import RowShape
+from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.sources.column_names import ColumnFinder
 
@@ -45,7 +45,7 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
     if spec is None or spec.shape is None:
         return
     if leaf.loader is not None:
-        _check_loaded_shape(leaf, leaf.loader, spec.title, spec.shape)
+        _check_loaded_shape(leaf, leaf.loader, spec)
         return
     widths = [_width(*finder.type_of(name)) for name in leaf.columns]
     if None in widths or None in spec.shape:
@@ -77,19 +77,14 @@ def check_nulls(features: Sequence[Leaf], labelled: bool, finder: ColumnFinder) 
         )
 
 
-def _check_loaded_shape(leaf: Leaf, loader: Loader, title: str, expected: RowShape) -> None:
-    """Raise `ConfigurationError` if a loader's arrays cannot fit the input with this title."""
-    fits = any(
-        len(shape) == len(expected)
-        and all(size is None or wanted is None or size == wanted for size, wanted in zip(shape, expected, strict=True))
-        for shape in (loader.shape, (*loader.shape, 1))  # as in Keras, a trailing axis of size 1 is optional
-    )
-    if not fits:
+def _check_loaded_shape(leaf: Leaf, loader: Loader, spec: InputSpec) -> None:
+    """Raise `ConfigurationError` if a loader's arrays cannot fit an input."""
+    if not spec.takes(loader.shape):
         preprocesses = getattr(loader, "preprocessing", None) is not None
         preprocessing = ", or change its preprocessing, which determines the shape too" if preprocesses else ""
         raise ConfigurationError(
-            f"the loader of {leaf.label} returns arrays of shape {loader.shape}, but the model's {title} expects "
-            f"{expected}: set the arguments of the loader accordingly{preprocessing}."
+            f"the loader of {leaf.label} returns arrays of shape {loader.shape}, but the model's {spec.title} expects "
+            f"{spec.shape}: set the arguments of the loader accordingly{preprocessing}."
         )
 
 

@@ -416,7 +416,7 @@ class Texts:
 def test_the_shape_of_a_loader_with_preprocessing():
     loader = SimpleNamespace(shape=(3,), preprocessing=len)
     with pytest.raises(ConfigurationError, match="returns arrays of shape .3,., but .* or change its preprocessing"):
-        _check_loaded_shape(Leaf(("c",)), loader, "x", (8, 8, 3))
+        _check_loaded_shape(Leaf(("c",)), loader, InputSpec("x", (8, 8, 3)))
 
 
 def test_a_loader_checks_the_type_of_its_column(spark):
