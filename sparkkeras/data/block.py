@@ -319,20 +319,21 @@ class Block:
     @property
     def x(self) -> Any:
         """The features, in the structure that the model expects."""
-        return self.form.x.build(self._values("x"))
+        return self._built("x", self.form.x)
 
     @property
     def y(self) -> Any:
         """The labels, or ``None``."""
-        return None if self.form.y is None else self.form.y.build(self._values("y"))
+        return self._built("y", self.form.y)
 
     @property
     def sample_weight(self) -> Any:
         """The sample weights, or ``None``."""
-        return None if self.form.weight is None else self.form.weight.build(self.arrays[self.form.span("sample_weight")])
+        return self._built("sample_weight", self.form.weight)
 
-    def _values(self, side: str) -> list[Any]:
-        return [np.asarray(array) if isinstance(array, Text) else array for array in self.arrays[self.form.span(side)]]
+    def _built(self, side: str, structure: Structure | None) -> Any:
+        arrays = [np.asarray(array) if isinstance(array, Text) else array for array in self.arrays[self.form.span(side)]]
+        return None if structure is None else structure.build(arrays)
 
     @property
     def spec(self) -> BlockSpec:
