@@ -85,11 +85,6 @@ def _broken(name: str, offset: int, what: str) -> DataError:
 
 
 def _checksum(data: bytes) -> int:
-    crc = _crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _crc32c(data: bytes) -> int:
     try:
         import google_crc32c
     except ImportError as error:
@@ -97,7 +92,8 @@ def _crc32c(data: bytes) -> int:
             f"the checksums of TFRecord files need {LIBRARY[1]}, which cannot be imported: pip install {LIBRARY[1]} on "
             f"the driver and on all workers. {type(error).__name__}: {error}"
         ) from error
-    return int(google_crc32c.value(data))
+    crc = int(google_crc32c.value(data))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _is_head(head: bytes) -> bool:
