@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.numeric import NotNumbersError, reject_masked, to_numbers
+from sparkkeras.data.numeric import UnfitValuesError, reject_masked, to_numbers
 from sparkkeras.data.numeric import describe as describe
 from sparkkeras.data.sparse import SparseRows
-from sparkkeras.data.text import STRING, NotTextError, Text, empty_strings, holds_text, to_text
+from sparkkeras.data.text import STRING, Text, empty_strings, holds_text, to_text
 from sparkkeras.data.text import concatenate as concatenate_arrays
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.weights import Array, is_floating
@@ -505,7 +505,7 @@ def _returned(label: str, array: Array, is_feature: bool) -> Array:
     """Convert an array that a transform returned, also of Python objects, as in the data of `fit`."""
     try:
         values, missing = to_text(array) if is_feature and holds_text(array) else to_numbers(array)
-    except (NotNumbersError, NotTextError) as error:
+    except UnfitValuesError as error:
         where = "" if error.row is None else f" of row {error.row} of the batch"
         raise ValueError(f"transform must return arrays of numbers; {label}{where} {error}") from error
     if missing is not None:
@@ -536,7 +536,7 @@ def from_arrays(
     for label, leaf in zip(form.labels, leaves, strict=True):
         try:
             reject_masked(leaf)
-        except NotNumbersError as error:
+        except UnfitValuesError as error:
             raise DataError(f"{label} {error}") from error
     arrays: list[Any] = [leaf if isinstance(leaf, SparseRows) else np.asarray(leaf) for leaf in leaves]
     return Block(form, tuple(arrays))

@@ -24,8 +24,8 @@ Masked = tuple[Array, Array | None]
 _PAD = "Pad sequences with loader=PadSequences(maxlen) or keras.utils.pad_sequences."
 
 
-class NotNumbersError(Exception):
-    """Values cannot be converted to a numeric array. The message continues the name of the values.
+class UnfitValuesError(Exception):
+    """Values cannot be converted. The message continues their name.
 
     Attributes:
         row: The index of the row at fault, if it is a single one.
@@ -35,6 +35,10 @@ class NotNumbersError(Exception):
     def __init__(self, message: str, row: int | None = None, ragged: bool = False) -> None:
         super().__init__(message)
         self.row, self.ragged = row, ragged
+
+
+class NotNumbersError(UnfitValuesError):
+    """Values cannot be converted to a numeric array."""
 
 
 def describe(value: Any) -> str:

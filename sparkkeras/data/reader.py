@@ -13,10 +13,10 @@ import numpy as np
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import ColumnValues, RowLoader, label_loaders
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, reject_negative_weights
-from sparkkeras.data.numeric import Masked, NotNumbersError, to_numbers
+from sparkkeras.data.numeric import Masked, UnfitValuesError, to_numbers
 from sparkkeras.data.schema import Schema, on_optional
 from sparkkeras.data.sparse import SparseRows, dense_row
-from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
+from sparkkeras.data.text import Text, holds_text, to_text
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
@@ -290,7 +290,7 @@ class Reader:
             convert = to_text
         try:
             array, missing = convert(value, first)
-        except (NotNumbersError, NotTextError) as error:
+        except UnfitValuesError as error:
             where = place if error.row is None else f"row {error.row} of {place}"
             raise DataError(f"{label} of {where} {error}") from error
         return self._in_floatx(array), missing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from sparkkeras.data.numeric import Masked
+from sparkkeras.data.numeric import Masked, UnfitValuesError, means_missing
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -21,16 +21,8 @@ TO_STRINGS = "Convert numbers with astype(str), or a column with cast('string').
 """Advice on values that should be strings, for messages."""
 
 
-class NotTextError(Exception):
-    """Values are not strings. The message continues the name of the values.
-
-    Attributes:
-        row: The index of the row at fault, if it is a single one.
-    """
-
-    def __init__(self, message: str, row: int | None = None) -> None:
-        super().__init__(message)
-        self.row = row
+class NotTextError(UnfitValuesError):
+    """Values are not strings."""
 
 
 class Text:
@@ -229,7 +221,7 @@ def _fault(value: Any) -> str:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+    return means_missing(type(value)) or (isinstance(value, float) and value != value)
 
 
 # From columns

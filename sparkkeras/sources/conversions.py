@@ -11,9 +11,9 @@ from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.labels import class_indices, encode_label
-from sparkkeras.data.numeric import Masked, NotNumbersError, to_numbers
+from sparkkeras.data.numeric import Masked, UnfitValuesError, to_numbers
 from sparkkeras.data.schema import Schema
-from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
+from sparkkeras.data.text import Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.column_names import column_named
 from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
@@ -171,7 +171,7 @@ def _array(name: str, given: Any) -> Masked:
     """The values and a mask of missing ones; see `to_numbers` and `to_text`."""
     try:
         array, missing = to_text(given) if holds_text(given) else to_numbers(given)
-    except (NotNumbersError, NotTextError) as error:
+    except UnfitValuesError as error:
         where = "" if error.row is None else f"row {error.row} of "
         raise DataError(f"{where}{name!r} {error}") from error
     if array.ndim == 0:
