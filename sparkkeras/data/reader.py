@@ -327,7 +327,7 @@ class Reader:
 
         block = self._invalid.handle_not_finite(block, describe_value)
         reject_negative_weights(block, form.labels, place)
-        self._invalid.check_indices(block, self.schema.specs_of(form), form.labels, place)
+        self._invalid.check_indices(block, specs, form.labels, place)
         return block
 
     def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
