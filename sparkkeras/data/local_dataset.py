@@ -106,9 +106,8 @@ class LocalRows:
         """The rows, as one block."""
         return one_block(self.block)
 
-    def to_train(self) -> Iterator[Block]:
-        """What a task trains on: the block."""
-        return one_block(self.block)
+    to_train = blocks
+    """What a task trains on."""
 
     def handle(self, number: int) -> Handle:
         """The metadata of the partition with this index."""
