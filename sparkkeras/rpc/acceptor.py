@@ -12,9 +12,24 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
+
+from sparkkeras.rpc.transport import (
+    Call,
+    Handler,
+    Readinto,
+    RefusedError,
+    Reply,
+    check_size,
+    discard_body,
+    error_reply,
+    handle,
+    read_body,
+)
+from sparkkeras.rpc.wire import Header, Session
 
 FIRST_SECONDS = 5.0
 """The first message of a connection has to arrive within this time."""
@@ -42,7 +57,7 @@ Length = Callable[[bytearray, int], int | None]
 The second argument is the number of bytes that an earlier call had, so that a search need not begin at the first byte again.
 """
 
-Handle = Callable[[socket.socket, Any, bytes], None]
+Handle = Callable[[socket.socket, Any, bytes], object]
 """Handles a connection until it ends, given the client's address and the first message. May raise `OSError`."""
 
 
@@ -233,6 +248,32 @@ class Capacity:
         finally:
             if admitted:
                 self._slots.release()
+
+    def reply(self, handler: Handler, header: Header, session: Session, readinto: Readinto, peer: Hashable) -> Reply:
+        """Receive the body of a call whose header has been received, and return the handler's reply.
+
+        Raises:
+            WireError: It is not the body that was sent, or it ends early.
+        """
+        try:
+            check_size(handler, header)
+        except RefusedError as error:
+            discard_body(readinto, header.body)
+            return error_reply(error)
+        buffer = self.borrow(header.body)
+        try:
+            body = memoryview(buffer)[: header.body]
+            read_body(readinto, session, body)
+            reply = handle(handler, Call(header.name, header.fields, body, peer))
+        except BaseException:
+            self.give_back(buffer)
+            raise
+
+        def sent() -> None:
+            reply.sent()
+            self.give_back(buffer)
+
+        return replace(reply, sent=sent)
 
     def borrow(self, size: int) -> bytearray:
         """A buffer of at least ``size`` bytes. Their number is that of simultaneous calls, not of connections."""

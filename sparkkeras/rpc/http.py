@@ -1,42 +1,32 @@
-"""The ``http`` transport: a Flask application on a WSGI server, and clients with persistent connections.
+"""The ``http`` transport: a server on `http.server` of Python's library, and clients with persistent connections.
 
-A session starts with ``POST /hello``. Every other route is the name of a call (``/parameters``, ``/update``, ``/health``,
+A session starts with ``POST /hello``. Every other path is the name of a call (``/parameters``, ``/update``, ``/health``,
 ...). The handshake and the sealed message header travel in the HTTP header ``Authorization``, the body and its
-authentication tag in the request's body. The reply's message header is in the HTTP header ``X-Sparkkeras``. An
-unauthenticated request gets status 403 before a byte of its body is read, so it cannot block a thread either.
+authentication tag in the request's body. The reply's message header is in the HTTP header ``X-Sparkkeras``.
+
+A connection gets a thread when the header of its first request has arrived. An unauthenticated request gets status 403
+before a byte of its body is read, and the connection is closed. So silent and unauthenticated clients occupy no thread.
 """
 
 from __future__ import annotations
 
 import base64
 import http.client
+import io
 import logging
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any, cast
+from urllib.parse import quote, unquote
 
-from sparkkeras.rpc.acceptor import Capacity
+from sparkkeras.rpc.acceptor import Capacity, accepting
 from sparkkeras.rpc.addresses import open_listener
-from sparkkeras.rpc.transport import (
-    Address,
-    Call,
-    Endpoint,
-    Handler,
-    Readinto,
-    RefusedError,
-    Reply,
-    TransportError,
-    check_size,
-    checked_fields,
-    discard_body,
-    error_reply,
-    handle,
-    read_body,
-)
+from sparkkeras.rpc.transport import Address, Endpoint, Handler, Reply, TransportError, checked_fields, reply_body
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     TAG_BYTES,
@@ -50,31 +40,24 @@ from sparkkeras.rpc.wire import (
     WireError,
 )
 
-if TYPE_CHECKING:
-    from flask import Flask, Request, Response
-
 SCHEME = "Sparkkeras"
 REPLY_HEADER = "X-Sparkkeras"
 _log = logging.getLogger(__name__)
 
 
-class HttpTransport:
-    """The transport over HTTP; see the module docstring."""
+@contextmanager
+def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
+    """See `Transport.serve`."""
+    listener = open_listener(endpoint.listen, endpoint.port)
+    port = int(listener.getsockname()[1])
+    server = _Server(handler, Acceptor(secret, endpoint.encrypt), endpoint)
+    with accepting(listener, _header_length, lambda *connection: _Connection(server, *connection)):
+        yield Address("http", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
-    @contextmanager
-    def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
-        """See `Transport.serve`."""
-        from sparkkeras.rpc.wsgi import serving  # the server's libraries are not needed on workers
 
-        application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint)
-        listener = open_listener(endpoint.listen, endpoint.port)
-        port = int(listener.getsockname()[1])
-        with serving(application.flask(), listener, endpoint.timeout, application.capacity):
-            yield Address("http", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
-
-    def connect(self, address: Address) -> HttpCaller:
-        """See `Transport.connect`."""
-        return HttpCaller(address)
+def connect(address: Address) -> HttpCaller:
+    """See `Transport.connect`."""
+    return HttpCaller(address)
 
 
 class HttpCaller:
@@ -93,7 +76,7 @@ class HttpCaller:
             header = session.seal(Header(name, fields, size))
             connection.putrequest("POST", f"/{quote(name, safe='')}", skip_accept_encoding=True)
             connection.putheader("Authorization", _authorization(header, identity))
-            connection.putheader("Content-Length", str(size + TAG_BYTES if size else 0))
+            connection.putheader("Content-Length", _content_length(size))
             connection.endheaders()
             if size:
                 for chunk in session.outgoing(body):
@@ -137,8 +120,7 @@ def _received(response: http.client.HTTPResponse, session: Session, into: memory
         response.read(HELLO_BYTES)
         raise WireError(f"the server replied with status {response.status} {response.reason}")
     header = session.open(_from_base64(sealed))
-    body = into if into is not None and len(into) == header.body else memoryview(bytearray(header.body))
-    read_body(response.readinto, session, body)
+    body = reply_body(response.readinto, session, header, into)
     response.read()  # to the end, so that the connection can be reused
     return header, body
 
@@ -151,108 +133,119 @@ class _Peer:
         self.lock = threading.Lock()
 
 
-class _Application:
-    """The server's end, to which Flask routes requests."""
+class _Server:
+    """The sessions of a server, which are not bound to connections."""
 
     def __init__(self, handler: Handler, acceptor: Acceptor, endpoint: Endpoint) -> None:
-        self._handler, self._acceptor, self._max_sessions = handler, acceptor, endpoint.max_sessions
-        self.capacity = Capacity(endpoint.timeout)
+        self.handler, self.timeout, self.capacity = handler, endpoint.timeout, Capacity(endpoint.timeout)
+        self._acceptor, self._max_sessions = acceptor, endpoint.max_sessions
         self._lock = threading.Lock()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
 
-    def flask(self) -> Flask:
-        """The Flask application."""
-        from flask import Flask
-
-        application = Flask("sparkkeras", static_folder=None)
-        application.add_url_rule("/hello", "hello", self._hello, methods=["POST"])
-        application.add_url_rule("/<name>", "call", self._call, methods=["POST"])
-        return application
-
-    def _hello(self) -> Response:
-        from flask import Response, request
-
-        try:
-            answer, session = self._acceptor.accept(_authorized(request)[1])
-        except WireError:
-            return _forbidden()
+    def accept(self, hello: bytes) -> bytes:
+        """The answer to a client's handshake, with which a session begins."""
+        answer, session = self._acceptor.accept(hello)
         with self._lock:
             self._peers[_identity(answer)] = _Peer(session)
             evicted = self._peers.popitem(last=False)[1] if len(self._peers) > self._max_sessions else None
         if evicted is not None:
-            self._handler.closed(evicted)
-        return Response(answer, mimetype="application/octet-stream")
+            self.handler.closed(evicted)
+        return answer
 
-    def _call(self, name: str) -> Response:
-        from flask import request
-
-        try:
-            identity, sealed = _authorized(request)
-        except WireError:
-            return _forbidden()
+    def peer(self, identity: str) -> _Peer:
+        """The peer of a session."""
         with self._lock:
-            peer = self._peers.get(identity)
-            if peer is None:
-                return _forbidden()
+            if identity not in self._peers:
+                raise WireError("a request is of no known session")
             self._peers.move_to_end(identity)
-        with peer.lock:
-            session = peer.session
-            try:
-                header = session.open(sealed)
-                if header.name != name or request.content_length != (header.body + TAG_BYTES if header.body else 0):
-                    raise WireError("a message header belongs to another request")
-                try:
-                    check_size(self._handler, header)
-                except RefusedError as error:
-                    discard_body(_body_reader(request), header.body)
-                    return _response(session, error_reply(error))
-                buffer = self.capacity.borrow(header.body)
-                try:
-                    body = memoryview(buffer)[: header.body]
-                    read_body(_body_reader(request), session, body)
-                    reply = handle(self._handler, Call(name, header.fields, body, peer))
-                    return _response(session, reply, lambda: self.capacity.give_back(buffer))
-                except BaseException:
-                    self.capacity.give_back(buffer)
-                    raise
-            except (WireError, OSError) as error:
-                _log.debug("rejected a request: %s", error)
-                return _forbidden()
+            return self._peers[identity]
 
 
-def _response(session: Session, reply: Reply, sent: Callable[[], None] | None = None) -> Response:
-    """A reply as an HTTP response. ``sent`` is called once it has been sent, after the reply's own ``sent``."""
-    from flask import Response
-    from werkzeug.wsgi import ClosingIterator
+class _Connection(BaseHTTPRequestHandler):
+    """Handles the requests of a connection, of which the first header has been received already.
 
-    size = sum(len(part) for part in reply.body)
-    headers = {
-        REPLY_HEADER: base64.b64encode(session.seal(Header("", reply.fields, size))).decode(),
-        "Content-Length": str(size + TAG_BYTES if size else 0),
-    }
-    body: Any = session.outgoing(reply.body) if size else ()
-    pieces = ClosingIterator(body, [reply.sent] if sent is None else [reply.sent, sent])
-    return Response(pieces, headers=headers, mimetype="application/octet-stream", direct_passthrough=True)
+    All requests but the first one count as calls: the client of that one may be unauthenticated, and must neither wait for
+    others nor let them wait.
+    """
+
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "sparkkeras", ""  # do not disclose the server software
+    disable_nagle_algorithm = True
+
+    def __init__(self, server: _Server, connection: socket.socket, address: Any, header: bytes) -> None:
+        self._server, self._header = server, header
+        super().__init__(connection, address, cast(Any, server))
+
+    def handle(self) -> None:
+        """Handle requests until the connection ends. Called when an instance is created."""
+        self.connection.settimeout(self._server.timeout)
+        self._stream = cast(io.BufferedReader, self.rfile)
+        self.rfile = io.BytesIO(self._header)
+        self.handle_one_request()
+        self.rfile = self._stream
+        while not self.close_connection:
+            self.connection.settimeout(None)  # an authenticated client may be silent for as long as an epoch takes
+            self._stream.peek()
+            self.connection.settimeout(self._server.timeout)
+            with self._server.capacity.call():
+                self.handle_one_request()
+
+    def do_POST(self) -> None:
+        """Respond to a request. Called by `handle_one_request`."""
+        try:
+            scheme, identity, sealed = (self.headers.get("Authorization", "").split(" ", 2) + ["", "", ""])[:3]
+            if scheme != SCHEME:
+                raise WireError("a request has no authorization")
+            if self.path == "/hello":
+                answer = self._server.accept(_from_base64(sealed))
+                self._respond((answer,), {"Content-Length": str(len(answer))})
+                return
+            peer = self._server.peer(identity)
+            with peer.lock:
+                reply = self._reply(peer, _from_base64(sealed))
+                size = sum(len(part) for part in reply.body)
+                header = peer.session.seal(Header("", reply.fields, size))
+                body = peer.session.outgoing(reply.body) if size else ()
+        except (WireError, OSError) as error:
+            _log.debug("rejected a request: %s", error)
+            self.send_error(HTTPStatus.FORBIDDEN)
+            return
+        try:
+            self._respond(body, {REPLY_HEADER: base64.b64encode(header).decode(), "Content-Length": _content_length(size)})
+        finally:
+            reply.sent()
+
+    def _reply(self, peer: _Peer, sealed: bytes) -> Reply:
+        header = peer.session.open(sealed)
+        length = self.headers.get("Content-Length")
+        if header.name != unquote(self.path[1:]) or length != _content_length(header.body):
+            raise WireError("a message header belongs to another request")
+        return self._server.capacity.reply(self._server.handler, header, peer.session, self._stream.readinto, peer)
+
+    def _respond(self, body: Iterable[bytes | memoryview], headers: Mapping[str, str]) -> None:
+        self.send_response(HTTPStatus.OK)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.writelines(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug(format, *args)
 
 
-def _forbidden() -> Response:
-    """The response to an unauthenticated request."""
-    from flask import Response
+def _header_length(data: bytearray, before: int) -> int | None:
+    end = data.find(b"\r\n\r\n", max(0, before - 3))
+    return None if end < 0 else end + 4
 
-    return Response(status=403)
+
+def _content_length(size: int) -> str:
+    """The length of the HTTP body for a message body, with its tag."""
+    return str(size + TAG_BYTES if size else 0)
 
 
 def _authorization(sealed: bytes, identity: str = "-") -> str:
     """The value of the HTTP header ``Authorization``. A handshake has no session identity yet."""
     return f"{SCHEME} {identity} {base64.b64encode(sealed).decode()}"
-
-
-def _authorized(request: Request) -> tuple[str, bytes]:
-    """The session identity and the sealed bytes, from a request's HTTP header."""
-    scheme, identity, sealed = (request.headers.get("Authorization", "").split(" ", 2) + ["", "", ""])[:3]
-    if scheme != SCHEME:
-        raise WireError("a request has no authorization")
-    return identity, _from_base64(sealed)
 
 
 def _from_base64(text: str) -> bytes:
@@ -262,14 +255,6 @@ def _from_base64(text: str) -> bytes:
         raise WireError("a message header is not valid base64") from None
 
 
-def _body_reader(request: Request) -> Readinto:
-    """A function that reads a request's body from its connection."""
-    return lambda view: int(request.environ["wsgi.input"].readinto(view))
-
-
 def _identity(answer: bytes) -> str:
     """The identity of a session: the random number in the server's answer of the handshake."""
     return answer[-TAG_BYTES - 16 : -TAG_BYTES].hex()
-
-
-TRANSPORT = HttpTransport()

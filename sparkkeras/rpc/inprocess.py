@@ -16,30 +16,28 @@ from sparkkeras.rpc.transport import (
     Endpoint,
     Handler,
     TransportError,
+    check_size,
     checked_fields,
     handle,
-    too_large,
 )
-from sparkkeras.rpc.wire import Body, Fields, Secret
+from sparkkeras.rpc.wire import Body, Fields, Header, Secret
 
 _served: dict[bytes, Handler] = {}
 
 
-class InProcessTransport:
-    """The transport within one process; see the module docstring."""
+@contextmanager
+def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
+    """See `Transport.serve`. Callers find the handler by its secret; there is no port."""
+    _served[secret.key] = handler
+    try:
+        yield Address("inprocess", endpoint.host, endpoint.port, secret, endpoint.encrypt, endpoint.timeout)
+    finally:
+        del _served[secret.key]
 
-    @contextmanager
-    def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
-        """See `Transport.serve`. Callers find the handler by its secret; there is no port."""
-        _served[secret.key] = handler
-        try:
-            yield Address("inprocess", endpoint.host, endpoint.port, secret, endpoint.encrypt, endpoint.timeout)
-        finally:
-            del _served[secret.key]
 
-    def connect(self, address: Address) -> InProcessCaller:
-        """See `Transport.connect`."""
-        return InProcessCaller(address)
+def connect(address: Address) -> InProcessCaller:
+    """See `Transport.connect`."""
+    return InProcessCaller(address)
 
 
 class InProcessCaller:
@@ -55,10 +53,7 @@ class InProcessCaller:
         if handler is None:
             raise TransportError("no server with this secret runs in this process")
         self._peer = self._peer or object()
-        size = sum(len(part) for part in body)
-        limit = handler.limit(name)
-        if size > limit:
-            raise too_large(name, limit, size)
+        check_size(handler, Header(name, fields, sum(len(part) for part in body)))
         reply = handle(handler, Call(name, _copied(fields), memoryview(bytearray().join(body)), self._peer))
         try:
             received = memoryview(bytearray().join(reply.body))
@@ -80,6 +75,3 @@ class InProcessCaller:
 def _copied(fields: Fields) -> dict[str, Any]:
     copy: dict[str, Any] = json.loads(json.dumps(dict(fields)))
     return copy
-
-
-TRANSPORT = InProcessTransport()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Self
 
 from sparkkeras.errors import DriverConnectionError
-from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, retry_until
+from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, backoff, connect
 from sparkkeras.rpc.wire import Body, Fields
 
 INCREASE_TIMEOUT = "increase timeout= of server_options"
@@ -94,15 +95,21 @@ class Client:
         Raises:
             DriverConnectionError: There was no reply in that time, or the server rejected the call.
         """
-        try:
-            return retry_until(self._caller, self._address.timeout, name, fields, body, into)
-        except TransportError as error:
-            raise DriverConnectionError(
-                f"{self._name} received no reply from the driver at {self._address.url} for {self._address.timeout:g} "
-                f"seconds ({error}). Check whether the driver still runs, and what failed there; then check the network "
-                f"between this worker ({socket.gethostname()}) and the driver, or {self._advice}."
-            ) from error
-        except RefusedError as error:
-            if error.kind in self._errors:
-                raise self._errors[error.kind](str(error)) from None  # users called no server: its error would distract them
-            raise DriverConnectionError(str(error)) from error
+        deadline = time.monotonic() + self._address.timeout
+        for delay in backoff():
+            try:
+                return self._caller.call(name, fields, body, into)
+            except TransportError as error:
+                if time.monotonic() + delay >= deadline:
+                    raise DriverConnectionError(
+                        f"{self._name} received no reply from the driver at {self._address.url} for "
+                        f"{self._address.timeout:g} seconds ({error}). Check whether the driver still runs, and what failed "
+                        f"there; then check the network between this worker ({socket.gethostname()}) and the driver, or "
+                        f"{self._advice}."
+                    ) from error
+                time.sleep(delay)
+            except RefusedError as error:
+                if error.kind in self._errors:
+                    raise self._errors[error.kind](str(error)) from None  # users called no server: it would distract them
+                raise DriverConnectionError(str(error)) from error
+        raise AssertionError("backoff does not end")

@@ -19,19 +19,12 @@ from sparkkeras.rpc.acceptor import FIRST_SECONDS, Capacity, accepting
 from sparkkeras.rpc.addresses import open_listener
 from sparkkeras.rpc.transport import (
     Address,
-    Call,
     Endpoint,
     Handler,
-    RefusedError,
-    Reply,
     TransportError,
-    check_size,
     checked_fields,
-    discard_body,
-    error_reply,
-    handle,
-    read_body,
     read_exactly,
+    reply_body,
 )
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
@@ -50,21 +43,19 @@ from sparkkeras.rpc.wire import (
 _log = logging.getLogger(__name__)
 
 
-class SocketTransport:
-    """The transport over TCP; see the module docstring."""
+@contextmanager
+def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
+    """See `Transport.serve`."""
+    listener = open_listener(endpoint.listen, endpoint.port)
+    port = int(listener.getsockname()[1])
+    server = _SocketServer(handler, endpoint, Acceptor(secret, endpoint.encrypt))
+    with accepting(listener, lambda data, before: HELLO_BYTES, server.handle):
+        yield Address("socket", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
-    @contextmanager
-    def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
-        """See `Transport.serve`."""
-        listener = open_listener(endpoint.listen, endpoint.port)
-        port = int(listener.getsockname()[1])
-        server = _SocketServer(handler, endpoint, Acceptor(secret, endpoint.encrypt))
-        with accepting(listener, lambda data, before: HELLO_BYTES, server.handle):
-            yield Address("socket", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
-    def connect(self, address: Address) -> SocketCaller:
-        """See `Transport.connect`."""
-        return SocketCaller(address)
+def connect(address: Address) -> SocketCaller:
+    """See `Transport.connect`."""
+    return SocketCaller(address)
 
 
 class SocketCaller:
@@ -144,31 +135,14 @@ class _SocketServer:
                 silence = None
                 connection.settimeout(self._timeout)
                 with self._capacity.call():
-                    self._handle_call(connection, session, _header(connection, session, length), peer)
+                    header = _header(connection, session, length)
+                    reply = self._capacity.reply(self._handler, header, session, connection.recv_into, peer)
+                    try:
+                        _send(connection, session, "", reply.fields, reply.body)
+                    finally:
+                        reply.sent()
         finally:
             self._handler.closed(peer)
-
-    def _handle_call(self, connection: socket.socket, session: Session, header: Header, peer: object) -> None:
-        try:
-            check_size(self._handler, header)
-        except RefusedError as error:
-            discard_body(connection.recv_into, header.body)
-            _reply(connection, session, error_reply(error))
-            return
-        buffer = self._capacity.borrow(header.body)
-        try:
-            body = memoryview(buffer)[: header.body]
-            read_body(connection.recv_into, session, body)
-            _reply(connection, session, handle(self._handler, Call(header.name, header.fields, body, peer)))
-        finally:
-            self._capacity.give_back(buffer)
-
-
-def _reply(connection: socket.socket, session: Session, reply: Reply) -> None:
-    try:
-        _send(connection, session, "", reply.fields, reply.body)
-    finally:
-        reply.sent()
 
 
 def _send(connection: socket.socket, session: Session, name: str, fields: Fields, body: Body) -> None:
@@ -182,9 +156,7 @@ def _send(connection: socket.socket, session: Session, name: str, fields: Fields
 
 def _receive(connection: socket.socket, session: Session, into: memoryview | None) -> tuple[Header, memoryview]:
     header = _header(connection, session, _length(connection))
-    body = into if into is not None and len(into) == header.body else memoryview(bytearray(header.body))
-    read_body(connection.recv_into, session, body)
-    return header, body
+    return header, reply_body(connection.recv_into, session, header, into)
 
 
 def _length(connection: socket.socket) -> int:
@@ -211,6 +183,3 @@ def _read_until(connection: socket.socket, view: memoryview, deadline: float) ->
         return connection.recv_into(rest)
 
     read_exactly(readinto, view)
-
-
-TRANSPORT = SocketTransport()

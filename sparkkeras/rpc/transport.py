@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from sparkkeras.arguments import one_of
 from sparkkeras.rpc.addresses import host_and_port
@@ -214,7 +213,7 @@ class Caller(Protocol):
 
 
 class Transport(Protocol):
-    """Serves calls, and connects callers to a server."""
+    """Serves calls, and connects callers to a server: what the module of a transport has."""
 
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> AbstractContextManager[Address]:
         """Serve a handler until the context ends; then no port, connection or thread is left.
@@ -236,8 +235,7 @@ def make_transport(name: str) -> Transport:
         ConfigurationError: There is none with this name.
     """
     one_of("transport", name, TRANSPORTS)
-    transport: Transport = importlib.import_module(f"sparkkeras.rpc.{name}").TRANSPORT
-    return transport
+    return cast(Transport, importlib.import_module(f"sparkkeras.rpc.{name}"))
 
 
 def connect(address: Address) -> Caller:
@@ -255,37 +253,6 @@ def backoff() -> Iterator[float]:
     while True:
         yield delay
         delay = min(delay * 1.5, MAX_DELAY)
-
-
-def retry_until(
-    caller: Caller, seconds: float, name: str, fields: Fields, body: Body = (), into: memoryview | None = None
-) -> tuple[Fields, memoryview]:
-    """Make an idempotent call, and retry it until there is a reply.
-
-    Args:
-        caller: The caller to use.
-        seconds: How long to retry, in seconds.
-        name: The name of the call; this and the rest as in `Caller.call`.
-        fields: Its arguments.
-        body: Buffers to send.
-        into: A buffer for the reply's body.
-
-    Returns:
-        The fields and the body of the reply.
-
-    Raises:
-        TransportError: There was no reply in that time.
-        RefusedError: The other side rejected the call.
-    """
-    deadline = time.monotonic() + seconds
-    for delay in backoff():
-        try:
-            return caller.call(name, fields, body, into)
-        except TransportError:
-            if time.monotonic() + delay >= deadline:
-                raise
-            time.sleep(delay)
-    raise AssertionError("backoff does not end")
 
 
 Readinto = Callable[[memoryview], int]
@@ -311,6 +278,17 @@ def read_body(readinto: Readinto, session: Session, body: memoryview) -> None:
     tag = bytearray(TAG_BYTES)
     read_exactly(readinto, memoryview(tag))
     incoming.finish(tag)
+
+
+def reply_body(readinto: Readinto, session: Session, header: Header, into: memoryview | None) -> memoryview:
+    """Receive the body of a reply; see `Caller.call`.
+
+    Raises:
+        WireError: It is not the body that was sent, or it ends early.
+    """
+    body = into if into is not None and len(into) == header.body else memoryview(bytearray(header.body))
+    read_body(readinto, session, body)
+    return body
 
 
 def discard_body(readinto: Readinto, size: int) -> None:
@@ -342,11 +320,6 @@ def read_exactly(readinto: Readinto, view: memoryview) -> None:
         view = view[count:]
 
 
-def too_large(name: str, limit: int, size: int) -> RefusedError:
-    """The error of a call whose body is too large; sizes in bytes."""
-    return RefusedError("too large", f"the call {name!r} takes a body of at most {limit} bytes, received {size}.")
-
-
 def check_size(handler: Handler, header: Header) -> None:
     """Check the announced length of a body before any of it is stored.
 
@@ -355,7 +328,9 @@ def check_size(handler: Handler, header: Header) -> None:
     """
     limit = handler.limit(header.name)
     if header.body > limit:
-        raise too_large(header.name, limit, header.body)
+        raise RefusedError(
+            "too large", f"the call {header.name!r} takes a body of at most {limit} bytes, received {header.body}."
+        )
 
 
 REFUSED_FIELD = "refused"

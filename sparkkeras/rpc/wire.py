@@ -66,9 +66,6 @@ class Secret:
         """A new random secret."""
         return cls(secrets.token_bytes(32))
 
-    def __str__(self) -> str:
-        return "Secret()"
-
 
 @dataclass(frozen=True)
 class Header:

@@ -13,7 +13,7 @@ import warnings
 
 import pytest
 
-from sparkkeras.rpc import acceptor, wsgi
+from sparkkeras.rpc import acceptor, http
 from tests.rpc.test_transports import eventually, shut_down
 
 FIRST = b"0123456789"
@@ -65,13 +65,13 @@ def test_the_first_message_is_received_whole_and_nothing_of_what_follows(lengths
 def test_the_end_of_a_header_is_found_in_pieces_of_any_size(size):
     data = b"POST / HTTP/1.1\r\nA: b\r\n\r\nbody"
     ends = [*range(size, len(data), size), len(data)]
-    found = [wsgi._header_length(bytearray(data[:end]), before) for before, end in itertools.pairwise([0, *ends])]
+    found = [http._header_length(bytearray(data[:end]), before) for before, end in itertools.pairwise([0, *ends])]
     assert next(filter(None, found)) == len(data) - len("body")
 
 
 def test_bytes_that_were_searched_before_are_not_searched_again():
     """Otherwise the time for a header that arrives byte by byte grows with the square of its length."""
-    assert wsgi._header_length(bytearray(b"\r\n\r\n" + bytes(10)), 14) is None
+    assert http._header_length(bytearray(b"\r\n\r\n" + bytes(10)), 14) is None
 
 
 def test_silent_and_slow_connections_occupy_no_thread_and_are_closed(monkeypatch):

@@ -1253,13 +1253,13 @@ def test_an_idle_http_session_stays_open_and_buffers_are_reused():
 
     made = []
 
-    class Noted(http._Application):
+    class Noted(http._Server):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             made.append(self)
 
-    kept = http._Application
-    http._Application = Noted
+    kept = http._Server
+    http._Server = Noted
     try:
         with serving("http", RecordingHandler(), timeout=0.5) as address, calling(patient(address)) as caller:
             assert echo(caller, body=b"x" * MB) == b"x" * MB
@@ -1273,7 +1273,7 @@ def test_an_idle_http_session_stays_open_and_buffers_are_reused():
                 echo(caller, body=b"x" * MB)
             assert eventually(lambda: len(made[0].capacity._buffers) == 1)
     finally:
-        http._Application = kept
+        http._Server = kept
 
 
 def test_one_buffer_is_kept_for_each_simultaneous_call_however_sizes_grow():
