@@ -211,16 +211,12 @@ class ParameterService(Service):
             return ParameterServerStats(
                 transport=transport,
                 seconds=time.monotonic() - self._started,
-                pulls=self._counts["pulls"],
-                cached_pulls=self._counts["cached_pulls"],
-                pushes=self._counts["pushes"],
                 duplicates=self._ledger.duplicates,
                 rejected_requests=dict(self._rejected_requests),
-                received_bytes=self._counts["received_bytes"],
-                sent_bytes=self._counts["sent_bytes"],
                 staleness=dict(sorted(self._staleness.items())),
                 steps=steps,
                 takeovers=self._ledger.takeovers,
+                **self._counts,
             )
 
     def _health(self, call: Call) -> Reply:
@@ -307,7 +303,7 @@ class ParameterService(Service):
             )
         self._check_finite(worker, point, update.vector)
         try:
-            applied = self._store.apply(update, base, point)
+            staleness = self._store.apply(update, base, point)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             message = (
@@ -318,7 +314,7 @@ class ParameterService(Service):
             raise RefusedError("rule", message) from error
         with self._lock:
             self._counts["pushes"] += 1
-            self._staleness[applied.staleness] += 1
+            self._staleness[staleness] += 1
 
     def _check_finite(self, worker: int, point: ExchangePoint, sent: Array) -> None:
         loss = (point.logs or {}).get("loss")  # a custom train_step may report a vector, of which a long one is left out

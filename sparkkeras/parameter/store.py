@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -24,19 +25,6 @@ from sparkkeras.weights import Array, Flat
 
 MAX_SPARES = 2
 """The number of unused vectors that are kept for the next copies: new memory costs more than the copy."""
-
-
-@dataclass(frozen=True)
-class ApplyResult:
-    """The result of applying an update.
-
-    Attributes:
-        version: The version after the update.
-        staleness: The number of updates applied since the update's base.
-    """
-
-    version: int
-    staleness: int
 
 
 @dataclass(frozen=True)
@@ -98,9 +86,7 @@ class Snapshot:
     def __enter__(self) -> Snapshot:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -126,7 +112,8 @@ class Store:
         self.rule = rule
         self._num_workers = num_workers
         self._locked = locked
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._applying: AbstractContextManager[Any] = self._lock if locked else nullcontext()
         self._spares: list[Array] = []
         self._version = 0
         self._rule_state = fitting_state(rule, rule_state, self._current.values[:trainable])
@@ -159,7 +146,7 @@ class Store:
         copy.readers += 1
         return Snapshot(version, copy, integers, self._release)
 
-    def apply(self, sent: Flat, base: int, point: ExchangePoint) -> ApplyResult:
+    def apply(self, sent: Flat, base: int, point: ExchangePoint) -> int:
         """Apply an update of a worker.
 
         Args:
@@ -169,7 +156,7 @@ class Store:
             point: The worker's progress.
 
         Returns:
-            The new version, and the staleness of the update.
+            The staleness of the update: the number of updates applied since its base.
 
         Raises:
             ConfigurationError: The rule does not work in place.
@@ -181,24 +168,18 @@ class Store:
             learning_rate=point.learning_rate,
             num_workers=self._num_workers,
         )
-        statistics = sent.vector[self._trainable :]
-        if self._locked:
+        with self._applying:
             with self._lock:
-                staleness = self._version - base
-                self._apply_update(self._writable(), update, statistics, staleness)
+                staleness, center = self._version - base, self._writable()
+            self._apply_update(center, update, sent.vector[self._trainable :], staleness)
+            with self._lock:  # only now: a reader of half the update must see a newer version at its next pull
                 self._advance(sent.integer_variables)
-                return ApplyResult(self._version, staleness)
-        with self._lock:
-            staleness = self._version - base
-        self._apply_update(self._current.values, update, statistics, staleness)
-        with self._lock:  # only now: a reader of half the update must see a newer version at its next pull
-            self._advance(sent.integer_variables)
-            return ApplyResult(self._version, staleness)
+        return staleness
 
     def change(self, change: WeightChange) -> int:
         """Apply a change of the driver, while no update is applied; returns the new version."""
         with self._lock:
-            change.apply(self._writable() if self._locked else self._current.values)
+            change.apply(self._writable())
             self._version += 1
             return self._version
 
@@ -215,7 +196,7 @@ class Store:
             self._integers = tuple(np.maximum(ours, theirs) for ours, theirs in zip(self._integers, integers, strict=True))
 
     def _writable(self) -> Array:
-        """The current values, as a copy if a snapshot holds them. Under the lock."""
+        """The current values, as a copy if a snapshot holds them, which none does with ``locked=False``. Under the lock."""
         if self._current.readers:
             copy = _Vector(self._spare())
             np.copyto(copy.values, self._current.values)
