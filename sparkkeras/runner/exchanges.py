@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,7 +107,7 @@ class Exchanges:
         exchange.given.add(rank)
         exchange.values[rank] = value
         if self._is_complete(exchange) and kind.name != ASK_DRIVER:
-            self._finish(number, kind.combine(self._values(exchange)))
+            self.answer(number, kind.combine([exchange.values[each] for each in range(self._size)]))
         self._check_ended(number, exchange)
 
     def asked(self) -> int | None:
@@ -118,8 +118,11 @@ class Exchanges:
         return None
 
     def answer(self, number: int, result: bytes) -> None:
-        """Set the driver's answer."""
-        self._finish(number, result)
+        """Set the result of an exchange to which all ranks have given a value."""
+        exchange = self._exchanges[number]
+        exchange.result = result
+        exchange.values.clear()
+        self._exchanges.pop(number - 1, None)  # all ranks are here, so they have the result of that one
 
     def take(self, number: int) -> bytes | None:
         """The result of an exchange; ``None`` while ranks are missing.
@@ -141,15 +144,6 @@ class Exchanges:
     def _is_complete(self, exchange: _Contributions) -> bool:
         return len(exchange.given) == self._size and not exchange.error
 
-    def _values(self, exchange: _Contributions) -> list[bytes]:
-        return [exchange.values[rank] for rank in range(self._size)]
-
-    def _finish(self, number: int, result: bytes) -> None:
-        exchange = self._exchanges[number]
-        exchange.result = result
-        exchange.values.clear()
-        self._exchanges.pop(number - 1, None)  # all ranks are here, so they have the result of that one
-
     def _check_ended(self, number: int, exchange: _Contributions) -> None:
         missing = self._ended - exchange.given
         if missing and exchange.result is None and not exchange.error:
@@ -158,8 +152,3 @@ class Exchanges:
                 "ended without it. All ranks must call the same methods in the same order; steps(n) of the context is the "
                 "number of batches of the rank with the most."
             )
-
-
-def kind_of(fields: Mapping[str, Any]) -> Kind:
-    """The kind in the fields of a call."""
-    return Kind(str(fields["kind"]), str(fields["dtype"]), tuple(int(size) for size in fields["shape"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sparkkeras.errors import counted
 from sparkkeras.rpc.addresses import host_and_port
@@ -106,12 +106,6 @@ class _Rank:
     is_complete: bool = False
 
 
-@dataclass
-class _Failures:
-    found: list[RankFailure] = field(default_factory=list)
-    first_at: float = 0.0
-
-
 class RankGroup:
     """The state of the ranks of a run. Thread-safe: calls of hosts and ranks change it, and `run_group` watches it.
 
@@ -135,7 +129,8 @@ class RankGroup:
         self._has_asked = threading.Event()
         self._ranks = [_Rank() for _ in range(size)]
         self._exchanges = Exchanges(size)
-        self._failures = _Failures()
+        self._failures: list[RankFailure] = []
+        self._failed_at = 0.0  # the first one
         self._is_stopping = self._has_missing_rows = False
         self._all_started: float | None = None
         self._watched: float | None = None
@@ -158,7 +153,7 @@ class RankGroup:
             self._hear(state)
             if not self.together:
                 return ()
-            if self._failures.found or any(each.attempt is None for each in self._ranks):
+            if self._failures or any(each.attempt is None for each in self._ranks):
                 return None
             return tuple(host_and_port(each.host, each.port) for each in self._ranks)
 
@@ -289,12 +284,6 @@ class RankGroup:
             return self._is_stopping
 
     @property
-    def has_joined(self) -> bool:
-        """Whether a rank has joined."""
-        with self._lock:
-            return any(each.attempt is not None for each in self._ranks)
-
-    @property
     def absent(self) -> list[int]:
         """The ranks that have not joined."""
         with self._lock:
@@ -307,16 +296,15 @@ class RankGroup:
             joined = (each for each in self._ranks if each.attempt is not None)
             return all(each.has_ended or each.disconnected is not None for each in joined)
 
-    def states(self) -> list[str]:
-        """The state of each rank: ``"started"``, ``"finished"``, ``"failed"``, or empty before it has started."""
-        with self._lock:
-            return [self._state(rank) for rank in range(self.size)]
+    def state(self, rank: int) -> tuple[str, int | None]:
+        """The state of a rank, and the number of Spark's attempt at it, ``None`` before it has joined.
 
-    def _state(self, rank: int) -> str:
-        if self._has_failed(rank):
-            return "failed"
-        state = self._ranks[rank]
-        return "finished" if state.is_complete else "started" if state.has_started else ""
+        The state is ``"started"``, ``"finished"``, ``"failed"``, or empty before the rank has started.
+        """
+        with self._lock:
+            each = self._ranks[rank]
+            state = "finished" if each.is_complete else "started" if each.has_started else ""
+            return "failed" if self._has_failed(rank) else state, each.attempt
 
     @property
     def seconds(self) -> float:
@@ -341,11 +329,6 @@ class RankGroup:
         with self._lock:
             return self._ranks[rank].host
 
-    def attempt(self, rank: int) -> int | None:
-        """The number of Spark's attempt at a rank; ``None`` before it has joined."""
-        with self._lock:
-            return self._ranks[rank].attempt
-
     def result(self, rank: int) -> list[memoryview]:
         """The parts of the result of a rank, which is complete. They are not kept."""
         with self._lock:
@@ -362,9 +345,9 @@ class RankGroup:
         with self._lock:
             self._excuse_pause()
             self._add_lost(is_final)
-            found = self._failures.found
+            found = self._failures
             is_settled = is_final or all(each.has_ended for each in self._ranks)
-            if not found or not (is_settled or self._clock() >= self._failures.first_at + SETTLE_SECONDS):
+            if not found or not (is_settled or self._clock() >= self._failed_at + SETTLE_SECONDS):
                 return None
             return next((each for each in found if each.is_death and not each.may_be_consequence), None) or next(
                 (each for each in found if not each.is_consequence), found[0]
@@ -399,18 +382,18 @@ class RankGroup:
 
     def _add_restarted(self, rank: int) -> None:
         """Add a failure of the rank whose host was lost first: Spark has started all ranks again, from the beginning."""
-        if self._is_stopping or self._failures.found:
+        if self._is_stopping or self._failures:
             return
         gone = {each: state.disconnected for each, state in enumerate(self._ranks) if state.disconnected is not None}
         self._add(RankFailure(min(gone, key=gone.__getitem__, default=rank), _LOST, is_death=True))
 
     def _add(self, failure: RankFailure) -> None:
-        if not self._failures.found:
-            self._failures.first_at = self._clock()
-        self._failures.found.append(failure)
+        if not self._failures:
+            self._failed_at = self._clock()
+        self._failures.append(failure)
 
     def _has_failed(self, rank: int) -> bool:
-        return any(failure.rank == rank for failure in self._failures.found)
+        return any(failure.rank == rank for failure in self._failures)
 
     def _is_taken(self, state: _Rank) -> bool:
         """Whether an attempt at a rank has sent its result, or runs."""

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from sparkkeras.data.dataset import DriverAddress, Running, Shared
 from sparkkeras.errors import (
@@ -26,8 +26,8 @@ from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.output import TAIL_LINES
 from sparkkeras.runner.rank import RankWork
 from sparkkeras.runner.run_checkpoints import RunCheckpoints
-from sparkkeras.runner.service import VALUE_BYTES, GroupService
-from sparkkeras.runner.values import unpack_parts
+from sparkkeras.runner.service import VALUE_BYTES, GroupService, unpack_parts
+from sparkkeras.spark.cluster import SparkRunning
 from sparkkeras.spark.connectivity import serving
 from sparkkeras.spark.job_errors import INSTALL_MODULE, MISSING_MODULE, OVER_LIMIT, interrupts_here
 from sparkkeras.worker.collectives import ended_by_jax
@@ -92,15 +92,6 @@ class Ranks:
     parts: Parts
 
 
-@runtime_checkable
-class WaitsForSlots(Protocol):
-    """Tasks in the background that may have to wait until there are slots for all of them."""
-
-    def slots_while_waiting(self) -> tuple[int, int] | None:
-        """The numbers of free slots and of all slots, while no task runs; ``None`` when one does."""
-        ...
-
-
 class RowsMissingError(Exception):
     """Spark ran the task of a rank where its rows are not. No rank has started."""
 
@@ -122,8 +113,8 @@ class GroupEvents:
         lines, reports = self._group.console.take()
         for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0]):
             self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
-        for rank, state in enumerate(self._group.states()):
-            found = state, self._group.attempt(rank)
+        for rank in range(self._group.size):
+            found = state, _ = self._group.state(rank)
             if state and found != self._emitted.get(rank):
                 self._emitted[rank] = found
                 self._events.emit(RankChanged(rank, state, self._group.host(rank)))
@@ -208,8 +199,9 @@ def _watch(
         cannot_start = waiting.check()
         if cannot_start is not None:
             return cannot_start
-        if answer is not None:
-            _answer(group, answer)
+        if answer is not None and (asked := group.asked()) is not None:
+            number, values = asked
+            group.answer(number, answer(values))
         failure = group.failure(is_done)
         if failure is not None:
             return failed(group, failure)
@@ -220,13 +212,6 @@ def _watch(
         if timeout is not None and group.seconds > timeout and group.unfinished:
             return timed_out(group, timeout)
         group.wait(TICK_SECONDS)
-
-
-def _answer(group: RankGroup, answer: Answer) -> None:
-    asked = group.asked()
-    if asked is not None:
-        number, values = asked
-        group.answer(number, answer(values))
 
 
 class _SlotWarning:
@@ -242,7 +227,7 @@ class _SlotWarning:
         now = time.monotonic()
         if not self._group.together or not (absent := self._group.absent):
             return None
-        if self._group.has_joined and not self._has_joined:
+        if len(absent) < self._group.size and not self._has_joined:
             self._started, self._next, self._has_joined = now, JOIN_SECONDS, True
         waited = now - self._started
         if waited < self._next:
@@ -258,7 +243,7 @@ class _SlotWarning:
         size = self._group.size
         together = f"Spark starts {counted(size, 'rank')} together, which needs as many free slots, and has"
         jobs = "The ranks start when these jobs end (Spark's UI lists them)."
-        if not isinstance(self._running, WaitsForSlots):
+        if not isinstance(self._running, SparkRunning):
             warn(f"{together} not started any for {waited:.0f} seconds: other jobs may use the slots. {jobs}")
             return None
         free, total = self._running.slots_while_waiting() or (size, size)

@@ -22,8 +22,7 @@ from sparkkeras.rpc.addresses import split_address
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner import rank_context
 from sparkkeras.runner.rank_context import RankContext
-from sparkkeras.runner.service import RankClient, check_size
-from sparkkeras.runner.values import pack_parts
+from sparkkeras.runner.service import RankClient, check_size, pack_parts
 from sparkkeras.spark.connect import session_files
 from sparkkeras.worker import device
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,7 @@ from sparkkeras.checkpoints import values
 from sparkkeras.data.block import Block, describe
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.runner.exchanges import ALL_REDUCE, BARRIER, BROADCAST, Kind, named_dtype
-from sparkkeras.runner.service import check_size
-from sparkkeras.runner.values import pack, unpack
+from sparkkeras.runner.service import RankClient, check_size, pack
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -33,26 +33,6 @@ class Saved(NamedTuple):
 
     epoch: int
     state: dict[str, Any]
-
-
-class Driver(Protocol):
-    """The calls of a rank to the driver; see `sparkkeras.runner.service.RankClient`."""
-
-    def report(self, epoch: int, epochs: int | None, logs: Mapping[str, Any]) -> bool:
-        """Show metrics of an epoch on the driver; returns whether to stop."""
-        ...
-
-    def save(self, packed: memoryview) -> None:
-        """Have the driver write a pickled `Saved`."""
-        ...
-
-    def restored(self) -> memoryview:
-        """The pickled `Saved` of the checkpoint from which the run continues; empty if there is none."""
-        ...
-
-    def exchange(self, number: int, kind: Kind, value: memoryview) -> memoryview:
-        """Give a value to an exchange between the ranks, and wait for its result."""
-        ...
 
 
 @dataclass
@@ -75,7 +55,7 @@ class RankContext:
     cores: int
     accelerators: tuple[str, ...]
     addresses: tuple[str, ...]
-    _driver: Driver = field(repr=False)
+    _driver: RankClient = field(repr=False)
     _block: Block | None = field(default=None, repr=False)
     _rows: tuple[int, ...] | None = field(default=None, repr=False)
     _exchanges: int = field(default=0, repr=False, init=False)
@@ -91,7 +71,6 @@ class RankContext:
             ConfigurationError: The run has no data.
         """
         size = integer("batch_size", batch_size)
-        self._row_counts()
         return (self._batch(number, size) for number in range(self._own_batches(size)))
 
     def steps(self, batch_size: int) -> int:
@@ -108,11 +87,21 @@ class RankContext:
         Raises:
             ConfigurationError: The run has no data.
         """
-        from sparkkeras.runner.py_dataset import Batches
+        import keras
 
         size = integer("batch_size", batch_size)
-        self._row_counts()
-        return Batches(self._own_batches(size), lambda number: self._batch(number, size))
+        count, batch = self._own_batches(size), self._batch
+
+        class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+            def __len__(self) -> int:
+                return count
+
+            def __getitem__(self, index: int) -> Any:
+                if not 0 <= index < count:
+                    raise IndexError(f"there is no batch {index}, only {count}")
+                return batch(index, size)
+
+        return Batches()
 
     def barrier(self) -> None:
         """Wait until all ranks have called this.
@@ -155,7 +144,7 @@ class RankContext:
             CustomObjectError: The value of rank 0 cannot be pickled.
         """
         packed = memoryview(pack(value, "the value of broadcast")) if self.rank == 0 else memoryview(b"")
-        found = unpack(self._exchange(Kind(BROADCAST), packed))
+        found = pickle.loads(self._exchange(Kind(BROADCAST), packed))
         return value if self.rank == 0 else found
 
     def report(self, epoch: int, logs: Mapping[str, Any] | None = None, epochs: int | None = None) -> bool:
@@ -213,7 +202,7 @@ class RankContext:
         """
         with self._lock:
             packed = self._driver.restored()
-        found: Saved | None = unpack(packed) if len(packed) else None
+        found: Saved | None = pickle.loads(packed) if len(packed) else None
         return found
 
     def _exchange(self, kind: Kind, value: memoryview) -> memoryview:

@@ -9,7 +9,7 @@ from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.runner.rank_context import Saved
-from sparkkeras.runner.values import pack
+from sparkkeras.runner.service import pack
 
 _RUN = "SparkRunner.run"
 

@@ -26,17 +26,20 @@ transports of `sparkkeras.rpc`; no call waits on the driver, so a rank that wait
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.data.values import Pickled
+from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError
 from sparkkeras.events import RankReported
+from sparkkeras.modeling.custom_code import culprit
 from sparkkeras.rpc.service import Client, Service
 from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
-from sparkkeras.runner.exchanges import ASK_DRIVER, OUT_OF_STEP, Kind, OutOfStepError, kind_of
+from sparkkeras.rpc.wire import Fields
+from sparkkeras.runner.exchanges import ASK_DRIVER, OUT_OF_STEP, Kind, OutOfStepError
 from sparkkeras.runner.group import RankFailure, RankGroup
-from sparkkeras.runner.values import unpack
 
 if TYPE_CHECKING:
     from sparkkeras.runner.run_checkpoints import RunCheckpoints
@@ -67,6 +70,48 @@ def check_size(name: str, size: int, instead: str) -> None:
         raise ConfigurationError(
             f"{name} has {size / (1 << 30):.2f} GiB, and at most {limit} GiB can be sent to the driver: {instead}."
         )
+
+
+def pack(value: Any, name: str) -> bytes:
+    """Pickle a value by value, as it travels between the driver and the processes of ranks; the inverse is `pickle.loads`.
+
+    Args:
+        value: The value.
+        name: What it is, for messages.
+
+    Raises:
+        CustomObjectError: It cannot be pickled; the message names the part that fails.
+    """
+    from pyspark import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(value, 5))
+    except Exception as error:
+        raise _unpicklable(value, name, f"{type(error).__name__}: {error}") from error
+
+
+def pack_parts(value: Any, name: str) -> tuple[memoryview, ...]:
+    """Pickle a value, as the pickle and then the memory of each array; see `pack`."""
+    from pyspark import cloudpickle
+
+    try:
+        return Pickled.of(value, cloudpickle.dumps).parts
+    except pickle.PicklingError as error:
+        raise _unpicklable(value, name, str(error)) from error
+
+
+def unpack_parts(parts: Sequence[memoryview]) -> Any:
+    """The inverse of `pack_parts`. The arrays of the value use the memory of the parts."""
+    head, *arrays = parts
+    return pickle.loads(head, buffers=arrays)
+
+
+def _unpicklable(value: Any, name: str, reason: str) -> CustomObjectError:
+    return CustomObjectError(
+        f"{name} cannot be pickled, since pickling {culprit(value, name)} failed: {reason}. Return arrays, numbers and "
+        "strings, or write what cannot be pickled to a file and return its path; of a Keras model, return "
+        "model.get_weights()."
+    )
 
 
 NO_CHECKPOINTS = "no checkpoints"
@@ -155,14 +200,15 @@ class GroupService(Service):
             raise RefusedError(
                 NO_CHECKPOINTS, "save() needs checkpoints: pass checkpoint=Checkpoint(path) to SparkRunner.run."
             )
-        self._checkpoints.save(unpack(memoryview(bytes(call.body))))
+        self._checkpoints.save(pickle.loads(call.body))
 
     def _restored(self, rank: int, call: Call) -> Reply:
         found = b"" if self._checkpoints is None else self._checkpoints.restored
         return Reply({}, (memoryview(found),) if found else ())
 
     def _give(self, rank: int, call: Call) -> None:
-        self._group.give(rank, call.field("number", int), kind_of(call.fields), bytes(call.body))
+        name, dtype, shape = call.field("kind", tuple)
+        self._group.give(rank, call.field("number", int), Kind(name, dtype, tuple(shape)), bytes(call.body))
 
     def _take(self, rank: int, call: Call) -> Reply:
         try:
@@ -209,6 +255,10 @@ class RankClient(Client):
         super().__init__(address, f"rank {rank}", None, _ERRORS)
         self._fields = {"rank": rank, "attempt": attempt} | ({"lease": rank} if is_host else {})
 
+    def _ask(self, name: str, *body: memoryview, **fields: Any) -> tuple[Fields, memoryview]:
+        """Make a call of this rank."""
+        return self._call(name, {**self._fields, **fields}, body)
+
     def join(self, host: str, port: int) -> tuple[str, ...]:
         """Join the group, and wait for the addresses of all ranks; see `RankGroup.join`.
 
@@ -216,7 +266,7 @@ class RankClient(Client):
             GroupStoppedError: The group has been stopped, or another attempt at the rank has ended.
         """
         for delay in backoff():
-            reply, body = self._call("join", {**self._fields, "host": host, "port": port})
+            reply, body = self._ask("join", host=host, port=port)
             if reply.get("stop"):
                 raise GroupStoppedError
             if not reply.get("wait"):
@@ -226,25 +276,25 @@ class RankClient(Client):
 
     def report_missing_rows(self) -> None:
         """Report that the rows of the rank are not on this machine."""
-        self._call("missing_rows", self._fields)
+        self._ask("missing_rows")
 
     def heartbeat(self, lines: Sequence[str] = ()) -> bool:
         """Send a heartbeat with output; returns whether to end the process of the rank."""
         body = (memoryview(json.dumps(lines).encode()),) if lines else ()
-        return bool(self._call("heartbeat", self._fields, body)[0]["stop"])
+        return bool(self._ask("heartbeat", *body)[0]["stop"])
 
     def end(self, how: str) -> None:
         """Report how the process of the rank has ended."""
-        self._call("end", {**self._fields, "how": how})
+        self._ask("end", how=how)
 
     def start(self) -> None:
         """Report that the process of the rank calls the function."""
-        self._call("start", self._fields)
+        self._ask("start")
 
     def report(self, epoch: int, epochs: int | None, logs: Mapping[str, Any]) -> bool:
         """Show metrics of an epoch on the driver; returns whether to stop."""
         body = memoryview(json.dumps(dict(logs)).encode())
-        return bool(self._call("report", {**self._fields, "epoch": epoch, "epochs": epochs}, (body,))[0]["stop"])
+        return bool(self._ask("report", body, epoch=epoch, epochs=epochs)[0]["stop"])
 
     def save(self, packed: memoryview) -> None:
         """Have the driver write a pickled `Saved`.
@@ -252,11 +302,11 @@ class RankClient(Client):
         Raises:
             ConfigurationError: The run has no checkpoints.
         """
-        self._call("save", self._fields, (packed,))
+        self._ask("save", packed)
 
     def restored(self) -> memoryview:
         """The pickled `Saved` of the checkpoint from which the run continues; empty if there is none."""
-        return self._call("restored", self._fields)[1]
+        return self._ask("restored")[1]
 
     def exchange(self, number: int, kind: Kind, value: memoryview) -> memoryview:
         """Give a value to an exchange, and wait for its result.
@@ -264,10 +314,9 @@ class RankClient(Client):
         Raises:
             ConfigurationError: The ranks are out of step.
         """
-        fields = {**self._fields, "number": number, "kind": kind.name, "dtype": kind.dtype, "shape": kind.shape}
-        self._call("give", fields, (value,) if len(value) else ())
+        self._ask("give", value, number=number, kind=(kind.name, kind.dtype, kind.shape))
         for delay in backoff():
-            reply, body = self._call("take", {**self._fields, "number": number})
+            reply, body = self._ask("take", number=number)
             if not reply.get("wait"):
                 return body
             time.sleep(delay)
@@ -281,24 +330,23 @@ class RankClient(Client):
     def finish(self, parts: Sequence[memoryview]) -> None:
         """Send the pickled result."""
         self._send(parts)
-        self._call("finish", self._fields)
+        self._ask("finish")
 
     def _send(self, parts: Sequence[memoryview]) -> None:
         sizes = memoryview(json.dumps([part.nbytes for part in parts]).encode())
-        self._call("expect", self._fields, (sizes,))
+        self._ask("expect", sizes)
         for number, part in enumerate(parts):
             for start in range(0, part.nbytes, PIECE_BYTES):
-                fields = {**self._fields, "part": number, "start": start}
-                self._call("piece", fields, (part[start : start + PIECE_BYTES],))
+                self._ask("piece", part[start : start + PIECE_BYTES], part=number, start=start)
 
     def leave(self) -> None:
         """Wait until all ranks have sent their results."""
         for delay in backoff():
-            if not self._call("leave", self._fields)[0].get("wait"):
+            if not self._ask("leave")[0].get("wait"):
                 break
             time.sleep(delay)
 
     def fail(self, error: str, traceback: str) -> None:
         """Report the exception of the function: what it is, in one line, and its traceback."""
         body = traceback.encode("utf-8", "replace")[-LINES_BYTES:]
-        self._call("fail", {**self._fields, "error": error[:1000]}, (memoryview(body),))
+        self._ask("fail", memoryview(body), error=error[:1000])

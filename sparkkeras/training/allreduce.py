@@ -50,8 +50,7 @@ from sparkkeras.runner.group import RankGroup
 from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.requirements import active_settings, check_static_allocation
-from sparkkeras.runner.service import VALUE_BYTES, RankClient
-from sparkkeras.runner.values import pack_parts, unpack_parts
+from sparkkeras.runner.service import VALUE_BYTES, RankClient, pack_parts, unpack_parts
 from sparkkeras.spark.job_errors import package_error
 from sparkkeras.spark.settings import worker_ports
 from sparkkeras.spark.slots import holding_slots

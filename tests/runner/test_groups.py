@@ -16,8 +16,7 @@ from sparkkeras.runner.group import _LOST, RankFailure, RankGroup
 from sparkkeras.runner.groups import Ranks, failed, run_group
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.rank import Placement
-from sparkkeras.runner.service import RankClient
-from sparkkeras.runner.values import pack_parts, unpack_parts
+from sparkkeras.runner.service import RankClient, pack_parts, unpack_parts
 
 
 class Hosts:

@@ -29,7 +29,7 @@ from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.runner.groups import RowsMissingError
-from sparkkeras.runner.values import pack_parts
+from sparkkeras.runner.service import pack_parts
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce import (
