@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import keras
 import numpy as np
@@ -40,8 +40,10 @@ from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 from sparkkeras.worker.predictor import Predictor, join_predictions
-from sparkkeras.worker.progress import ProgressTarget
 from sparkkeras.worker.trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from sparkkeras.rpc.transport import Address
 
 Verbose = Literal["auto", 0, 1, 2]
 
@@ -284,7 +286,7 @@ def no_rows(purpose: str) -> DataError:
 @contextmanager
 def dataset_with_progress(
     pack: Callable[[], ModelArchive], source: Source, slices: int | None, text: str, verbose: int | str
-) -> Iterator[tuple[ModelArchive, Dataset, ProgressTarget | None]]:
+) -> Iterator[tuple[ModelArchive, Dataset, Address | None]]:
     """Pack a model and store the rows of a source; if ``verbose`` is set, show the progress of this, and of what follows.
 
     Args:

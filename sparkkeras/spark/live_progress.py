@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from sparkkeras.data.dataset import DriverAddress, ReachesClient, ReachesDriver
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.events import Events
 from sparkkeras.rpc.options import ServerOptions
-from sparkkeras.worker.progress import ProgressTarget
+
+if TYPE_CHECKING:
+    from sparkkeras.rpc.transport import Address
 
 _WORKERS = 64
 """So many workers may always connect."""
 
 
 @contextmanager
-def live_progress(
-    events: Events, dataset: object, options: ServerOptions, num_workers: int = 0
-) -> Iterator[ProgressTarget | None]:
+def live_progress(events: Events, dataset: object, options: ServerOptions, num_workers: int = 0) -> Iterator[Address | None]:
     """Receive the progress of workers until the context ends.
 
     Args:

@@ -10,9 +10,8 @@ from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.events import WorkerProgress
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.service import Service
-from sparkkeras.rpc.transport import Call, Reply
+from sparkkeras.rpc.transport import Address, Call, Reply
 from sparkkeras.spark.connectivity import serving
-from sparkkeras.worker.progress import ProgressTarget
 
 LOGS_BYTES = 1 << 20
 """The largest size of the metrics of a report."""
@@ -38,11 +37,11 @@ class ProgressService(Service):
 @contextmanager
 def receiving(
     take: Callable[[WorkerProgress], None], driver: DriverAddress, options: ServerOptions, num_workers: int
-) -> Iterator[ProgressTarget]:
-    """Receive reports until the context ends; yields where workers send them.
+) -> Iterator[Address]:
+    """Receive reports until the context ends; yields the address to which workers send them.
 
     Raises:
         ConfigurationError: The driver cannot listen at its address.
     """
     with serving("socket", ProgressService(take), options, 0, driver, num_workers) as address:
-        yield ProgressTarget(address)
+        yield address

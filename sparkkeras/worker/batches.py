@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from sparkkeras.data.placement import Shuffle
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.worker import device
-from sparkkeras.worker.progress import ProgressTarget
+
+if TYPE_CHECKING:
+    from sparkkeras.rpc.transport import Address
 
 Transform = Callable[[Any, Any], Any]
 
@@ -35,7 +37,7 @@ class BatchOptions:
         to_predict: Whether the rows are to be predicted, so that ``transform`` may return ``x`` alone.
         in_batches: Whether the blocks to evaluate or predict are batches already, which keep their sizes.
         across_blocks: Whether a batch may have rows of several blocks: a model with a fixed batch size takes no smaller one.
-        progress: Where to send the progress; ``None``: nowhere.
+        progress: The address of the driver for reports of progress; ``None``: there are none.
     """
 
     batch_size: int
@@ -44,7 +46,7 @@ class BatchOptions:
     to_predict: bool = False
     in_batches: bool = False
     across_blocks: bool = False
-    progress: ProgressTarget | None = None
+    progress: Address | None = None
 
     def of(self, block: Block) -> BatchOptions:
         """The options for a block to evaluate or predict."""
@@ -126,39 +128,33 @@ def batches_of_epoch(
             fit the model.
     """
     if isinstance(rows, Block):
-        yield _StoredEpoch.of(rows, batch_range, options, worker)
+        # A nondeterministic source may return fewer rows when a lost partition is read again.
+        count = rows.rows if batch_range.rows is None else min(batch_range.rows, rows.rows)
+        seed = (options.seed, worker, batch_range.epoch) if options.shuffle else None
+        order = RowOrder(count, rows.row_bytes, options.batch_size, seed)
+        last = min(batch_range.last, order.batches)
+        yield _StoredEpoch(rows, order, batch_range.first, last, options) if last > batch_range.first else None
         return
     with closing(rows.blocks(batch_range.epoch, options.seed)) as blocks:
-        yield _StreamedEpoch.of(blocks, batch_range, options, check)
+        batches = islice(blocks, batch_range.first, batch_range.last)
+        first = next(batches, None)
+        yield None if first is None else _StreamedEpoch(batches, first, options, check)
 
 
 class _StoredEpoch:
     """Batches of stored rows, in a new order in each epoch if ``shuffle`` is set."""
 
-    def __init__(self, block: Block, order: RowOrder, batch_range: BatchRange, last: int, options: FitOptions) -> None:
+    def __init__(self, block: Block, order: RowOrder, first_batch: int, last: int, options: FitOptions) -> None:
         self.batch_size = options.batch_size
-        self.steps = last - batch_range.first
-        self._first, self._rows = batch_range.first, order.rows
+        self.steps = last - first_batch
+        self._first, self._rows = first_batch, order.rows
         pieces = (
             _weighted(device.overwritable(transformed(block[index], options)), options.class_weight)
-            for index in order.pieces(batch_range.first, last, BLOCK_BYTES)
+            for index in order.pieces(first_batch, last, BLOCK_BYTES)
         )
         first = next(pieces)
         self.spec = first.spec
         self._pieces = chain([first], pieces)
-
-    @classmethod
-    def of(cls, block: Block, batch_range: BatchRange, options: FitOptions, worker: int) -> _StoredEpoch | None:
-        # A nondeterministic source may return fewer rows when a lost partition is read again.
-        rows = block.rows if batch_range.rows is None else min(batch_range.rows, block.rows)
-        order = RowOrder(
-            rows,
-            block.row_bytes,
-            options.batch_size,
-            (options.seed, worker, batch_range.epoch) if options.shuffle else None,
-        )
-        last = min(batch_range.last, order.batches)
-        return cls(block, order, batch_range, last, options) if last > batch_range.first else None
 
     def pieces(self) -> Iterator[Block]:
         return self._pieces
@@ -187,14 +183,6 @@ class _StreamedEpoch:
         self._ended = False
         self._first = self._prepared(first)
         self.spec = self._first.spec
-
-    @classmethod
-    def of(
-        cls, blocks: Iterator[Block], batch_range: BatchRange, options: FitOptions, check: Callable[[Block], Any]
-    ) -> _StreamedEpoch | None:
-        batches = islice(blocks, batch_range.first, batch_range.last)
-        first = next(batches, None)
-        return None if first is None else cls(batches, first, options, check)
 
     def pieces(self) -> Iterator[Block]:
         batch: Block | None = self._first

@@ -25,38 +25,33 @@ def with_own_generators(values: Generator[T, None, None], seed: Sequence[int]) -
     So the values do not depend on what other code draws between them, and the other way round. Threads share the
     generators, so what they draw depends on their timing. Closing the result closes ``values``.
     """
-    generators = _Generators(seed)
+    outer = _state()
+    seed_generators(seed)
+    own = _state()
+    _set_state(outer)
+
+    @contextmanager
+    def active() -> Generator[None, None, None]:
+        nonlocal own
+        outer = _state()
+        _set_state(own)
+        try:
+            yield
+        finally:
+            own = _state()
+            _set_state(outer)
+
     try:
         while True:
-            with generators.active():
+            with active():
                 try:
                     value = next(values)
                 except StopIteration:
                     return
             yield value
     finally:
-        with generators.active():
+        with active():
             values.close()
-
-
-class _Generators:
-    """A state of the global generators, which continues each time that it is active."""
-
-    def __init__(self, seed: Sequence[int]) -> None:
-        outer = _state()
-        seed_generators(seed)
-        self._state = _state()
-        _set_state(outer)
-
-    @contextmanager
-    def active(self) -> Generator[None, None, None]:
-        outer = _state()
-        _set_state(self._state)
-        try:
-            yield
-        finally:
-            self._state = _state()
-            _set_state(outer)
 
 
 def _state() -> tuple[Any, Any]:

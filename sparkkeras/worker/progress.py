@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,24 +24,13 @@ CONNECT_SECONDS = 5.0
 """How long a worker waits for the driver."""
 
 
-@dataclass(frozen=True)
-class ProgressTarget:
-    """Where workers send their progress; travels to them."""
-
-    address: Address
-
-    def reporter(self, worker: int, epoch: int) -> ProgressReporter:
-        """The reporter of a worker for an epoch, or for a round of it."""
-        return ProgressReporter(replace(self.address, timeout=CONNECT_SECONDS), worker, epoch)
-
-
 @contextmanager
-def reporting_rows(target: ProgressTarget | None, worker: int) -> Iterator[Callable[[int], None]]:
+def reporting_rows(address: Address | None, worker: int) -> Iterator[Callable[[int], None]]:
     """Report rows that are evaluated or predicted; yields a function that takes how many have been so far."""
-    if target is None:
+    if address is None:
         yield lambda rows: None
         return
-    with target.reporter(worker, 0) as reporter:
+    with ProgressReporter(address, worker) as reporter:
         yield lambda rows: reporter.update(rows, {})
 
 
@@ -54,8 +43,8 @@ class ProgressReporter:
         epoch: The epoch.
     """
 
-    def __init__(self, address: Address, worker: int, epoch: int) -> None:
-        self._address, self._worker, self._epoch = address, worker, epoch
+    def __init__(self, address: Address, worker: int, epoch: int = 0) -> None:
+        self._address, self._worker, self._epoch = replace(address, timeout=CONNECT_SECONDS), worker, epoch
         self._began: float | None = None
         self._latest: tuple[int, Mapping[str, Any]] = 0, {}
         self._ends = threading.Event()

@@ -320,7 +320,7 @@ class LocalTrainer:
         if options.progress is None:
             yield []
             return
-        with options.progress.reporter(self.context.worker, batch_range.epoch) as reporter:
+        with ProgressReporter(options.progress, self.context.worker, batch_range.epoch) as reporter:
             yield [_reporting(reporter, batch_range, epoch, options.batch_size)]
 
     def _unpacked(self, spec: BlockSpec) -> Any:

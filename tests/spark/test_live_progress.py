@@ -61,7 +61,7 @@ def test_a_driver_that_cannot_be_reached_is_tried_once(monkeypatch, recorded):
     with live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target:
         pass
     for _ in range(3):
-        with target.reporter(0, 0) as reporter:
+        with progress.ProgressReporter(target, 0) as reporter:
             reporter.update(8, {})
             reporter._thread.join(5)
             assert not reporter._thread.is_alive()
@@ -71,7 +71,10 @@ def test_a_driver_that_cannot_be_reached_is_tried_once(monkeypatch, recorded):
 
 def test_a_worker_without_cryptography_sends_nothing(monkeypatch, recorded):
     monkeypatch.setattr(progress, "REPORT_SECONDS", 0.0)
-    with live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target, target.reporter(0, 0) as reporter:
+    with (
+        live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target,
+        progress.ProgressReporter(target, 0) as reporter,
+    ):
         monkeypatch.setitem(sys.modules, "sparkkeras.rpc.transport", None)
         reporter.update(8, {})
         reporter._thread.join(5)
@@ -80,7 +83,7 @@ def test_a_worker_without_cryptography_sends_nothing(monkeypatch, recorded):
 
 def test_short_epochs_open_no_connection(recorded):
     with live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target:
-        with target.reporter(0, 0) as reporter:
+        with progress.ProgressReporter(target, 0) as reporter:
             for _ in range(10_000):
                 reporter.update(8, {})
             assert reporter._thread is None
@@ -101,7 +104,7 @@ def test_nobody_listens_without_need_or_where_it_is_impossible(monkeypatch, reco
 def test_a_client_of_spark_connect_listens_where_it_knows_its_address(recorded):
     client = SimpleNamespace(client_address=lambda: LOOPBACK.driver)
     with live_progress(Events([recorded]), client, ServerOptions()) as target:
-        assert target.address.host == "127.0.0.1"
+        assert target.host == "127.0.0.1"
 
     def unknown():
         raise ClusterError("it cannot be resolved")
