@@ -38,14 +38,31 @@ def open_listener(host: str, port: int) -> socket.socket:
     Raises:
         OSError: The address is not one of this machine's, or the port is in use.
     """
+    return open_socket(host, port, listens=True)
+
+
+def open_socket(host: str | None, port: int, *options: int, listens: bool = False) -> socket.socket:
+    """A socket that is bound to an address.
+
+    Args:
+        host: The host name or IP address; ``None``: all addresses of this machine.
+        port: The port; 0: any free one.
+        options: Options of sockets to set besides ``SO_REUSEADDR``.
+        listens: Whether the socket listens.
+
+    Raises:
+        OSError: The address is not one of this machine's, or the port is in use.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
-    listening = socket.socket(family, kind, protocol)
+    opened = socket.socket(family, kind, protocol)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
-        listening.bind(address)
-        listening.listen(256)
+        for option in (socket.SO_REUSEADDR, *options):  # a port that was closed a moment ago is free
+            opened.setsockopt(socket.SOL_SOCKET, option, 1)
+        opened.bind(address)
+        if listens:
+            opened.listen(256)
     except BaseException:
-        listening.close()
+        opened.close()
         raise
-    return listening
+    return opened

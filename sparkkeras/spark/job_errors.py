@@ -22,7 +22,7 @@ from sparkkeras.errors import (
     WorkerError,
 )
 from sparkkeras.spark.settings import is_local
-from sparkkeras.worker.memory import describe_memory, ran_out
+from sparkkeras.worker.processes import describe_memory, ran_out
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -70,6 +70,13 @@ def forking_environment(cores: int) -> dict[str, str]:
     return {**worker_environment(cores), "SPARKKERAS_FORKS": "1"}
 
 
+def backend_name() -> str:
+    """The name of Keras's current backend."""
+    import keras
+
+    return str(keras.backend.backend())
+
+
 def load() -> None:
     """Import Keras and its backend without running any operation. Suppresses their messages to standard error."""
     with silenced():
@@ -108,7 +115,7 @@ def prepare(
         keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
         keras.config.set_dtype_policy(os.environ["SPARKKERAS_DTYPE_POLICY"])
         keras.config.set_image_data_format(os.environ["SPARKKERAS_IMAGE_DATA_FORMAT"])
-        backend = keras.backend.backend()
+        backend = backend_name()
         if backend != os.environ["KERAS_BACKEND"]:
             raise ClusterError(
                 f"a worker process has already imported Keras with the backend {backend!r}; expected "
@@ -187,9 +194,7 @@ def without_retracing_warnings() -> Iterator[None]:
 
 def is_uninitialized() -> bool:
     """Whether the backend is still uninitialized in this process, so that forks of the process can use it."""
-    import keras
-
-    backend = keras.backend.backend()
+    backend = backend_name()
     if backend == "tensorflow":
         from tensorflow.python.eager import context
 
@@ -211,9 +216,7 @@ def prepare_to_fork(cores: int) -> None:
     Its OpenMP threads start with the first operation that uses several. They do not exist in a fork, which would wait for
     them forever.
     """
-    import keras
-
-    if os.environ.get("SPARKKERAS_WORKER") and keras.backend.backend() == "torch":
+    if os.environ.get("SPARKKERAS_WORKER") and backend_name() == "torch":
         import torch
 
         torch.set_num_threads(1)
@@ -251,11 +254,9 @@ def check_supported(model: Any) -> None:
     Raises:
         ModelError: The backend is PyTorch, and the model has ``steps_per_execution`` or stateful recurrent layers.
     """
-    import keras
-
     from sparkkeras.modeling.fixed_batch import fixed_batch_size  # it imports Keras
 
-    if keras.backend.backend() != "torch":
+    if backend_name() != "torch":
         return
     if model.steps_per_execution > 1:
         raise ModelError(
@@ -278,12 +279,8 @@ def steps_per_execution(model: Any, chosen: int, single: bool, every: int | None
         single: Whether a callback has batch hooks, so that the automatic choice is 1.
         every: The number of steps between two exchanges of weights, of which the result is a divisor; ``None``: any.
     """
-    import keras
-
-    if chosen > 1 or single or keras.backend.backend() == "torch" or model.run_eagerly:
-        most = chosen
-    else:
-        most = AUTO_STEPS_PER_EXECUTION
+    is_automatic = chosen == 1 and not single and backend_name() != "torch" and not model.run_eagerly
+    most = AUTO_STEPS_PER_EXECUTION if is_automatic else chosen
     return most if every is None else max(steps for steps in range(1, most + 1) if every % steps == 0)
 
 
@@ -302,10 +299,8 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
     Raises:
         DataError: A block has another spec.
     """
-    import keras
-
     pieces = _alike(pieces, spec)
-    if keras.backend.backend() != "tensorflow":
+    if backend_name() != "tensorflow":
         yield (_in_tuple(_packed(batch)) for piece in pieces for batch in piece.batches(batch_size or piece.rows))
         return
     if batch_size is not None:
@@ -332,9 +327,7 @@ def in_step(batches: Any, padding: Block, flags: Sequence[bool]) -> Any:
 
     Each batch comes in a pair with its flag, of shape (1,): 1, or 0 for a copy of ``padding``.
     """
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
+    if backend_name() != "tensorflow":
         own, zeros = iter(batches), _in_tuple(_packed(padding))
         return _flagged((next(own) if flag else zeros, flag) for flag in flags)
     import tensorflow as tf
@@ -354,9 +347,7 @@ def in_step(batches: Any, padding: Block, flags: Sequence[bool]) -> Any:
 
 def flagged(batches: Any, flags: Iterator[bool]) -> Any:
     """What `feed` returned, each batch in a pair with a flag as in `in_step`. A flag is read after its batch."""
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
+    if backend_name() != "tensorflow":
         return _flagged(zip(batches, flags, strict=False))
     import tensorflow as tf
 
@@ -410,9 +401,7 @@ def overwritable(block: Block) -> Block:
     TensorFlow and JAX use memory that is aligned to 64 bytes (16 in older builds) without a copy, and may compute in place;
     all other memory they copy. PyTorch copies none. Rows in memory-mapped files and arrays of the user must not change.
     """
-    import keras
-
-    copies = keras.backend.backend() in {"tensorflow", "jax"}
+    copies = backend_name() in {"tensorflow", "jax"}
     arrays = (
         array if isinstance(array, Text) or array.base is None or (copies and array.ctypes.data % 16) else np.array(array)
         for array in block.arrays
@@ -422,26 +411,20 @@ def overwritable(block: Block) -> Block:
 
 def to_predict(model: Any) -> Any:
     """Prepare the model for ``predict_on_batch``: with PyTorch, set evaluation mode, as ``predict`` does."""
-    import keras
-
-    if keras.backend.backend() == "torch":
+    if backend_name() == "torch":
         model.eval()
     return model
 
 
 def predicts_ahead() -> bool:
     """Whether ``predict`` for several batches is faster than ``predict_on_batch`` for each, which waits for the device."""
-    import keras
-
-    return bool(keras.backend.backend() == "jax")
+    return backend_name() == "jax"
 
 
 def padded(block: Block, batch_size: int) -> Block:
     """The block, with JAX padded by copies of its last row to a power of two: JAX compiles a model for every batch size."""
-    import keras
-
     rows = min(batch_size, 1 << (block.rows - 1).bit_length())
-    if keras.backend.backend() != "jax" or rows == block.rows:
+    if backend_name() != "jax" or rows == block.rows:
         return block
     return block[np.minimum(np.arange(rows), block.rows - 1)]
 
@@ -452,9 +435,7 @@ def call_argument(block: Block) -> Block:
     TensorFlow and JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in
     memory-mapped files and of arrays of the user.
     """
-    import keras
-
-    return overwritable(block) if keras.backend.backend() == "torch" else block
+    return overwritable(block) if backend_name() == "torch" else block
 
 
 def _packed(block: Block) -> Any:

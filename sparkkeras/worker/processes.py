@@ -1,4 +1,7 @@
-"""What child processes of workers have in common: they end with their worker, and do not hold its connections."""
+"""What child processes of workers have in common, and what is known of how they ended. Independent of Keras.
+
+They end with their worker, and do not hold its connections. Linux may end them for lack of memory.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import ctypes
 import os
 import signal
 import stat
+import sys
 from contextlib import suppress
+from pathlib import Path
 
-from sparkkeras.worker.memory import describe_memory, used_by_children
+from sparkkeras.errors import counted
 
 _PR_SET_PDEATHSIG = 1
+_KB_PER_GB = 1 << 20
 
 
 def die_with_parent(parent: int) -> None:
@@ -48,3 +54,52 @@ def describe_exit(exitcode: int | None) -> str:
         memory = "; ".join(facts)
         return f"its process was killed by {name}{f' ({memory})' if memory else ''}"
     return f"its process ended with the exit code {exitcode}"
+
+
+def ended_processes() -> int | None:
+    """The number of processes that Linux has ended for lack of memory, of the machine or of a container, since it started.
+
+    ``None`` on other systems.
+    """
+    return _numbers("/proc/vmstat").get("oom_kill")
+
+
+def ran_out() -> bool | None:
+    """Whether memory ran out since this process imported this module; ``None`` if that is unknown."""
+    ended = ended_processes()
+    return None if ended is None or _ended_before is None else ended > _ended_before
+
+
+def describe_memory() -> str:
+    """The memory that is available now, and whether it ran out, for messages; empty if that is unknown."""
+    found = _numbers("/proc/meminfo")
+    total, available = found.get("MemTotal:"), found.get("MemAvailable:")
+    facts = []
+    if total is not None and available is not None:
+        facts.append(f"{available / _KB_PER_GB:.1f} of {total / _KB_PER_GB:.1f} GB of memory are available now")
+    ended = ended_processes()
+    if ended is not None and _ended_before is not None:
+        count = ended - _ended_before
+        processes = f"{counted(count, 'process')} for lack of memory meanwhile, perhaps this one"
+        facts.append(f"the operating system has ended {processes if count else 'no process for lack of memory meanwhile'}")
+    return ", and ".join(facts)
+
+
+def used_by_children() -> str:
+    """The most memory that a process has used which this one started and waited for, for messages; empty if unknown."""
+    if sys.platform != "linux":  # other systems have no such number, or in other units
+        return ""
+    import resource
+
+    return f"it used at most {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / _KB_PER_GB:.1f} GB of memory"
+
+
+def _numbers(path: str) -> dict[str, int]:
+    """The first two words of each line of a file of Linux: a name and a number."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = [line.split() for line in Path(path).read_text().splitlines()]
+        return {words[0]: int(words[1]) for words in lines}
+    return {}
+
+
+_ended_before = ended_processes()

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sparkkeras.worker import memory
+from sparkkeras.worker import processes
 
 MACHINE = "MemTotal: 25165824 kB\nMemFree: 1048576 kB\nMemAvailable: 20971520 kB\n"
 
@@ -19,12 +19,12 @@ MACHINE = "MemTotal: 25165824 kB\nMemFree: 1048576 kB\nMemAvailable: 20971520 kB
 )
 def test_memory_ran_out_if_linux_has_ended_a_process_since(monkeypatch, ended, ran_out, message):
     files = {"/proc/meminfo": MACHINE, "/proc/vmstat": "" if ended is None else f"pgfault 17\noom_kill {ended}\n"}
-    monkeypatch.setattr(memory, "Path", lambda path: Mock(read_text=lambda: files[path]))
-    monkeypatch.setattr(memory, "_ended_before", 3)
-    assert memory.ran_out() is ran_out
-    assert message in memory.describe_memory()
+    monkeypatch.setattr(processes, "Path", lambda path: Mock(read_text=lambda: files[path]))
+    monkeypatch.setattr(processes, "_ended_before", 3)
+    assert processes.ran_out() is ran_out
+    assert message in processes.describe_memory()
 
 
 def test_nothing_is_said_where_nothing_is_known(monkeypatch):
-    monkeypatch.setattr(memory, "Path", Mock(side_effect=FileNotFoundError))
-    assert (memory.ran_out(), memory.describe_memory()) == (None, "")
+    monkeypatch.setattr(processes, "Path", Mock(side_effect=FileNotFoundError))
+    assert (processes.ran_out(), processes.describe_memory()) == (None, "")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.errors import ClusterError
-from sparkkeras.rpc.addresses import host_and_port
+from sparkkeras.rpc.addresses import host_and_port, open_socket
 from sparkkeras.weights import Array
 
 HostAndPort = tuple[str, int]
@@ -58,29 +58,16 @@ def hold_port(host: str = "", port: int = 0) -> socket.socket:
         ClusterError: The host is not this machine.
         OSError: The port is taken, or may not be used.
     """
+    options = [socket.SO_REUSEPORT] if hasattr(socket, "SO_REUSEPORT") else []
     try:
-        family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except socket.gaierror as error:
-        raise ClusterError(_not_here(host, error)) from error
-    held = socket.socket(family)
-    try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "SO_REUSEPORT"):
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(address)
-    except BaseException as error:
-        held.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-            raise ClusterError(_not_here(host, error)) from error
+        return open_socket(host or None, port, *options)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ClusterError(
+                f"the worker on {socket.gethostname()} cannot listen on {host} ({error.strerror}), where other workers "
+                "connect to it: set SPARK_LOCAL_IP on this machine to an address of its own that the others reach."
+            ) from error
         raise
-    return held
-
-
-def _not_here(host: str, error: OSError) -> str:
-    return (
-        f"the worker on {socket.gethostname()} cannot listen on {host} ({error.strerror}), where other workers "
-        "connect to it: set SPARK_LOCAL_IP on this machine to an address of its own that the others reach."
-    )
 
 
 @contextmanager
@@ -243,9 +230,8 @@ class Group(ABC):
             for connection in (*called.values(), *callers.values()):
                 stack.enter_context(closing(connection))
             if waiting.unanswered:
-                here = host_and_port(*self.addresses[self.rank])
                 raise ClusterError(
-                    f"the worker of rank {self.rank} ({here}) cannot connect to another one at {waiting.unanswered}. "
+                    f"the worker of rank {self._named(self.rank)} cannot connect to another one at {waiting.unanswered}. "
                     f"{_MAY_CONNECT}"
                 )
             if missing := [rank for rank in self._others if rank not in called or rank not in callers]:
@@ -358,22 +344,23 @@ class Group(ABC):
         """What happened to the peers, if this is the reason of an error; otherwise an empty string."""
         return ""
 
+    def _named(self, *ranks: int) -> str:
+        return ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
+
     def _gone(self, ranks: Sequence[int]) -> str:
-        named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
-        return does_not_answer(named)
+        return does_not_answer(self._named(*ranks))
 
     def _missing(self, ranks: Sequence[int], timeout: float) -> NeverMetError:
-        named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
         return NeverMetError(
-            f"the process of rank {named} did not join the group of {self.size} processes within {timeout:.0f} s, or it and "
-            f"rank {self.rank} ({host_and_port(*self.addresses[self.rank])}) cannot reach each other. {_MAY_CONNECT}"
+            f"the process of rank {self._named(*ranks)} did not join the group of {self.size} processes within "
+            f"{timeout:.0f} s, or it and rank {self._named(self.rank)} cannot reach each other. {_MAY_CONNECT}"
         )
 
     def _incomplete(self, timeout: float, error: Exception) -> PeerLostError:
         reason = str(error).strip().partition("\n")[0]
         return PeerLostError(
-            f"not all of the {self.size} processes joined the group of rank 0 ({host_and_port(*self.addresses[0])}) within "
-            f"{timeout:.0f} s: {reason}. {_MAY_CONNECT}"
+            f"not all of the {self.size} processes joined the group of rank {self._named(0)} within {timeout:.0f} s: "
+            f"{reason}. {_MAY_CONNECT}"
         )
 
 

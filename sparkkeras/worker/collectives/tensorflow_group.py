@@ -109,14 +109,11 @@ class TensorFlowGroup(Group):
     def _sum_of_part(self, vector: Any) -> Any:
         import tensorflow as tf
 
-        # Ranks know the vectors that belong together by a key; a key is for vectors of one size.
-        call = (self._calls, int(vector.shape[0]), vector.dtype.name)
-        self._calls += 1
         return tf.raw_ops.CollectiveReduceV2(
             input=vector,
             group_size=self.size,
             group_key=1,
-            instance_key=self._instances.setdefault(call, len(self._instances) + 1),
+            instance_key=self._key(vector),
             ordering_token=[],
             merge_op="Add",
             final_op="Id",
@@ -169,18 +166,22 @@ class TensorFlowGroup(Group):
         """The tensors of all ranks along a new first axis, in a training step; a size that differs has another exponent."""
         import tensorflow as tf
 
-        call = (self._calls, tuple(tensor.shape), tensor.dtype.name)
-        self._calls += 1
         # bfloat16 is not gathered, so its bits travel as another type.
         found = tf.raw_ops.CollectiveGatherV2(
             input=tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor,
             group_size=self.size,
             group_key=1,
-            instance_key=GATHERS + 32 * self._instances.setdefault(call, len(self._instances) + 1) + exponent,
+            instance_key=GATHERS + 32 * self._key(tensor) + exponent,
             ordering_token=[],
             communication_hint=self._hint,
         )
         return tf.reshape(tf.bitcast(found, tensor.dtype), tf.concat([[self.size], tf.shape(tensor)], 0))
+
+    def _key(self, tensor: Any) -> int:
+        """The key by which ranks know the tensors that belong together in a training step, which are of one size."""
+        call = (self._calls, tuple(tensor.shape), tensor.dtype.name)
+        self._calls += 1
+        return self._instances.setdefault(call, len(self._instances) + 1)
 
     def _answers(self, rank: int) -> bool:
         import tensorflow as tf
