@@ -225,7 +225,7 @@ class ParameterService(Service):
     def _lease(self, call: Call) -> Reply:
         resumed = self._ledger.lease(call.field("worker", int), call.field("attempt", int))
         if isinstance(resumed, str):
-            return Reply({"status": resumed})
+            return Reply({"status": resumed, "wait": resumed == "wait"})
         fields = dataclasses.asdict(dataclasses.replace(resumed, metrics=()))
         body = self._payload_format.metrics.pack(resumed.metrics) if resumed.metrics else b""
         return Reply({"status": "granted", **fields}, _bytes(body))
@@ -408,13 +408,9 @@ class ParameterClient(Client):
 
     def lease(self) -> ResumePoint | None:
         """Wait for the partition's lease and take it; ``None`` if there is nothing left to do."""
-        for delay in backoff():
-            reply, body = self._call("lease", {"worker": self._worker, "attempt": self._attempt})
-            if reply["status"] == "done":
-                return None
-            if reply["status"] == "granted":
-                break
-            time.sleep(delay)
+        reply, body = self._poll("lease", {"worker": self._worker, "attempt": self._attempt})
+        if reply["status"] == "done":
+            return None
         self._lease, self._sequence = int(reply["lease"]), int(reply["sequence"])
         metrics = self._payload_format.metrics.unpack(body) if len(body) else ()
         numbers = {name: int(reply[name]) for name in ("lease", "sequence", "epoch", "batch")}
@@ -497,12 +493,7 @@ class ParameterClient(Client):
 
     def proceed(self) -> Directive:
         """Wait until the directive is no longer to wait."""
-        for delay in backoff():
-            directive = self.renew()
-            if directive.stop or not directive.wait:
-                break
-            time.sleep(delay)
-        return directive
+        return _directive(self._poll("renew", self._identity())[0])
 
     def staying(self) -> Iterator[Directive]:
         """Poll directives for as long as the server says that there will be more to validate."""

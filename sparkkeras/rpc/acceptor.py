@@ -17,8 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from sparkkeras.rpc.addresses import open_listener
 from sparkkeras.rpc.transport import (
+    Address,
     Call,
+    Endpoint,
     Handler,
     Readinto,
     RefusedError,
@@ -29,7 +32,7 @@ from sparkkeras.rpc.transport import (
     handle,
     read_body,
 )
-from sparkkeras.rpc.wire import Header, Session
+from sparkkeras.rpc.wire import Header, Secret, Session
 
 FIRST_SECONDS = 5.0
 """The first message of a connection has to arrive within this time."""
@@ -76,6 +79,15 @@ def accepting(listener: socket.socket, length: Length, handle: Handle) -> Iterat
         thread.join()
         loop.close()
         acceptor.join()
+
+
+@contextmanager
+def serving(transport: str, endpoint: Endpoint, secret: Secret, length: Length, handle: Handle) -> Iterator[Address]:
+    """Accept connections at an endpoint until the context ends; yields the address for clients; see `accepting`."""
+    listener = open_listener(endpoint.listen, endpoint.port)
+    port = int(listener.getsockname()[1])
+    with accepting(listener, length, handle):
+        yield Address(transport, endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
 
 class _ConnectionAcceptor:

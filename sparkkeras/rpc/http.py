@@ -17,16 +17,15 @@ import logging
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-from sparkkeras.rpc.acceptor import Capacity, accepting
-from sparkkeras.rpc.addresses import open_listener
-from sparkkeras.rpc.transport import Address, Endpoint, Handler, Reply, TransportError, checked_fields, reply_body
+from sparkkeras.rpc.acceptor import Capacity, serving
+from sparkkeras.rpc.transport import Address, ConnectionCaller, Endpoint, Handler, Reply, reply_body
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     TAG_BYTES,
@@ -45,60 +44,21 @@ REPLY_HEADER = "X-Sparkkeras"
 _log = logging.getLogger(__name__)
 
 
-@contextmanager
-def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
+def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> AbstractContextManager[Address]:
     """See `Transport.serve`."""
-    listener = open_listener(endpoint.listen, endpoint.port)
-    port = int(listener.getsockname()[1])
     server = _Server(handler, Acceptor(secret, endpoint.encrypt), endpoint)
-    with accepting(listener, _header_length, lambda *connection: _Connection(server, *connection)):
-        yield Address("http", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
+    return serving("http", endpoint, secret, _header_length, lambda *connection: _Connection(server, *connection))
 
 
-def connect(address: Address) -> HttpCaller:
-    """See `Transport.connect`."""
-    return HttpCaller(address)
+class HttpCaller(ConnectionCaller):
+    """The client's end."""
 
+    _errors = (OSError, WireError, http.client.HTTPException)
+    _identity = ""
 
-class HttpCaller:
-    """The client's end, on one persistent connection; see `Caller`."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._connection: http.client.HTTPConnection | None = None
-        self._session: tuple[str, Session] | None = None
-
-    def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """See `Caller.call`."""
-        try:
-            connection, identity, session = self._connected()
-            size = sum(len(part) for part in body)
-            header = session.seal(Header(name, fields, size))
-            connection.putrequest("POST", f"/{quote(name, safe='')}", skip_accept_encoding=True)
-            connection.putheader("Authorization", _authorization(header, identity))
-            connection.putheader("Content-Length", _content_length(size))
-            connection.endheaders()
-            if size:
-                for chunk in session.outgoing(body):
-                    connection.send(chunk)
-            reply, received = _received(connection.getresponse(), session, into)
-        except (OSError, WireError, http.client.HTTPException) as error:
-            self.close()
-            raise TransportError(f"{self._address.url}: {error or type(error).__name__}") from error
-        except BaseException:
-            self.close()  # part of the reply may be in transit
-            raise
-        return checked_fields(reply.fields), received
-
-    def close(self) -> None:
-        """See `Caller.close`."""
-        connection, self._connection, self._session = self._connection, None, None
-        if connection is not None:
-            connection.close()
-
-    def _connected(self) -> tuple[http.client.HTTPConnection, str, Session]:
+    def _exchange(self, header: Header, body: Body, into: memoryview | None) -> tuple[Fields, memoryview]:
         address = self._address
-        if self._connection is None or self._session is None:
+        if self._session is None:
             self._connection = http.client.HTTPConnection(address.host, address.port, timeout=address.timeout)
             handshake = Handshake(address.secret, address.encrypt)
             self._connection.request("POST", "/hello", headers={"Authorization": _authorization(handshake.hello())})
@@ -106,23 +66,31 @@ class HttpCaller:
             answer = response.read(HELLO_BYTES)
             if response.status != 200:
                 raise WireError(f"the server rejected the handshake with status {response.status}")
-            self._session = _identity(answer), handshake.complete(answer)
-        if self._connection.sock is None:
-            self._connection.connect()
-        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return self._connection, *self._session
+            self._identity, self._session = _identity(answer), handshake.complete(answer)
+        connection, session = self._connection, self._session
+        if connection.sock is None:
+            connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.putrequest("POST", f"/{quote(header.name, safe='')}", skip_accept_encoding=True)
+        connection.putheader("Authorization", _authorization(session.seal(header), self._identity))
+        connection.putheader("Content-Length", _content_length(header.body))
+        connection.endheaders()
+        if header.body:
+            for chunk in session.outgoing(body):
+                connection.send(chunk)
+        response = connection.getresponse()
+        sealed = response.getheader(REPLY_HEADER)
+        if response.status != 200 or sealed is None:
+            response.read(HELLO_BYTES)
+            raise WireError(f"the server replied with status {response.status} {response.reason}")
+        reply = session.open(_from_base64(sealed))
+        received = reply_body(response.readinto, session, reply, into)
+        response.read()  # to the end, so that the connection can be reused
+        return reply.fields, received
 
 
-def _received(response: http.client.HTTPResponse, session: Session, into: memoryview | None) -> tuple[Header, memoryview]:
-    """The reply's message header and body; the body is received in place."""
-    sealed = response.getheader(REPLY_HEADER)
-    if response.status != 200 or sealed is None:
-        response.read(HELLO_BYTES)
-        raise WireError(f"the server replied with status {response.status} {response.reason}")
-    header = session.open(_from_base64(sealed))
-    body = reply_body(response.readinto, session, header, into)
-    response.read()  # to the end, so that the connection can be reused
-    return header, body
+connect = HttpCaller
+"""See `Transport.connect`."""
 
 
 class _Peer:

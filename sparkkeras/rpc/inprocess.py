@@ -35,11 +35,6 @@ def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Addr
         del _served[secret.key]
 
 
-def connect(address: Address) -> InProcessCaller:
-    """See `Transport.connect`."""
-    return InProcessCaller(address)
-
-
 class InProcessCaller:
     """The client's end; see `Caller`."""
 
@@ -70,6 +65,10 @@ class InProcessCaller:
         handler = _served.get(self._address.secret.key)
         if peer is not None and handler is not None:
             handler.closed(peer)
+
+
+connect = InProcessCaller
+"""See `Transport.connect`."""
 
 
 def _copied(fields: Fields) -> dict[str, Any]:

@@ -113,3 +113,12 @@ class Client:
                     raise self._errors[error.kind](str(error)) from None  # users called no server: it would distract them
                 raise DriverConnectionError(str(error)) from error
         raise AssertionError("backoff does not end")
+
+    def _poll(self, name: str, fields: Fields) -> tuple[Fields, memoryview]:
+        """Repeat a call until its reply is not to ``wait``; see `_call`."""
+        for delay in backoff():
+            reply, body = self._call(name, fields)
+            if not reply.get("wait"):
+                break
+            time.sleep(delay)
+        return reply, body

@@ -11,21 +11,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-from sparkkeras.rpc.acceptor import FIRST_SECONDS, Capacity, accepting
-from sparkkeras.rpc.addresses import open_listener
-from sparkkeras.rpc.transport import (
-    Address,
-    Endpoint,
-    Handler,
-    TransportError,
-    checked_fields,
-    read_exactly,
-    reply_body,
-)
+from sparkkeras.rpc.acceptor import FIRST_SECONDS, Capacity, serving
+from sparkkeras.rpc.transport import Address, ConnectionCaller, Endpoint, Handler, read_exactly, reply_body
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     MAX_HEADER_BYTES,
@@ -43,52 +33,18 @@ from sparkkeras.rpc.wire import (
 _log = logging.getLogger(__name__)
 
 
-@contextmanager
-def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
+def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> AbstractContextManager[Address]:
     """See `Transport.serve`."""
-    listener = open_listener(endpoint.listen, endpoint.port)
-    port = int(listener.getsockname()[1])
     server = _SocketServer(handler, endpoint, Acceptor(secret, endpoint.encrypt))
-    with accepting(listener, lambda data, before: HELLO_BYTES, server.handle):
-        yield Address("socket", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
+    return serving("socket", endpoint, secret, lambda data, before: HELLO_BYTES, server.handle)
 
 
-def connect(address: Address) -> SocketCaller:
-    """See `Transport.connect`."""
-    return SocketCaller(address)
+class SocketCaller(ConnectionCaller):
+    """The client's end."""
 
-
-class SocketCaller:
-    """The client's end, on one connection; see `Caller`."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._connection: socket.socket | None = None
-        self._session: Session | None = None
-
-    def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """See `Caller.call`."""
-        try:
-            connection, session = self._connected()
-            _send(connection, session, name, fields, body)
-            reply, received = _receive(connection, session, into)
-        except (OSError, WireError) as error:
-            self.close()
-            raise TransportError(f"{self._address.url}: {error or type(error).__name__}") from error
-        except BaseException:
-            self.close()  # part of the reply may be in transit
-            raise
-        return checked_fields(reply.fields), received
-
-    def close(self) -> None:
-        """See `Caller.close`."""
-        connection, self._connection, self._session = self._connection, None, None
-        if connection is not None:
-            connection.close()
-
-    def _connected(self) -> tuple[socket.socket, Session]:
-        if self._connection is None or self._session is None:
-            address = self._address
+    def _exchange(self, header: Header, body: Body, into: memoryview | None) -> tuple[Fields, memoryview]:
+        address = self._address
+        if self._session is None:
             self._connection = socket.create_connection((address.host, address.port), address.timeout)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handshake = Handshake(address.secret, address.encrypt)
@@ -97,7 +53,14 @@ class SocketCaller:
             _read_until(self._connection, memoryview(answer), time.monotonic() + address.timeout)
             self._connection.settimeout(address.timeout)
             self._session = handshake.complete(bytes(answer))
-        return self._connection, self._session
+        connection, session = self._connection, self._session
+        _send(connection, session, header, body)
+        reply = _header(connection, session, _length(connection))
+        return reply.fields, reply_body(connection.recv_into, session, reply, into)
+
+
+connect = SocketCaller
+"""See `Transport.connect`."""
 
 
 class _SocketServer:
@@ -138,25 +101,20 @@ class _SocketServer:
                     header = _header(connection, session, length)
                     reply = self._capacity.reply(self._handler, header, session, connection.recv_into, peer)
                     try:
-                        _send(connection, session, "", reply.fields, reply.body)
+                        size = sum(len(part) for part in reply.body)
+                        _send(connection, session, Header("", reply.fields, size), reply.body)
                     finally:
                         reply.sent()
         finally:
             self._handler.closed(peer)
 
 
-def _send(connection: socket.socket, session: Session, name: str, fields: Fields, body: Body) -> None:
-    size = sum(len(part) for part in body)
-    header = session.seal(Header(name, fields, size))
-    connection.sendall(len(header).to_bytes(4, "big") + header)
-    if size:
+def _send(connection: socket.socket, session: Session, header: Header, body: Body) -> None:
+    sealed = session.seal(header)
+    connection.sendall(len(sealed).to_bytes(4, "big") + sealed)
+    if header.body:
         for chunk in session.outgoing(body):
             connection.sendall(chunk)
-
-
-def _receive(connection: socket.socket, session: Session, into: memoryview | None) -> tuple[Header, memoryview]:
-    header = _header(connection, session, _length(connection))
-    return header, reply_body(connection.recv_into, session, header, into)
 
 
 def _length(connection: socket.socket) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -210,6 +211,46 @@ class Caller(Protocol):
     def close(self) -> None:
         """Close the connection."""
         ...
+
+
+class ConnectionCaller(ABC):
+    """A `Caller` on one persistent connection, which ends with an error; transports fill in `_exchange`.
+
+    Args:
+        address: The address of the server.
+    """
+
+    _errors: tuple[type[Exception], ...] = (OSError, WireError)
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: Any = None
+        self._session: Session | None = None
+
+    def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
+        """See `Caller.call`."""
+        try:
+            reply, received = self._exchange(Header(name, fields, sum(len(part) for part in body)), body, into)
+        except self._errors as error:
+            self.close()
+            raise TransportError(f"{self._address.url}: {error or type(error).__name__}") from error
+        except BaseException:
+            self.close()  # part of the reply may be in transit
+            raise
+        return checked_fields(reply), received
+
+    def close(self) -> None:
+        """See `Caller.close`."""
+        connection, self._connection, self._session = self._connection, None, None
+        if connection is not None:
+            connection.close()
+
+    @abstractmethod
+    def _exchange(self, header: Header, body: Body, into: memoryview | None) -> tuple[Fields, memoryview]:
+        """Connect if necessary, send a request, and return the fields and the body of the reply; see `Caller.call`.
+
+        Raises an error of ``_errors`` if there was no valid reply.
+        """
 
 
 class Transport(Protocol):

@@ -119,6 +119,8 @@ class RankGroup:
         size: The number of ranks.
         together: See above.
         console: The output of the ranks.
+        is_stopping: Whether the hosts are to end their processes.
+        has_missing_rows: Whether a host did not find the rows of its rank.
     """
 
     def __init__(self, size: int, together: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,7 +133,7 @@ class RankGroup:
         self._exchanges = Exchanges(size)
         self._failures: list[RankFailure] = []
         self._failed_at = 0.0  # the first one
-        self._is_stopping = self._has_missing_rows = False
+        self.is_stopping = self.has_missing_rows = False
         self._all_started: float | None = None
         self._watched: float | None = None
 
@@ -160,13 +162,7 @@ class RankGroup:
     def report_missing_rows(self) -> None:
         """Note that a host does not find the rows of its rank: the group cannot start."""
         with self._lock:
-            self._is_stopping = self._has_missing_rows = True
-
-    @property
-    def has_missing_rows(self) -> bool:
-        """Whether a host did not find the rows of its rank."""
-        with self._lock:
-            return self._has_missing_rows
+            self.is_stopping = self.has_missing_rows = True
 
     def is_current(self, rank: int, attempt: int) -> bool:
         """Whether an attempt at a rank has not been replaced by a later one."""
@@ -177,7 +173,7 @@ class RankGroup:
         """Note that the host of a rank is alive; returns whether it should end the process."""
         with self._lock:
             self._hear(self._ranks[rank])
-            return self._is_stopping
+            return self.is_stopping
 
     def disconnect(self, rank: int) -> None:
         """Note that the connection of a rank's host has closed."""
@@ -191,7 +187,7 @@ class RankGroup:
             if not state.has_ended:
                 state.has_ended = True
                 self._exchanges.end(rank)
-                if not state.is_complete and not self._has_failed(rank) and not self._is_stopping:
+                if not state.is_complete and not self._has_failed(rank) and not self.is_stopping:
                     self._add(RankFailure(rank, how, is_death=True))
 
     # Calls of the processes of ranks
@@ -231,12 +227,12 @@ class RankGroup:
     def may_exit(self) -> bool:
         """Whether processes that have sent their results may exit: the others may need servers of libraries in them."""
         with self._lock:
-            return self._is_stopping or all(state.is_complete for state in self._ranks)
+            return self.is_stopping or all(state.is_complete for state in self._ranks)
 
     def fail(self, failure: RankFailure) -> None:
         """Note that a rank failed. What fails because the group is being stopped does not count."""
         with self._lock:
-            if not self._is_stopping:
+            if not self.is_stopping:
                 self._add(failure)
 
     def give(self, rank: int, number: int, kind: Kind, value: bytes) -> None:
@@ -275,13 +271,7 @@ class RankGroup:
     def stop(self) -> None:
         """Have all hosts end their processes."""
         with self._lock:
-            self._is_stopping = True
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the hosts are to end their processes."""
-        with self._lock:
-            return self._is_stopping
+            self.is_stopping = True
 
     @property
     def absent(self) -> list[int]:
@@ -355,7 +345,7 @@ class RankGroup:
 
     def _add_lost(self, is_final: bool) -> None:
         """Add a failure for each rank whose host is gone, unless Spark may start the rank again."""
-        if self._is_stopping or not (self.together or is_final):
+        if self.is_stopping or not (self.together or is_final):
             return
         now = self._clock()
         patience = 0.0 if is_final else RECONNECT_SECONDS
@@ -382,7 +372,7 @@ class RankGroup:
 
     def _add_restarted(self, rank: int) -> None:
         """Add a failure of the rank whose host was lost first: Spark has started all ranks again, from the beginning."""
-        if self._is_stopping or self._failures:
+        if self.is_stopping or self._failures:
             return
         gone = {each: state.disconnected for each, state in enumerate(self._ranks) if state.disconnected is not None}
         self._add(RankFailure(min(gone, key=gone.__getitem__, default=rank), _LOST, is_death=True))

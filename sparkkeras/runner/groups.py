@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sparkkeras.data.dataset import DriverAddress, Running, Shared
 from sparkkeras.errors import (
@@ -27,7 +27,6 @@ from sparkkeras.runner.output import TAIL_LINES
 from sparkkeras.runner.rank import RankWork
 from sparkkeras.runner.run_checkpoints import RunCheckpoints
 from sparkkeras.runner.service import VALUE_BYTES, GroupService, unpack_parts
-from sparkkeras.spark.cluster import SparkRunning
 from sparkkeras.spark.connectivity import serving
 from sparkkeras.spark.job_errors import INSTALL_MODULE, MISSING_MODULE, OVER_LIMIT, interrupts_here
 from sparkkeras.worker.collectives import ended_by_jax
@@ -90,6 +89,15 @@ class Ranks:
     hosts: Hosts
     work: Shared[RankWork]
     parts: Parts
+
+
+@runtime_checkable
+class WaitsForSlots(Protocol):
+    """Tasks in the background that may have to wait until there are slots for all of them."""
+
+    def slots_while_waiting(self) -> tuple[int, int] | None:
+        """The numbers of free slots and of all slots, while no task runs; ``None`` when one does."""
+        ...
 
 
 class RowsMissingError(Exception):
@@ -243,7 +251,7 @@ class _SlotWarning:
         size = self._group.size
         together = f"Spark starts {counted(size, 'rank')} together, which needs as many free slots, and has"
         jobs = "The ranks start when these jobs end (Spark's UI lists them)."
-        if not isinstance(self._running, SparkRunning):
+        if not isinstance(self._running, WaitsForSlots):
             warn(f"{together} not started any for {waited:.0f} seconds: other jobs may use the slots. {jobs}")
             return None
         free, total = self._running.slots_while_waiting() or (size, size)

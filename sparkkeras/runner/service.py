@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectErro
 from sparkkeras.events import RankReported
 from sparkkeras.modeling.custom_code import culprit
 from sparkkeras.rpc.service import Client, Service
-from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
+from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply
 from sparkkeras.rpc.wire import Fields
 from sparkkeras.runner.exchanges import ASK_DRIVER, OUT_OF_STEP, Kind, OutOfStepError
 from sparkkeras.runner.group import RankFailure, RankGroup
@@ -178,7 +177,8 @@ class GroupService(Service):
         rank, attempt = self._rank_of(call), call.field("attempt", int)
         addresses = self._group.join(rank, attempt, call.field("host", str), call.field("port", int))
         if addresses is None:
-            return Reply({"wait": True, "stop": self._group.is_stopping or self._group.is_complete(rank)})
+            stop = self._group.is_stopping or self._group.is_complete(rank)
+            return Reply({"wait": not stop, "stop": stop})
         return Reply({}, (memoryview(json.dumps(addresses).encode()),))
 
     def _report_missing_rows(self, call: Call) -> Reply:
@@ -265,13 +265,9 @@ class RankClient(Client):
         Raises:
             GroupStoppedError: The group has been stopped, or another attempt at the rank has ended.
         """
-        for delay in backoff():
-            reply, body = self._ask("join", host=host, port=port)
-            if reply.get("stop"):
-                raise GroupStoppedError
-            if not reply.get("wait"):
-                break
-            time.sleep(delay)
+        reply, body = self._poll("join", {**self._fields, "host": host, "port": port})
+        if reply.get("stop"):
+            raise GroupStoppedError
         return tuple(json.loads(bytes(body)))
 
     def report_missing_rows(self) -> None:
@@ -315,12 +311,7 @@ class RankClient(Client):
             ConfigurationError: The ranks are out of step.
         """
         self._ask("give", value, number=number, kind=(kind.name, kind.dtype, kind.shape))
-        for delay in backoff():
-            reply, body = self._ask("take", number=number)
-            if not reply.get("wait"):
-                return body
-            time.sleep(delay)
-        raise AssertionError("backoff does not end")
+        return self._poll("take", {**self._fields, "number": number})[1]
 
     def ask_driver(self, number: int, parts: Sequence[memoryview]) -> memoryview:
         """Send the driver a pickled value, and wait for its answer to those of all ranks; see `exchange`."""
@@ -341,10 +332,7 @@ class RankClient(Client):
 
     def leave(self) -> None:
         """Wait until all ranks have sent their results."""
-        for delay in backoff():
-            if not self._ask("leave")[0].get("wait"):
-                break
-            time.sleep(delay)
+        self._poll("leave", self._fields)
 
     def fail(self, error: str, traceback: str) -> None:
         """Report the exception of the function: what it is, in one line, and its traceback."""
