@@ -184,7 +184,8 @@ class ParameterService(Service):
             "release": (self._release, 0),
         }
         super().__init__(calls, ledger.expire)
-        self._store, self._ledger, self._payload_format, self._cuts = store, ledger, payload_format, cuts
+        self._store, self._ledger, self._payload_format = store, ledger, payload_format
+        self._passing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext if cuts is None else cuts.passing
         self._counts: Counter[str] = Counter()
         self._rejected_requests: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
@@ -265,9 +266,6 @@ class ParameterService(Service):
             self._counts["pulls"] += 1
         snapshot = self._store.snapshot()
         return self._weights(snapshot, snapshot.release, reply.fields)
-
-    def _passing(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._cuts is None else self._cuts.passing()
 
     def _optimizer(self, call: Call) -> Reply:
         assert self._payload_format.optimizer is not None
@@ -411,11 +409,10 @@ class ParameterClient(Client):
         reply, body = self._poll("lease", {"worker": self._worker, "attempt": self._attempt})
         if reply["status"] == "done":
             return None
-        self._lease, self._sequence = int(reply["lease"]), int(reply["sequence"])
+        self._lease, self._sequence = reply["lease"], reply["sequence"]
         metrics = self._payload_format.metrics.unpack(body) if len(body) else ()
-        numbers = {name: int(reply[name]) for name in ("lease", "sequence", "epoch", "batch")}
-        iterations, settings = tuple(map(int, reply["iterations"])), _settings(reply["settings"])
-        return ResumePoint(**numbers, iterations=iterations, metrics=metrics, settings=settings)
+        iterations, settings = tuple(reply["iterations"]), _settings(reply["settings"])
+        return ResumePoint(self._lease, self._sequence, reply["epoch"], reply["batch"], iterations, metrics, settings)
 
     @contextmanager
     def renewing(self, every: float) -> Iterator[None]:
@@ -523,13 +520,8 @@ class ParameterClient(Client):
 
 
 def _directive(fields: Mapping[str, Any]) -> Directive:
-    return Directive(
-        stop=bool(fields["stop"]),
-        wait=bool(fields["wait"]),
-        stay=bool(fields["stay"]),
-        evaluate=tuple(fields["evaluate"]),
-        settings=_settings(fields["settings"]),
-    )
+    evaluate, settings = tuple(fields["evaluate"]), _settings(fields["settings"])
+    return Directive(fields["stop"], fields["wait"], fields["stay"], evaluate, settings)
 
 
 def _settings(value: Any) -> tuple[int, tuple[float, ...]] | None:

@@ -60,39 +60,6 @@ class RankFailure:
         return self.is_death and "SIGABRT" in self.error
 
 
-class Result:
-    """The pickled result of a rank, or what it asks the driver, in parts (see `pack_parts`). Each arrives in pieces.
-
-    Args:
-        sizes: The size of each part in bytes.
-    """
-
-    ALIGNMENT = 64
-
-    def __init__(self, sizes: list[int]) -> None:
-        self._spans: list[slice] = []
-        end = 0
-        for size in sizes:
-            start = -(-end // self.ALIGNMENT) * self.ALIGNMENT
-            end = start + size
-            self._spans.append(slice(start, end))
-        self._memory = memoryview(bytearray(end))
-
-    @property
-    def parts(self) -> list[memoryview]:
-        """The parts, in memory that nothing else uses."""
-        return [self._memory[span] for span in self._spans]
-
-    def write(self, part: int, start: int, piece: memoryview) -> None:
-        """Write a piece of a part.
-
-        Raises:
-            IndexError: There is no such part.
-            ValueError: The piece is too large.
-        """
-        self.parts[part][start : start + len(piece)] = piece
-
-
 @dataclass
 class _Rank:
     attempt: int | None = None
@@ -102,7 +69,7 @@ class _Rank:
     disconnected: float | None = None
     has_started: bool = False
     has_ended: bool = False
-    result: Result | None = None
+    result: list[memoryview] | None = None
     is_complete: bool = False
 
 
@@ -200,17 +167,22 @@ class RankGroup:
                 self._all_started = self._clock()
 
     def expect(self, rank: int, sizes: list[int]) -> None:
-        """Prepare for the result of a rank, or for what it asks, in parts of these sizes in bytes."""
+        """Prepare for the pickled result of a rank, or for what it asks, in parts of so many bytes; see `pack_parts`."""
         with self._lock:
-            self._ranks[rank].result = Result(sizes)
+            self._ranks[rank].result = [memoryview(bytearray(size)) for size in sizes]
 
     def receive(self, rank: int, part: int, start: int, piece: memoryview) -> None:
-        """Receive a piece of what `expect` has announced."""
+        """Receive a piece of what `expect` has announced.
+
+        Raises:
+            IndexError: There is no such part.
+            ValueError: The piece is too large, or the rank has announced nothing.
+        """
         with self._lock:
             result = self._ranks[rank].result
         if result is None:
             raise ValueError(f"rank {rank} has announced no result")
-        result.write(part, start, piece)
+        result[part][start : start + len(piece)] = piece
 
     def complete(self, rank: int) -> None:
         """Note that all of a rank's result has arrived. It will take part in no further exchange."""
@@ -324,7 +296,7 @@ class RankGroup:
         with self._lock:
             result, self._ranks[rank].result = self._ranks[rank].result, None
         assert result is not None
-        return result.parts
+        return result
 
     def failure(self, is_final: bool = False) -> RankFailure | None:
         """The failure that caused the others, once it is known; ``None`` if no rank has failed.

@@ -232,11 +232,11 @@ def initialize_backend() -> None:
 
 
 @contextmanager
-def silenced() -> Iterator[None]:
-    """Suppress what a backend writes to standard error while it loads or starts; print it if that fails."""
+def silenced(descriptor: int = 2) -> Iterator[None]:
+    """Suppress what a backend writes to standard error, or to standard output (1), while it starts; print it if that fails."""
     with tempfile.TemporaryFile() as captured:
-        kept = os.dup(2)
-        os.dup2(captured.fileno(), 2)
+        kept = os.dup(descriptor)
+        os.dup2(captured.fileno(), descriptor)
         try:
             yield
         except BaseException:
@@ -244,7 +244,7 @@ def silenced() -> Iterator[None]:
             os.write(kept, captured.read())
             raise
         finally:
-            os.dup2(kept, 2)
+            os.dup2(kept, descriptor)
             os.close(kept)
 
 

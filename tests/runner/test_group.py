@@ -7,7 +7,7 @@ import pytest
 from sparkkeras.rpc.transport import Call
 from sparkkeras.runner import group as group_module
 from sparkkeras.runner.exchanges import ASK_DRIVER, BARRIER, Kind, OutOfStepError
-from sparkkeras.runner.group import RankFailure, RankGroup, Result
+from sparkkeras.runner.group import RankFailure, RankGroup
 from sparkkeras.runner.service import GroupService
 
 
@@ -183,9 +183,9 @@ def test_a_second_attempt_does_not_replace_one_that_runs(clock):
     assert join(0, 2) == {"wait": True, "stop": False}
     assert group.is_current(0, 1)
     group.complete(0)
-    assert join(0, 2) == {"wait": True, "stop": True}
+    assert join(0, 2) == {"wait": False, "stop": True}
     group.disconnect(0)
-    assert join(0, 2) == {"wait": True, "stop": True}
+    assert join(0, 2) == {"wait": False, "stop": True}
     assert group.failure(is_final=True) is None
     join(1, 3)
     clock.now += group_module.SILENT_SECONDS
@@ -193,16 +193,22 @@ def test_a_second_attempt_does_not_replace_one_that_runs(clock):
     assert group.is_current(1, 4)
 
 
-def test_results_arrive_in_pieces_and_in_aligned_memory():
-    result = Result([5, 0, 100])
-    result.write(0, 0, memoryview(b"he"))
-    result.write(0, 2, memoryview(b"llo"))
-    result.write(2, 99, memoryview(b"!"))
-    assert [len(part) for part in result.parts] == [5, 0, 100]
-    assert bytes(result.parts[0]) == b"hello"
-    assert result.parts[2][99] == ord("!")
+def test_results_arrive_in_pieces():
+    group = RankGroup(1)
+    with pytest.raises(ValueError, match="has announced no result"):
+        group.receive(0, 0, 0, memoryview(b"he"))
+    group.expect(0, [5, 0, 100])
+    group.receive(0, 0, 0, memoryview(b"he"))
+    group.receive(0, 0, 2, memoryview(b"llo"))
+    group.receive(0, 2, 99, memoryview(b"!"))
     with pytest.raises(ValueError):
-        result.write(0, 4, memoryview(b"no"))
+        group.receive(0, 0, 4, memoryview(b"no"))
+    with pytest.raises(IndexError):
+        group.receive(0, 3, 0, memoryview(b"no"))
+    parts = group.result(0)
+    assert [len(part) for part in parts] == [5, 0, 100]
+    assert bytes(parts[0]) == b"hello"
+    assert parts[2][99] == ord("!")
 
 
 PEER = RankFailure(0, "sparkkeras.worker.collectives.group.PeerLostError: the process of rank 1 does not answer")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +16,7 @@ from sparkkeras.errors import ClusterError
 from sparkkeras.rpc.addresses import host_and_port
 from sparkkeras.weights import Array
 from sparkkeras.worker.collectives.group import LOST_SECONDS, Group, does_not_answer, unreachable
+from sparkkeras.worker.device import silenced
 
 
 class JaxGroup(Group):
@@ -58,7 +57,8 @@ class JaxGroup(Group):
         self.uses_gpus = self._mesh.local_devices[0].platform != "cpu"
         self._replicated = sharding.NamedSharding(self._mesh, sharding.PartitionSpec())
         self._gathered = self._mapped(lambda vector: jax.lax.all_gather(vector, "ranks"))
-        with _without_output():  # of gloo
+        sys.stdout.flush()
+        with silenced(1):  # what gloo writes
             self.gather(np.zeros((), np.int32))
 
     def _bind_to_host(self) -> None:
@@ -166,17 +166,3 @@ def _jax() -> Any:
     import jax
 
     return jax
-
-
-@contextmanager
-def _without_output() -> Iterator[None]:
-    """Discard what native code writes to standard output."""
-    sys.stdout.flush()
-    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nothing)
