@@ -233,7 +233,7 @@ def initialize_backend() -> None:
 
 @contextmanager
 def silenced(descriptor: int = 2) -> Iterator[None]:
-    """Suppress what a backend writes to standard error, or to standard output (1), while it starts; print it if that fails."""
+    """Suppress what a backend writes to standard error, or output (1), while it loads or starts; print it if that fails."""
     with tempfile.TemporaryFile() as captured:
         kept = os.dup(descriptor)
         os.dup2(captured.fileno(), descriptor)
@@ -329,40 +329,33 @@ def in_step(batches: Any, padding: Block, flags: Sequence[bool]) -> Any:
     """
     if backend_name() != "tensorflow":
         own, zeros = iter(batches), _in_tuple(_packed(padding))
-        return _flagged((next(own) if flag else zeros, flag) for flag in flags)
+        batches = (next(own) if flag else zeros for flag in flags)
+    elif not all(flags):
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset
+        choices = dataset.from_tensor_slices(np.array(flags, np.int64))
+        datasets = [dataset.from_tensors(_packed(padding)).repeat(), batches]
+        batches = dataset.choose_from_datasets(datasets, choices, stop_on_empty_dataset=False)
+    return flagged(batches, flags)
+
+
+def flagged(batches: Any, flags: Iterable[bool]) -> Any:
+    """What `feed` returned, each batch in a pair with a flag as in `in_step`. A flag is read after its batch."""
+    if backend_name() != "tensorflow":
+        return ((batch, np.full(1, flag, np.float32)) for batch, flag in zip(batches, flags, strict=False))
     import tensorflow as tf
 
     dataset = tf.data.Dataset
+    if isinstance(flags, Sequence):
+        numbers = dataset.from_tensor_slices(np.array(flags, np.float32)[:, None])
+    else:
 
-    def paired(data: Any, flag: int) -> Any:
-        return dataset.zip((data, dataset.from_tensors(np.full(1, flag, np.float32)).repeat()))
+        def generate() -> Iterator[Any]:
+            return (np.full(1, flag, np.float32) for flag in flags)
 
-    padded = paired(batches, 1)
-    if not all(flags):
-        choices = dataset.from_tensor_slices(np.array(flags, np.int64))
-        zeros = paired(dataset.from_tensors(_packed(padding)).repeat(), 0)
-        padded = dataset.choose_from_datasets([zeros, padded], choices, stop_on_empty_dataset=False)
-    return padded.take(len(flags)).with_options(_tensorflow_options())
-
-
-def flagged(batches: Any, flags: Iterator[bool]) -> Any:
-    """What `feed` returned, each batch in a pair with a flag as in `in_step`. A flag is read after its batch."""
-    if backend_name() != "tensorflow":
-        return _flagged(zip(batches, flags, strict=False))
-    import tensorflow as tf
-
-    def generate() -> Iterator[Any]:
-        return (np.full(1, flag, np.float32) for flag in flags)
-
-    signature = tf.TensorSpec((1,), tf.float32)
-    numbers = tf.data.Dataset.from_generator(generate, output_signature=signature)
-    return tf.data.Dataset.zip((batches, numbers)).with_options(_tensorflow_options())
-
-
-def _flagged(pairs: Iterable[tuple[Any, bool]]) -> Iterator[Any]:
-    """A generator, which Keras expects."""
-    for batch, flag in pairs:
-        yield batch, np.full(1, flag, np.float32)
+        numbers = dataset.from_generator(generate, output_signature=tf.TensorSpec((1,), tf.float32))
+    return dataset.zip((batches, numbers)).with_options(_tensorflow_options())
 
 
 @functools.cache

@@ -199,6 +199,8 @@ class Group(ABC):
     def leave(self) -> None:
         """Leave the group when all processes have come here."""
         self.gather(np.zeros((), np.int32))
+        if self.size > 1:
+            self._disconnect()
 
     def meet(self, timeout: float, patience: float = math.inf) -> None:
         """Wait until each process has connected to each other one: not all backends name those that cannot be reached.
@@ -256,6 +258,18 @@ class Group(ABC):
     @abstractmethod
     def connect(self, held: socket.socket, timeout: float) -> None:
         """Connect with the other processes."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """The inverse of `connect`."""
+
+    def _await(self, missing: Callable[[], list[int]], timeout: float) -> None:
+        """Wait until no rank is missing."""
+        deadline = time.monotonic() + timeout
+        while ranks := missing():
+            if time.monotonic() > deadline:
+                raise self._missing(ranks, timeout)
+            time.sleep(0.02)
 
     @abstractmethod
     def _gather(self, words: Array) -> Array:
@@ -445,15 +459,6 @@ def _accept(
             else:
                 connection.close()
     return found
-
-
-def wait_for(missing: Callable[[], list[int]], timeout: float, error: Callable[[list[int], float], Exception]) -> None:
-    """Wait until no rank is missing."""
-    deadline = time.monotonic() + timeout
-    while ranks := missing():
-        if time.monotonic() > deadline:
-            raise error(ranks, timeout)
-        time.sleep(0.02)
 
 
 def does_not_answer(ranks: str) -> str:

@@ -95,11 +95,8 @@ class JaxGroup(Group):
 
         return train
 
-    def leave(self) -> None:
-        """See `Group.leave`."""
-        super().leave()
-        if self.size > 1:
-            _jax().distributed.shutdown()
+    def _disconnect(self) -> None:
+        _jax().distributed.shutdown()
 
     def _gather(self, words: Array) -> Array:
         return np.asarray(self._own(self._gathered(self._shared(words))))

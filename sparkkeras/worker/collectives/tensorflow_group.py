@@ -13,7 +13,7 @@ import numpy as np
 
 from sparkkeras.rpc.addresses import host_and_port
 from sparkkeras.weights import Array
-from sparkkeras.worker.collectives.group import HEARTBEAT_SECONDS, LOST_SECONDS, Group, wait_for
+from sparkkeras.worker.collectives.group import HEARTBEAT_SECONDS, LOST_SECONDS, Group
 
 PARTS = 4
 """In so many parts TensorFlow sums a large vector."""
@@ -61,7 +61,7 @@ class TensorFlowGroup(Group):
         self._gathers = 0
         self._lost: list[int] = []
         self._left = threading.Event()
-        wait_for(lambda: [rank for rank in self._others if not self._answers(rank)], timeout, self._missing)
+        self._await(lambda: [rank for rank in self._others if not self._answers(rank)], timeout)
         self.gather(np.zeros((), np.int32))
         threading.Thread(target=self._watch, name="sparkkeras-peers", daemon=True).start()
 
@@ -73,11 +73,8 @@ class TensorFlowGroup(Group):
         """See `Group.begin_step`."""
         self._calls = 0
 
-    def leave(self) -> None:
-        """See `Group.leave`."""
-        super().leave()
-        if self.size > 1:
-            self._left.set()
+    def _disconnect(self) -> None:
+        self._left.set()
 
     def _gather(self, words: Array) -> Array:
         import tensorflow as tf

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.weights import Array
-from sparkkeras.worker.collectives.group import HEARTBEAT_SECONDS, LOST_SECONDS, Group, PeerLostError, unreachable, wait_for
+from sparkkeras.worker.collectives.group import HEARTBEAT_SECONDS, LOST_SECONDS, Group, PeerLostError, unreachable
 
 
 class TorchGroup(Group):
@@ -64,15 +64,12 @@ class TorchGroup(Group):
         def missing() -> list[int]:
             return [rank for rank in range(self.size) if not store.check([f"joined/{rank}"])]
 
-        wait_for(missing, timeout, self._missing)
+        self._await(missing, timeout)
         self._beats = _Beats(beats, self.rank, self.size)
         return store
 
-    def leave(self) -> None:
-        """See `Group.leave`."""
-        super().leave()
-        if self.size > 1:
-            self._beats.stop()
+    def _disconnect(self) -> None:
+        self._beats.stop()
 
     def _gather(self, words: Array) -> Array:
         import torch
