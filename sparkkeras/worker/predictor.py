@@ -21,7 +21,7 @@ from sparkkeras.modeling.fixed_batch import check_batch, check_whole_batches
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, pieces_of
-from sparkkeras.worker.progress import reporting_rows
+from sparkkeras.worker.progress import reporting
 
 CALL_SECONDS = 0.25
 """Reading batches and calling the model take about so long at most: the user wants to see progress."""
@@ -63,7 +63,7 @@ class Predictor:
             DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
         """
         rows, at_once = 0, 1
-        with reporting_rows(self._options.progress, self._context.worker) as report:
+        with reporting(self._options.progress, self._context.worker) as report:
             batches = self._split(blocks)
             started = time.monotonic()
             while ahead := list(islice(batches, at_once)):

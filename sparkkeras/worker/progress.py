@@ -25,13 +25,13 @@ CONNECT_SECONDS = 5.0
 
 
 @contextmanager
-def reporting_rows(address: Address | None, worker: int) -> Iterator[Callable[[int], None]]:
-    """Report rows that are evaluated or predicted; yields a function that takes how many have been so far."""
+def reporting(address: Address | None, worker: int, epoch: int = 0) -> Iterator[Callable[..., None]]:
+    """Report what a worker has reached to the driver; yields `ProgressReporter.update`, or what does nothing."""
     if address is None:
-        yield lambda rows: None
+        yield lambda *_: None
         return
-    with ProgressReporter(address, worker) as reporter:
-        yield lambda rows: reporter.update(rows, {})
+    with ProgressReporter(address, worker, epoch) as reporter:
+        yield reporter.update
 
 
 class ProgressReporter:
@@ -57,10 +57,10 @@ class ProgressReporter:
     def __exit__(self, *_: object) -> None:
         self._ends.set()  # the thread sends what was reached, and ends by itself
 
-    def update(self, rows: int, logs: Mapping[str, Any]) -> None:
+    def update(self, rows: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note what was reached: the rows of the epoch, and the metrics over them. It returns at once."""
         now = time.monotonic()
-        self._latest = rows, logs
+        self._latest = rows, logs or {}
         if self._began is None:  # now that the model is compiled
             self._began = now
         if self._thread is None and now >= self._began + REPORT_SECONDS:

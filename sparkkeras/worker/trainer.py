@@ -45,7 +45,7 @@ from sparkkeras.worker.batches import (
 )
 from sparkkeras.worker.generators import seed_generators
 from sparkkeras.worker.lockstep import Lockstep
-from sparkkeras.worker.progress import ProgressReporter, reporting_rows
+from sparkkeras.worker.progress import reporting
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -194,18 +194,20 @@ class LocalTrainer:
             end = _end_of_epoch(model, counts, None if in_step is None else partial(in_step.end, model, state))
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
-                self._reporting(options, batch_range, epoch) as reporting,
+                reporting(options.progress, self.context.worker, batch_range.epoch) as report,
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
                 self._validating(model, held_out) as validation_batches,
                 _streaming(),
                 nullcontext(batches) if in_step is None else in_step.training(model, batches) as batches,
             ):
+                if options.progress is not None:
+                    coupled.append(_reporting(report, batch_range, epoch, options.batch_size))
                 history = model.fit(
                     batches,
                     validation_data=validation_batches,
                     initial_epoch=batch_range.epoch,
                     epochs=batch_range.epoch + 1,
-                    callbacks=[*callbacks, *coupled, *reporting, end],
+                    callbacks=[*callbacks, *coupled, end],
                     steps_per_epoch=epoch.steps,
                     shuffle=False,
                     verbose=0,
@@ -258,7 +260,7 @@ class LocalTrainer:
         with (
             device.feed(first.spec, size, chain([first], pieces)) as batches,
             _streaming(),
-            reporting_rows(options.progress, self.context.worker) as report,
+            reporting(options.progress, self.context.worker) as report,
         ):
             counted = [] if options.progress is None else [_reporting_tests(report, size, lambda: read)]
             logs = model.evaluate(batches, verbose=0, callbacks=counted, return_dict=True)
@@ -313,15 +315,6 @@ class LocalTrainer:
         first = next(pieces)
         with device.feed(first.spec, options.batch_size, chain([first], pieces), held_out=True) as batches, _streaming():
             yield batches
-
-    @contextmanager
-    def _reporting(self, options: FitOptions, batch_range: BatchRange, epoch: EpochBatches) -> Iterator[list[Any]]:
-        """The callback that sends the progress to the driver, if it wants it."""
-        if options.progress is None:
-            yield []
-            return
-        with ProgressReporter(options.progress, self.context.worker, batch_range.epoch) as reporter:
-            yield [_reporting(reporter, batch_range, epoch, options.batch_size)]
 
     def _unpacked(self, spec: BlockSpec) -> Any:
         """The cached model of the process for batches of a spec; its metrics may not be built."""
@@ -416,7 +409,7 @@ def _end_of_epoch(model: Any, counts: bool, together: Callable[[bool], tuple[Mod
     return Counting() if counts else EndOfEpoch()
 
 
-def _reporting(reporter: ProgressReporter, batch_range: BatchRange, epoch: EpochBatches, batch_size: int) -> Any:
+def _reporting(report: Callable[..., None], batch_range: BatchRange, epoch: EpochBatches, batch_size: int) -> Any:
     """A callback that notes the rows and the metrics so far."""
     import keras
 
@@ -427,12 +420,12 @@ def _reporting(reporter: ProgressReporter, batch_range: BatchRange, epoch: Epoch
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             done = batch + 1 if epoch.steps is None else epoch.trained(batch + 1)[0]
-            reporter.update(min((batch_range.first + done) * batch_size, most), logs or {})
+            report(min((batch_range.first + done) * batch_size, most), logs)
 
     return Reporting()
 
 
-def _reporting_tests(report: Callable[[int], None], batch_size: int | None, read: Callable[[], int]) -> Any:
+def _reporting_tests(report: Callable[..., None], batch_size: int | None, read: Callable[[], int]) -> Any:
     """A callback that reports the rows evaluated so far; with batches of unknown size those that have been ``read``."""
     import keras
 
