@@ -14,7 +14,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.spark_hosts import ConnectionCheck, placement_of
+from sparkkeras.runner.spark_hosts import ConnectionCheck, TaskHost
 from sparkkeras.sources.frame_blocks import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
@@ -92,29 +92,20 @@ def check_connection(cluster: RemoteCluster, count: int, address: Address, other
 
 
 @dataclass(frozen=True)
-class RemoteRankTask:
+class RemoteRankTask(TaskHost):
     """The task of a rank, over a partition of a frame of handles, or of any other frame if the run has no data.
 
     Attributes:
-        host: Runs the process of the rank.
-        cores: The CPU cores of a task.
-        use_gpu: Whether the process may use the GPUs of the task.
-        is_local: Whether all tasks run on the same machine.
         environment: Environment variables of the process: the backend of the client.
     """
 
-    host: Host
-    cores: int
-    use_gpu: bool
-    is_local: bool
     environment: Mapping[str, str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         """Run the rank; yields nothing, since its result goes to the client directly."""
         read = [batch for batch in batches if "result" in batch.schema.names]
         handles = list(unpack_cells(cell for batch in read for cell in batch.column("result").to_pylist()))
-        placement = placement_of(task_context(cores=self.cores), self.host.together, self.use_gpu, self.is_local)
-        self.host.run(placement, self._start, tuple(handles))
+        self.run(task_context(cores=self.cores), self._start, tuple(handles))
         return iter(())
 
     def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:

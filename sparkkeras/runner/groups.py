@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from sparkkeras.data.dataset import DriverAddress, Running, Shared
@@ -163,9 +163,9 @@ def run_group(
     group_events = GroupEvents(group, Events([Progress(2)]) if events is None else events)
     service = GroupService(group, max_value, checkpoints)
     with serving("socket", service, ServerOptions(), port, ranks.hosts.driver, group.size) as address, interrupts_here():
-        parts = ranks.parts
-        host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts, ranks.hosts.ports)
-        running = ranks.hosts.start(host, parts.handles)
+        parts = replace(ranks.parts, handles=None)
+        host = Host(ranks.work, address, group.size, group.together, parts, ranks.hosts.ports)
+        running = ranks.hosts.start(host, ranks.parts.handles)
         try:
             error = _watch(group, running, timeout, answer, group_events, refresh)
         except BaseException:

@@ -5,9 +5,7 @@ Hosts run in Spark's Python workers, or in threads of the driver (`sparkkeras.ru
 
 from __future__ import annotations
 
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from sparkkeras.errors import DriverConnectionError
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
-from sparkkeras.runner.rank import Placement, RankMain, RankWork, Script, environment, report
+from sparkkeras.runner.rank import Placement, RankMain, RankWork, Script, environment, folder_for, report
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import holding_port
@@ -65,8 +63,7 @@ class Host:
         driver: The address of the driver.
         world_size: The number of ranks.
         together: Whether all ranks run at the same time.
-        parts: See `Parts.rows`.
-        counts: See `Parts.counts`.
+        parts: The rows of the ranks, without ``handles``.
         ports: The ports on which ranks listen; ``None``: any free ones.
     """
 
@@ -74,8 +71,7 @@ class Host:
     driver: Address
     world_size: int
     together: bool
-    parts: tuple[tuple[Rows, ...], ...] | None = None
-    counts: tuple[int, ...] | None = None
+    parts: Parts = Parts()
     ports: range | None = None
 
     def run(self, placement: Placement, start: Start, parts: tuple[Rows, ...] = ()) -> None:
@@ -84,9 +80,9 @@ class Host:
         Args:
             placement: The rank, and where it runs.
             start: Starts its process.
-            parts: Its rows, if they are not in `parts`.
+            parts: Its rows, if they are not in ``self.parts``.
         """
-        parts = parts if self.parts is None else self.parts[placement.rank]
+        parts = parts if self.parts.rows is None else self.parts.rows[placement.rank]
         with ExitStack() as stack:
             client = stack.enter_context(RankClient(self.driver, placement.rank, placement.attempt, is_host=True))
             if self.together:
@@ -102,7 +98,7 @@ class Host:
                 addresses = client.join(placement.host, port)
             except GroupStoppedError:
                 return
-            main = RankMain(work, self.driver, placement, self.world_size, addresses, stored, self.counts)
+            main = RankMain(work, self.driver, placement, self.world_size, addresses, stored, self.parts.counts)
             variables = environment(placement.rank, self.world_size, addresses) | _resources(placement)
             process = stack.enter_context(closing(start(main, variables)))
             _watch(process, client)
@@ -162,6 +158,4 @@ def _stored(rows: Rows, stack: ExitStack) -> Rows:
     """Rows that a new process can open: those in memory are written to files, which are removed in the end."""
     if not isinstance(rows, SharedRows):
         return rows
-    folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return files.write(rows.blocks(), 0, folder)
+    return files.write(rows.blocks(), 0, folder_for(stack))

@@ -119,9 +119,7 @@ def fork(main: Main, environment: Mapping[str, str]) -> Process:
     """Run a function in a fork of this process, which must have no other threads."""
     parent = os.getpid()
     reading, writing = os.pipe()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
+    _flush()
     pid = os.fork()
     if pid:
         os.close(writing)
@@ -194,10 +192,14 @@ def _run(main: Main) -> int:
         exitcode = main()
     except BaseException:
         traceback.print_exc()
+    _flush()
+    return exitcode
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    return exitcode
 
 
 def _redirect(output: int) -> None:

@@ -92,8 +92,7 @@ class Script:
         """The script as a file on this machine, until the stack is closed."""
         if self.source is None:
             return self
-        folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = folder_for(stack)
         folder.mkdir(parents=True)
         path = folder / Path(self.path).name
         path.write_bytes(self.source)
@@ -192,6 +191,13 @@ class RankMain:
         size = sum(part.nbytes for part in parts)
         check_size(name, size, "write it to a file system that both reach, and return its path")
         return parts
+
+
+def folder_for(stack: ExitStack) -> Path:
+    """The path of a new folder on this machine, which is removed when the stack is closed."""
+    folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def report(error: BaseException, client: RankClient) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.data.dataset import DriverAddress, Running, TaskContext
+from sparkkeras.data.dataset import DriverAddress, Rows, Running, TaskContext
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError
-from sparkkeras.runner.hosts import Host
+from sparkkeras.runner.hosts import Host, Start
 from sparkkeras.runner.processes import fork, spawn
 from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.tasks import application_folder, task_context
@@ -51,7 +51,7 @@ class SparkLauncher:
     def start(self, host: Host, handles: RDD[Handle] | None) -> Running[Any]:
         """See `Hosts.start`. The tasks fail if a worker cannot connect to this process."""
         cluster = self.cluster
-        task = RankTask(host, self.forks, cluster.task_cores, self.use_gpu, cluster.is_local)
+        task = RankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local, self.forks)
         ranks: Any = cluster.context.parallelize((), host.world_size) if handles is None else handles
         with cluster.training_workers():
             mapped = (ranks.barrier() if host.together else ranks).mapPartitionsWithIndex(task)
@@ -85,22 +85,37 @@ class ConnectionCheck:
 
 
 @dataclass(frozen=True)
-class RankTask:
-    """The task of a rank.
+class TaskHost:
+    """The host of a rank in a task of Spark.
 
     Attributes:
         host: Runs the process of the rank.
-        forks: See `SparkLauncher`.
         cores: The CPU cores of a task.
         use_gpu: Whether the process may use the GPUs of the task.
-        is_local: Whether all tasks run on the driver's machine.
+        is_local: Whether all tasks run on the same machine.
     """
 
     host: Host
-    forks: bool
     cores: int
     use_gpu: bool
     is_local: bool
+
+    def run(self, context: TaskContext, start: Start, parts: tuple[Rows, ...]) -> None:
+        """Run the rank of a task; see `Host.run`."""
+        rank, gpus = context.worker, context.accelerators if self.use_gpu else ()
+        machine = "127.0.0.1" if self.is_local else _machine(rank, self.host.together)
+        self.host.run(Placement(rank, context.attempt, machine, context.cores, gpus), start, parts)
+
+
+@dataclass(frozen=True)
+class RankTask(TaskHost):
+    """The task of a rank.
+
+    Attributes:
+        forks: See `SparkLauncher`.
+    """
+
+    forks: bool
 
     def __call__(self, rank: int, rows: Iterable[Any]) -> Iterator[Any]:
         """Run the rank; yields nothing, since its result goes to the driver directly."""
@@ -111,22 +126,8 @@ class RankTask:
             device.prepare_to_fork(context.cores)
             if not device.is_uninitialized():
                 raise ClusterError("a worker that starts processes has used the Keras backend, so it cannot fork processes.")
-        placement = placement_of(context, self.host.together, self.use_gpu, self.is_local)
-        self.host.run(placement, fork if self.forks else spawn, parts)
+        self.run(context, fork if self.forks else spawn, parts)
         return iter(())
-
-
-def placement_of(context: TaskContext, together: bool, use_gpu: bool, is_local: bool) -> Placement:
-    """Where the rank of a task runs.
-
-    Args:
-        context: The task.
-        together: Whether all ranks run at the same time.
-        use_gpu: Whether the rank may use the GPUs of the task.
-        is_local: Whether all tasks run on the same machine.
-    """
-    host = "127.0.0.1" if is_local else _machine(context.worker, together)
-    return Placement(context.worker, context.attempt, host, context.cores, context.accelerators if use_gpu else ())
 
 
 def _machine(rank: int, together: bool) -> str:
