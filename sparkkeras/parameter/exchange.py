@@ -14,6 +14,10 @@ MAX_LOG_VALUES = 100
 """The logs of a worker leave out longer vectors; the metrics of all workers have them, from the metric state."""
 
 
+ReadField = Callable[[str, Callable[[Any], Any]], Any]
+"""The method ``field`` of a call: reads a field by its name, and converts it."""
+
+
 @dataclass(frozen=True)
 class ExchangePoint:
     """A worker's progress in an epoch when it exchanges weights.
@@ -48,7 +52,7 @@ class ExchangePoint:
         return {**numbers, "logs": logs, "iterations": self.iterations}
 
     @classmethod
-    def unpack(cls, field: Callable[[str, Callable[[Any], Any]], Any], metrics: tuple[Array, ...]) -> ExchangePoint:
+    def unpack(cls, field: ReadField, metrics: tuple[Array, ...]) -> ExchangePoint:
         """The record from a call, given its method ``field``."""
         epoch, batch, steps, rows = (field(name, int) for name in _INTEGERS)
         learning_rate, seconds = (field(name, float) for name in _FLOATS)
@@ -76,7 +80,7 @@ class EvaluationReport:
         return {"rows": self.rows, "logs": _json_values(self.logs)}
 
     @classmethod
-    def unpack(cls, field: Callable[[str, Callable[[Any], Any]], Any], metrics: tuple[Array, ...]) -> EvaluationReport:
+    def unpack(cls, field: ReadField, metrics: tuple[Array, ...]) -> EvaluationReport:
         """The inverse of `pack`, given the method ``field`` of a call."""
         return cls(metrics, field("rows", int), field("logs", dict))
 

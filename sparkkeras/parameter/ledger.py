@@ -32,6 +32,9 @@ from sparkkeras.weights import Array
 BACKLOG = 4
 """The number of completed epochs that may wait for the driver before workers wait too: each holds a copy of the weights."""
 
+Settings = tuple[int, tuple[float, ...]]
+"""The last values that the driver set, such as the learning rate, after the number of times that it set some."""
+
 
 @dataclass(frozen=True)
 class PartitionPlan:
@@ -103,8 +106,7 @@ class ResumePoint:
         batch: The number of finished batches of that epoch.
         iterations: The number of iterations of each optimizer after the last applied push; empty before the first one.
         metrics: The metric state of that epoch so far; empty at its beginning.
-        settings: The last values that the driver set, such as the learning rate, after the number of times that it set some;
-            ``None`` if it set none.
+        settings: See `Settings`; ``None`` if the driver set none.
     """
 
     lease: int
@@ -113,7 +115,7 @@ class ResumePoint:
     batch: int
     iterations: tuple[int, ...]
     metrics: tuple[Array, ...]
-    settings: tuple[int, tuple[float, ...]] | None = None
+    settings: Settings | None = None
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,14 @@ class Directive:
         wait: Do not train on yet; poll again.
         stay: There will be epochs to validate; poll again, and do not finish.
         evaluate: The epochs whose weights this worker has to evaluate.
-        settings: The last values that the driver set, such as the learning rate, after the number of times that it set some;
-            ``None`` if it set none.
+        settings: See `Settings`; ``None`` if the driver set none.
     """
 
     stop: bool = False
     wait: bool = False
     stay: bool = False
     evaluate: tuple[int, ...] = ()
-    settings: tuple[int, tuple[float, ...]] | None = None
+    settings: Settings | None = None
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,7 @@ class Ledger:
         self._fenced: set[int] = set()
         self._first_start: float | None = None
         self._stopped = False
-        self._settings: tuple[int, tuple[float, ...]] | None = None
+        self._settings: Settings | None = None
         self._next_epoch = epochs.start
         self._reports: dict[int, dict[int, EpochReport]] = {}
         self._evaluating: dict[int, EpochEnd] = {}

@@ -185,9 +185,19 @@ class Average:
         center[...] = update.sent
 
 
+class _MomentumRule:
+    """What the synchronous rules with momentum over rounds have in common."""
+
+    modes: ClassVar[frozenset[str]] = _SYNCHRONOUS
+
+    def init(self, center: Array) -> State:
+        """The momentum, zeros."""
+        return {"momentum": np.zeros_like(center)}
+
+
 @known_fields
 @dataclass(frozen=True)
-class SlowMo:
+class SlowMo(_MomentumRule):
     """Applies slow momentum over rounds: ``u = b*u + (C - W)/lr``, then ``C = C - a*lr*u``.
 
     With ``momentum=0`` and ``alpha=1`` it equals `Average`. Wang et al., SlowMo: Improving communication-efficient
@@ -200,15 +210,10 @@ class SlowMo:
 
     momentum: float = 0.6
     alpha: float = 1.0
-    modes: ClassVar[frozenset[str]] = _SYNCHRONOUS
 
     def __post_init__(self) -> None:
         _in_unit_interval("SlowMo", "momentum", self.momentum)
         _positive("SlowMo", "alpha", self.alpha)
-
-    def init(self, center: Array) -> State:
-        """The slow momentum, zeros."""
-        return {"momentum": np.zeros_like(center)}
 
     def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
         """``u = b*u + (C - W)/lr``, ``C -= a*lr*u``. With a learning rate of 0 the workers changed nothing: no-op."""
@@ -222,7 +227,7 @@ class SlowMo:
 
 @known_fields
 @dataclass(frozen=True)
-class DiLoCo:
+class DiLoCo(_MomentumRule):
     """Applies an outer SGD with Nesterov momentum to ``g = C - W``: ``u = b*u + g``, then ``C = C - lr_out*(g + b*u)``.
 
     Designed for AdamW as the workers' optimizer and hundreds of steps between rounds. Douillard et al., DiLoCo: Distributed
@@ -235,15 +240,10 @@ class DiLoCo:
 
     learning_rate: float = 0.7
     momentum: float = 0.9
-    modes: ClassVar[frozenset[str]] = _SYNCHRONOUS
 
     def __post_init__(self) -> None:
         _positive("DiLoCo", "learning_rate", self.learning_rate)
         _in_unit_interval("DiLoCo", "momentum", self.momentum)
-
-    def init(self, center: Array) -> State:
-        """The outer momentum, zeros."""
-        return {"momentum": np.zeros_like(center)}
 
     def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
         """``u = b*u + g``, ``C -= lr_out*(g + b*u)``."""

@@ -36,7 +36,7 @@ import numpy as np
 from sparkkeras.errors import ConfigurationError, DivergenceError, SparkKerasError
 from sparkkeras.parameter.cuts import Cuts
 from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
-from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
+from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint, Settings
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client, Service
@@ -524,7 +524,7 @@ def _directive(fields: Mapping[str, Any]) -> Directive:
     return Directive(fields["stop"], fields["wait"], fields["stay"], evaluate, settings)
 
 
-def _settings(value: Any) -> tuple[int, tuple[float, ...]] | None:
+def _settings(value: Any) -> Settings | None:
     return None if value is None else (int(value[0]), tuple(map(float, value[1])))
 
 

@@ -122,10 +122,10 @@ class GroupEvents:
         for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0]):
             self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
         for rank in range(self._group.size):
-            found = state, _ = self._group.state(rank)
-            if state and found != self._emitted.get(rank):
+            found = self._group.state(rank)
+            if found[0] and found != self._emitted.get(rank):
                 self._emitted[rank] = found
-                self._events.emit(RankChanged(rank, state, self._group.host(rank)))
+                self._events.emit(RankChanged(rank, found[0], self._group.host(rank)))
         for report in reports:
             self._events.emit(report)
 

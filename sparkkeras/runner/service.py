@@ -145,15 +145,9 @@ class GroupService(Service):
             "leave": (lambda rank, call: Reply({"wait": not group.may_exit}), 0),
             "fail": (self._fail, LINES_BYTES),
         }
-        calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
-            name: (self._of_current(handle), limit) for name, (handle, limit) in of_ranks.items()
-        }
-        calls |= {
-            "health": (lambda call: Reply({}), 0),
-            "join": (self._join, 0),
-            "missing_rows": (self._report_missing_rows, 0),
-        }
-        super().__init__(calls, group.disconnect)
+        calls = {name: (self._of_current(handle), limit) for name, (handle, limit) in of_ranks.items()}
+        of_hosts = {"join": (self._join, 0), "missing_rows": (self._report_missing_rows, 0)}
+        super().__init__({**calls, **of_hosts, "health": (lambda call: Reply({}), 0)}, group.disconnect)
         self._group, self._max_value, self._checkpoints = group, max_value, checkpoints
 
     def _of_current(self, handle: Callable[[int, Call], Reply | None]) -> Callable[[Call], Reply]:
