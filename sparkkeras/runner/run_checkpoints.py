@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
@@ -32,7 +31,7 @@ class RunCheckpoints:
 
     def __init__(self, store: CheckpointStore, resume: bool) -> None:
         self._store = store
-        self._writer = BackgroundWriter(partial(store.write, _RUN))
+        self._writer = BackgroundWriter(self._write)
         stored = store.newest(_RUN) if resume else None
         self.restored = b"" if stored is None else pack(Saved(*stored.value), "the checkpoint")
 
@@ -79,3 +78,6 @@ class RunCheckpoints:
     def _warn_of(self, error: Exception | None) -> None:
         if error is not None:
             warn(f"a checkpoint could not be written to {self._store.path!r}: {error}")
+
+    def _write(self, saved: Saved) -> None:
+        self._store.write(_RUN, saved)
