@@ -129,6 +129,10 @@ class _Server:
             return self._peers[identity]
 
 
+_Response = tuple[Reply, Mapping[str, str], Iterable[bytes | memoryview]]
+"""A reply, and the headers and the body of its HTTP response."""
+
+
 class _Connection(BaseHTTPRequestHandler):
     """Handles the requests of a connection, of which the first header has been received already.
 
@@ -164,38 +168,35 @@ class _Connection(BaseHTTPRequestHandler):
             scheme, identity, sealed = (self.headers.get("Authorization", "").split(" ", 2) + ["", "", ""])[:3]
             if scheme != SCHEME:
                 raise WireError("a request has no authorization")
-            if self.path == "/hello":
-                answer = self._server.accept(_from_base64(sealed))
-                self._respond((answer,), {"Content-Length": str(len(answer))})
-                return
-            peer = self._server.peer(identity)
-            with peer.lock:
-                reply = self._reply(peer, _from_base64(sealed))
-                size = sum(len(part) for part in reply.body)
-                header = peer.session.seal(Header("", reply.fields, size))
-                body = peer.session.outgoing(reply.body) if size else ()
+            is_hello = self.path == "/hello"
+            reply, headers, body = self._hello(sealed) if is_hello else self._call(self._server.peer(identity), sealed)
         except (WireError, OSError) as error:
             _log.debug("rejected a request: %s", error)
             self.send_error(HTTPStatus.FORBIDDEN)
             return
         try:
-            self._respond(body, {REPLY_HEADER: base64.b64encode(header).decode(), "Content-Length": _content_length(size)})
+            self.send_response(HTTPStatus.OK)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.writelines(body)
         finally:
             reply.sent()
 
-    def _reply(self, peer: _Peer, sealed: bytes) -> Reply:
-        header = peer.session.open(sealed)
-        length = self.headers.get("Content-Length")
-        if header.name != unquote(self.path[1:]) or length != _content_length(header.body):
-            raise WireError("a message header belongs to another request")
-        return self._server.capacity.reply(self._server.handler, header, peer.session, self._stream.readinto, peer)
+    def _hello(self, sealed: str) -> _Response:
+        return Reply({}), {"Content-Length": str(HELLO_BYTES)}, (self._server.accept(_from_base64(sealed)),)
 
-    def _respond(self, body: Iterable[bytes | memoryview], headers: Mapping[str, str]) -> None:
-        self.send_response(HTTPStatus.OK)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.writelines(body)
+    def _call(self, peer: _Peer, sealed: str) -> _Response:
+        session = peer.session
+        with peer.lock:
+            call, length = session.open(_from_base64(sealed)), self.headers.get("Content-Length")
+            if call.name != unquote(self.path[1:]) or length != _content_length(call.body):
+                raise WireError("a message header belongs to another request")
+            reply = self._server.capacity.reply(self._server.handler, call, session, self._stream.readinto, peer)
+            size = sum(len(part) for part in reply.body)
+            header = base64.b64encode(session.seal(Header("", reply.fields, size))).decode()
+            body = session.outgoing(reply.body) if size else ()
+        return reply, {REPLY_HEADER: header, "Content-Length": _content_length(size)}, body
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)
