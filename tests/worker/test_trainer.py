@@ -20,6 +20,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.worker import progress
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
@@ -874,13 +875,10 @@ def test_rows_of_two_ranks_are_predicted_in_one_process():
 
 
 class Reports:
-    """A target of progress, and its reporter, which notes the rows."""
+    """A reporter of progress, which notes the rows."""
 
     def __init__(self):
         self.rows = []
-
-    def reporter(self, worker, epoch):
-        return self
 
     def __enter__(self):
         return self
@@ -888,15 +886,16 @@ class Reports:
     def __exit__(self, *_):
         pass
 
-    def update(self, rows, logs):
+    def update(self, rows, logs=None):
         self.rows.append(rows)
 
 
-def test_rows_are_reported_while_a_block_is_evaluated_or_predicted(linear):
+def test_rows_are_reported_while_a_block_is_evaluated_or_predicted(linear, monkeypatch):
     rows = from_arrays(np.tile(X, (100, 1)), np.tile(Y, (100, 1)), None)
     for call in (linear.evaluate, lambda blocks, options: list(linear.predictor(options).batches(blocks))):
         reports = Reports()
-        call([rows], BatchOptions(BATCH, progress=reports))
+        monkeypatch.setattr(progress, "ProgressReporter", lambda address, worker, epoch, reports=reports: reports)
+        call([rows], BatchOptions(BATCH, progress="the address of the driver"))
         assert reports.rows[-1] == rows.rows
         assert len(reports.rows) >= 3
         assert reports.rows == sorted(reports.rows)
