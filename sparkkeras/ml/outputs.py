@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
+import pyarrow as pa
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import functions
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField
 
 from sparkkeras.data.block import in_column_name
 from sparkkeras.errors import ConfigurationError, counted, known_names
-from sparkkeras.ml.converters import Names, Thresholds
+from sparkkeras.ml.converters import Names
 from sparkkeras.ml.params import KerasParams
 from sparkkeras.modeling.outputs import Output, OutputTask, losses_of, outputs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-    from pyspark.sql.types import DataType, StructField
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,7 @@ class OutputColumns:
     probability: str
     prediction: str
 
-    def without_missing(self) -> OutputColumns:
-        """A copy without the names of columns that the task does not have."""
-        name = self.task.name
-        classifies = name in ("binary", "multiclass", "multilabel")
-        return replace(
-            self,
-            raw_prediction=self.raw_prediction if classifies else "",
-            probability=self.probability if classifies else "",
-            prediction=self.prediction if name is not None else "",
-        )
-
-    def check_thresholds(self) -> None:
+    def __post_init__(self) -> None:
         """Check that the thresholds fit the output.
 
         Raises:
@@ -82,65 +76,46 @@ class OutputColumns:
                 "in class order."
             )
 
-    def fields(self) -> Iterator[StructField]:
+    def fields(self) -> list[StructField]:
         """The schema fields of the columns."""
-        from pyspark.ml.linalg import VectorUDT
-        from pyspark.sql.types import ArrayType, DoubleType, StructField
-
-        if self.output_col:
-            kind, metadata = self._output_type()
-            yield StructField(self.output_col, kind, True, metadata)
-        if self.raw_prediction:
-            yield StructField(self.raw_prediction, VectorUDT(), True, _vector_metadata(self._classes))
-        if self.probability:
-            yield StructField(self.probability, VectorUDT(), True, _vector_metadata(self._classes))
-        if self.prediction:
-            many = self.task.name == "multilabel"
-            kind = ArrayType(DoubleType()) if many else DoubleType()
-            yield StructField(self.prediction, kind, True, self._class_metadata())
+        return [field for field, _ in self._columns()]
 
     def expressions(self, scored: Column) -> list[Column]:
         """The columns as Spark expressions on ``scored``, the column with the model's output."""
-        found = {
-            self.output_col: self._output,
-            self.raw_prediction: self._raw_prediction,
-            self.probability: self._probability,
-            self.prediction: self._prediction,
-        }
-        return [found[field.name](scored).alias(field.name, metadata=field.metadata) for field in self.fields()]
+        return [make(scored).alias(field.name, metadata=field.metadata) for field, make in self._columns()]
 
-    def _output_type(self) -> tuple[DataType, dict[str, Any]]:
-        from pyspark.ml.linalg import VectorUDT
-        from pyspark.sql.types import DoubleType
-
+    def _columns(self) -> list[tuple[StructField, Callable[[Column], Column]]]:
+        """The columns that have a name and that the task has: their schema fields, and how they are computed."""
+        task, classes = self.task.name, self._classes
+        known = {} if classes is None else {"ml_attr": {"num_attrs": classes}}
+        output: tuple[DataType, dict[str, Any], Callable[[Column], Column]]
         if self.output.rank == 0:
-            return DoubleType(), {}
-        if self.as_vector and self.output.rank == 1:
-            return VectorUDT(), _vector_metadata(self.units)
-        return _stored_type(self.output), {}
+            output = DoubleType(), {}, _as_double
+        elif self.as_vector and self.output.rank == 1:
+            output = VectorUDT(), known, as_vector
+        else:
+            output = _stored_type(self.output), {}, lambda scored: scored
+        found = [(self.output_col, *output)]
+        if task in ("binary", "multiclass", "multilabel"):
+            found.append((self.raw_prediction, VectorUDT(), known, self._raw_prediction))
+            found.append((self.probability, VectorUDT(), known, self._probability))
+        if task in ("binary", "multiclass"):  # with the metadata that Spark's classifiers put on this column
+            nominal = {"type": "nominal"} | ({} if classes is None else {"num_vals": classes})
+            found.append((self.prediction, DoubleType(), {"ml_attr": nominal}, self._prediction))
+        elif task == "multilabel":
+            found.append((self.prediction, ArrayType(DoubleType()), {}, self._prediction))
+        elif task == "regression":
+            found.append((self.prediction, DoubleType(), {}, _as_double))
+        return [(StructField(name, kind, True, metadata), make) for name, kind, metadata, make in found if name]
 
     @property
     def _classes(self) -> int | None:
         return 2 if self.task.name == "binary" else self.units
 
-    def _class_metadata(self) -> dict[str, Any]:
-        """The metadata that Spark's classifiers put on their prediction column."""
-        if self.task.name not in ("binary", "multiclass"):
-            return {}
-        known = {} if self._classes is None else {"num_vals": self._classes}
-        return {"ml_attr": {**known, "type": "nominal"}}
-
-    def _output(self, scored: Column) -> Column:
-        if self.output.rank == 0:
-            return scored.cast("double")
-        return as_vector(scored) if self.as_vector and self.output.rank == 1 else scored
-
     def _raw_prediction(self, scored: Column) -> Column:
         """Logits, from the model or by inverting a sigmoid; for a softmax the logarithms of its probabilities."""
-        from pyspark.sql import functions
-
         if self.task.name == "binary":
-            logit = self._logit(scored.cast("double"))
+            logit = self._logit(_as_double(scored))
             return as_vector(functions.when(scored.isNotNull(), functions.array(-logit, logit)))
         numbers = self._numbers(scored)
         if self.task.name == "multilabel":
@@ -151,22 +126,17 @@ class OutputColumns:
         return as_vector(self._class_probabilities(scored))
 
     def _prediction(self, scored: Column) -> Column:
-        from pyspark.sql import functions
-
-        if self.task.name == "regression":
-            return scored.cast("double")
+        """The predicted class, or null where the output is NaN."""
         # Spark orders NaN above all numbers, so the class with NaN would be predicted.
         has_nan = functions.exists(scored, functions.isnan) if self.output.rank else functions.isnan(scored)
         return functions.when(~has_nan, self._predicted_class(scored))
 
     def _predicted_class(self, scored: Column) -> Column:
         """The class index, or for multilabel an array of label indices."""
-        from pyspark.sql import functions
-
         if self.thresholds is not None:
             return _let(_over_thresholds(self._class_probabilities(scored), self.thresholds), _argmax)
         if self.task.name == "binary":
-            return (self._sigmoid(scored.cast("double")) > 0.5).cast("double")
+            return (self._sigmoid(_as_double(scored)) > 0.5).cast("double")
         if self.task.name == "multiclass":
             return _argmax(scored)
 
@@ -178,8 +148,6 @@ class OutputColumns:
 
     def _sigmoid(self, value: Column) -> Column:
         """The probability for one unit: the sigmoid of a logit; a probability stays as it is."""
-        from pyspark.sql import functions
-
         return 1 / (1 + functions.exp(-value)) if self.task.from_logits else value
 
     def _logit(self, value: Column) -> Column:
@@ -188,10 +156,8 @@ class OutputColumns:
 
     def _class_probabilities(self, scored: Column) -> Column:
         """The probabilities of the classes or labels, an array<double>."""
-        from pyspark.sql import functions
-
         if self.task.name == "binary":
-            p = self._sigmoid(scored.cast("double"))
+            p = self._sigmoid(_as_double(scored))
             return functions.when(scored.isNotNull(), functions.array(1 - p, p))
         numbers = self._numbers(scored)
         if not self.task.from_logits:
@@ -202,8 +168,6 @@ class OutputColumns:
 
     def _numbers(self, scored: Column) -> Column:
         """The model's output as an array<double>, also where it is a single number."""
-        from pyspark.sql import functions
-
         numbers = functions.when(scored.isNotNull(), functions.array(scored)) if self.output.rank == 0 else scored
         return numbers.cast("array<double>")
 
@@ -216,77 +180,58 @@ def columns_of(params: KerasParams, model: keras.Model) -> list[OutputColumns]:
         ConfigurationError: Names, tasks or thresholds do not fit the outputs.
     """
     get, outputs = params.getOrDefault, outputs_of(model)
-    ends, task = [output.name for output in outputs], get("task")
-    if isinstance(task, Mapping):
-        _check_keys("task", task, ends)
-        tasks = [task.get(end, "auto") for end in ends]
-    else:
-        tasks = [task] * len(ends)
-    named = [_by_output(each, get(each), ends) for each in KerasParams._new_columns]
-    limits = _thresholds_of(get("thresholds"), ends)
+    ends, thresholds = [output.name for output in outputs], get("thresholds")
+    if thresholds is not None and not isinstance(thresholds, Mapping) and len(ends) > 1:
+        raise ConfigurationError(
+            f"thresholds={thresholds!r}: the model has the outputs {ends}; expected {{output name: thresholds}}."
+        )
+    tasks, limits = _by_output("task", get("task"), ends, "auto"), _by_output("thresholds", thresholds, ends, None)
+    names = [_names_by_output(each, get(each), ends) for each in KerasParams._new_columns]
     found = []
-    for index, (output, tensor, loss) in enumerate(zip(outputs, model.outputs, losses_of(model, ends), strict=True)):
+    for output, tensor, loss, task, limit, *named in zip(
+        outputs, model.outputs, losses_of(model, ends), tasks, limits, *names, strict=True
+    ):
         shape = tuple(tensor.shape[1:])
-        predicts = OutputTask.of(loss, output, shape, tasks[index])
-        names = [each[index] for each in named]
+        predicts = OutputTask.of(loss, output, shape, task)
         units = shape[-1] if shape else 1
-        limit = limits.get(output.name)
-        columns = OutputColumns(output, units, predicts, limit, get("outputType") == "vector", *names)
-        columns.check_thresholds()
-        found.append(columns.without_missing())
+        given = None if limit is None else tuple(limit)
+        found.append(OutputColumns(output, units, predicts, given, get("outputType") == "vector", *named))
     return found
+
+
+def _as_double(scored: Column) -> Column:
+    return scored.cast("double")
 
 
 def as_vector(numbers: Column) -> Column:
     """Convert an array of numbers to a vector. Null stays null; Spark's ``array_to_vector`` fails on it."""
-    from pyspark.ml.functions import array_to_vector
-    from pyspark.sql import functions
-
     return functions.when(numbers.isNotNull(), array_to_vector(numbers))
 
 
-def _by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
-    if isinstance(given, str):
-        return [given] if len(outputs) == 1 else [given and f"{given}_{in_column_name(name)}" for name in outputs]
-    if isinstance(given, Mapping):
-        _check_keys(param, given, outputs)
-        return [given.get(name, "") for name in outputs]
+def _names_by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
+    """The name of the new column for each output."""
+    if isinstance(given, str) and len(outputs) > 1:
+        return [given and f"{given}_{in_column_name(name)}" for name in outputs]
+    if isinstance(given, (str, Mapping)):
+        return _by_output(param, given, outputs, "")
     if len(given) != len(outputs):
         raise ConfigurationError(
             f"{param}={given!r}: expected {counted(len(outputs), 'name')}, one for each of {list(outputs)}."
         )
-    return list(given)
+    return given
 
 
-def _thresholds_of(given: Thresholds | None, outputs: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """The thresholds by output name, for the outputs that have any."""
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        _check_keys("thresholds", given, outputs)
-        return {name: tuple(values) for name, values in given.items()}
-    if len(outputs) > 1:
-        raise ConfigurationError(
-            f"thresholds={given!r}: the model has the outputs {list(outputs)}; expected {{output name: thresholds}}."
-        )
-    return {outputs[0]: tuple(given)}
-
-
-def _check_keys(param: str, given: Mapping[str, Any], outputs: Sequence[str]) -> None:
+def _by_output(param: str, given: Any, outputs: Sequence[str], default: Any) -> list[Any]:
+    """The value of a param for each output: the given one, or that in a dict."""
+    if not isinstance(given, Mapping):
+        return [given] * len(outputs)
     for name in given:
         if name not in outputs:
             raise ConfigurationError(f"{param}: the model has no output {name!r}. {known_names(name, outputs)}")
-
-
-def _vector_metadata(size: int | None) -> dict[str, Any]:
-    return {} if size is None else {"ml_attr": {"num_attrs": size}}
+    return [given.get(name, default) for name in outputs]
 
 
 def _stored_type(output: Output) -> DataType:
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import from_arrow_type
-    from pyspark.sql.types import ArrayType
-
     kind = from_arrow_type(pa.from_numpy_dtype(output.dtype))
     for _ in range(output.rank):
         kind = ArrayType(kind)
@@ -295,21 +240,16 @@ def _stored_type(output: Output) -> DataType:
 
 def _log(value: Column) -> Column:
     """The natural logarithm, clipped at the smallest positive double, since Spark's log(0) is null. NaN stays NaN."""
-    from pyspark.sql import functions
-
     return functions.log(functions.greatest(value, functions.lit(sys.float_info.min)))
 
 
 def _argmax(numbers: Column) -> Column:
     """The index of the largest number as a double; the first of equal ones."""
-    from pyspark.sql import functions
-
     return (functions.array_position(numbers, functions.array_max(numbers)) - 1).cast("double")
 
 
 def _over_thresholds(probabilities: Column, thresholds: Sequence[float]) -> Column:
     """Each probability divided by its threshold, as in Spark's classifiers: p/0 is infinite, 0/0 is never the largest."""
-    from pyspark.sql import functions
 
     def ratio(p: Column, threshold: Column) -> Column:  # in ANSI mode Spark raises on a division by 0
         return (
@@ -323,7 +263,6 @@ def _over_thresholds(probabilities: Column, thresholds: Sequence[float]) -> Colu
 
 def _softmax(numbers: Column) -> Column:
     """The softmax of an array of doubles, shifted by the maximum so that no exponential overflows."""
-    from pyspark.sql import functions
 
     def shifted(largest: Column) -> Column:
         return functions.transform(numbers, lambda number: functions.exp(number - largest))
@@ -337,6 +276,4 @@ def _softmax(numbers: Column) -> Column:
 
 def _let(value: Column, body: Callable[[Column], Column]) -> Column:
     """Bind ``value`` in the expression ``body``, so that Spark computes it once and not for each element of an array."""
-    from pyspark.sql import functions
-
     return functions.transform(functions.array(value), body)[0]
