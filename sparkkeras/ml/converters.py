@@ -32,11 +32,6 @@ TASKS = ("auto", "regression", "binary", "multiclass", "multilabel")
 """The values of the param ``task``."""
 
 
-def number(low: int = 1) -> Callable[[str, Any], int]:
-    """Integers of ``low`` or more."""
-    return partial(arguments.integer, low=low)
-
-
 def choice(*known: Any) -> Callable[[str, Any], Any]:
     """One of the ``known`` values."""
     return partial(arguments.one_of, known=known)

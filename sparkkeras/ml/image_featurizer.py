@@ -49,7 +49,7 @@ def _layer(name: str, value: Any) -> str | int:
 def _size(name: str, value: Any) -> tuple[int, int]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ConfigurationError(f"{name}={value!r}: expected (height, width), or None for the model's input size.")
-    height, width = (converters.number()(name, side) for side in value)
+    height, width = (arguments.integer(name, side) for side in value)
     return height, width
 
 

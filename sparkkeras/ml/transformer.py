@@ -3,19 +3,19 @@
 # ruff: noqa: N815 - Spark's names
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import keras
 from pyspark.ml import Model
+from pyspark.sql.types import StructType
 
 from sparkkeras.arguments import known_arguments, listing
 from sparkkeras.data.block import describe
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, warn
 from sparkkeras.ml import converters
-from sparkkeras.ml.outputs import OutputColumns, columns_of
+from sparkkeras.ml.outputs import columns_of
 from sparkkeras.ml.params import KerasParams, TransformerArguments
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.modeling.compilation import check_built
@@ -27,7 +27,6 @@ from sparkkeras.spark_model import SparkModel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 
 class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArguments):
@@ -174,7 +173,12 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
             custom_objects=get("custom_objects"),
             on_invalid=_INVALID_POLICIES[get("handleInvalid")],
         )
-        return with_columns(scored, scored_as, columns)
+        made = [
+            expression
+            for name, column in zip(scored_as, columns, strict=True)
+            for expression in column.expressions(scored[name])
+        ]
+        return scored.select("*", *made).drop(*scored_as)
 
 
 _INVALID_POLICIES: dict[str, InvalidPolicy] = {"error": "error", "skip": "drop", "keep": "null"}
@@ -196,7 +200,24 @@ def result_schema(params: KerasParams, model: keras.Model, frame: DataFrame, *, 
     """
     check_columns(params, model, frame, labelled=labelled)
     fields = [field for column in columns_of(params, model) for field in column.fields()]
-    return with_fields(frame, fields, params._new_columns)
+    compared = str if is_case_sensitive(frame.sparkSession) else str.lower
+    known = {compared(name): name for name in frame.schema.names}
+    new: set[str] = set()
+    for field in fields:
+        name = compared(field.name)
+        if name in new:
+            raise ConfigurationError(
+                f"two new columns have the name {field.name!r}: set {', '.join(params._new_columns)} to different names, or "
+                "omit one with ''."
+            )
+        new.add(name)
+        if name in known:
+            spelled = "" if known[name] == field.name else f" as {known[name]!r} (Spark ignores case)"
+            raise ConfigurationError(
+                f"the output column {field.name!r} already exists{spelled}: choose another name "
+                f"({', '.join(params._new_columns)}), or drop({known[name]!r}) first."
+            )
+    return StructType([*frame.schema.fields, *fields])
 
 
 def check_columns(params: KerasParams, model: keras.Model, frame: DataFrame, *, labelled: bool) -> None:
@@ -226,8 +247,6 @@ class SchemaFrame:
         Raises:
             DataError: The argument is neither.
         """
-        from pyspark.sql.types import StructType
-
         if isinstance(data, StructType):
             return cast("DataFrame", cls(data))
         check_frame(data)
@@ -246,47 +265,3 @@ def check_frame(data: Any) -> None:
             "sparkkeras.to_data_frame(spark, x, y), or from a pandas DataFrame with spark.createDataFrame(table), from a "
             "pandas-on-Spark DataFrame with table.to_spark(). SparkModel accepts arrays directly."
         )
-
-
-def with_fields(frame: DataFrame, fields: Sequence[Any], params: Sequence[str]) -> StructType:
-    """The schema of a frame with new fields.
-
-    Args:
-        frame: The frame.
-        fields: The fields to add.
-        params: The params that name them.
-
-    Raises:
-        ConfigurationError: A field already exists, or exists in another case, which Spark does not distinguish by default.
-    """
-    from pyspark.sql.types import StructType
-
-    case_sensitive = is_case_sensitive(frame.sparkSession)
-    schema = frame.schema
-    known = {name if case_sensitive else name.lower(): name for name in schema.names}
-    new: set[str] = set()
-    for field in fields:
-        lower = field.name if case_sensitive else field.name.lower()
-        if lower in new:
-            raise ConfigurationError(
-                f"two new columns have the name {field.name!r}: set {', '.join(params)} to different names, or omit one "
-                "with ''."
-            )
-        new.add(lower)
-        if lower in known:
-            spelled = "" if known[lower] == field.name else f" as {known[lower]!r} (Spark ignores case)"
-            raise ConfigurationError(
-                f"the output column {field.name!r} already exists{spelled}: choose another name "
-                f"({', '.join(params)}), or drop({known[lower]!r}) first."
-            )
-    return StructType([*schema.fields, *fields])
-
-
-def with_columns(scored: DataFrame, scored_as: Sequence[str], columns: Sequence[OutputColumns]) -> DataFrame:
-    """Replace the columns of raw model output with the final output columns."""
-    expressions = [
-        expression
-        for name, column in zip(scored_as, columns, strict=True)
-        for expression in column.expressions(scored[name])
-    ]
-    return scored.select("*", *expressions).drop(*scored_as)
