@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.data.block import Structure, by_name, describe
+from sparkkeras.data.block import describe
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
-from sparkkeras.modeling.schema import graph_of, input_structure, input_tensors, pack_inputs, schema_of
+from sparkkeras.modeling.schema import graph_of, input_tensors, pack_inputs, schema_of
 from sparkkeras.modeling.voting import Vote
 
 VOTING = ("soft", "hard", "average")
@@ -87,19 +87,6 @@ def input_order(model: keras.Model, first: keras.Model) -> list[int]:
 def first_compiled(members: Sequence[keras.Model]) -> keras.Model | None:
     """The first compiled member, whose loss and metrics are used."""
     return next((model for model in members if model.compiled), None)
-
-
-def features_for(x: Any, model: keras.Model, first: keras.Model) -> Any:
-    """Convert features from the input structure of ``first`` to that of a member."""
-    structure = input_structure(first)
-    inputs = list(x) if isinstance(x, tuple) else [x]
-    if structure is not None and structure.is_nested and Structure.of(x, structure) == structure:
-        inputs = structure.flatten(x)
-    elif isinstance(x, Mapping):
-        names = [spec.name for spec in schema_of(first).inputs]
-        found = by_name(x, structure)
-        inputs = [found[name] for name in names] if set(names) <= set(found) else list(found.values())
-    return pack_inputs(model, [inputs[index] for index in input_order(model, first)])
 
 
 def predicted(model: keras.Model, x: Any, batch_size: int) -> Any:

@@ -17,7 +17,7 @@ from sparkkeras.errors import DataError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_partitions, check_rows, fixed_batch_size
 from sparkkeras.modeling.own_methods import check_can_predict
-from sparkkeras.modeling.schema import input_structure, schema_of
+from sparkkeras.modeling.schema import as_built, input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import PredictTask
@@ -116,36 +116,53 @@ class LabelsTask:
 
 
 @dataclass(frozen=True)
-class MemberTask:
-    """Predicts with a member whose inputs may have other names, and another order, than those of the first member.
+class MemberInputs:
+    """Selects the inputs of a member, which may have other names, and another order, than those of the first member.
 
     Attributes:
-        predict: Predicts with the member, without a transform.
-        options: The transform, whose argument has the structure of the first member's inputs.
-        inputs: The names of the first member's inputs.
+        names: The names of the first member's inputs.
         order: The index of the matching input of the first member for each input of this one.
     """
 
-    predict: PredictTask
-    options: Shared[BatchOptions]
-    inputs: tuple[str, ...]
+    names: tuple[str, ...]
     order: tuple[int, ...]
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
-        """Yield the predictions, many rows at a time."""
-        return self.predict(context, (self._features(block) for block in pieces_of(blocks, self.options.value)))
+    @classmethod
+    def of(cls, model: keras.Model, first: keras.Model) -> MemberInputs:
+        """Those of a member."""
+        return cls(tuple(spec.name for spec in schema_of(first).inputs), tuple(compatibility.input_order(model, first)))
 
-    def _features(self, block: Block) -> Block:
+    def of_rows(self, block: Block) -> Block:
+        """The features of rows, whose structure is that of the first member's inputs, as a tuple in the member's order."""
         names, arrays = block.form.x.names, block.arrays[block.form.span("x")]
-        if names is not None and set(self.inputs) <= set(names):
-            arrays = tuple(arrays[names.index(name)] for name in self.inputs)
+        if names is not None and set(self.names) <= set(names):
+            arrays = tuple(arrays[names.index(name)] for name in self.names)
         x = Structure() if len(arrays) == 1 else Structure.several(len(arrays))
         return Block(Form(x), tuple(arrays[index] for index in self.order))
 
 
+@dataclass(frozen=True)
+class MemberTask:
+    """Predicts with a member.
+
+    Attributes:
+        predict: Predicts with the member, without a transform.
+        options: The transform, whose argument has the structure of the first member's inputs.
+        inputs: Selects the member's inputs.
+    """
+
+    predict: PredictTask
+    options: Shared[BatchOptions]
+    inputs: MemberInputs
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
+        """Yield the predictions, many rows at a time."""
+        return self.predict(context, map(self.inputs.of_rows, pieces_of(blocks, self.options.value)))
+
+
 def _predicted_here(model: keras.Model, first: keras.Model, block: Block, batch_size: int) -> Array:
-    predicted = compatibility.predicted(model, compatibility.features_for(block.x, model, first), batch_size)
-    found: Array = keras.tree.flatten(predicted)[0]
+    rows = MemberInputs.of(model, first).of_rows(block).in_structure(input_structure(model))
+    found: Array = keras.tree.flatten(compatibility.predicted(model, as_built(model, rows.x), batch_size))[0]
     return found
 
 
@@ -165,10 +182,9 @@ def _predicted(
         to_predict=True,
         across_blocks=fixed_batch_size(model) is not None,
     )
-    inputs = tuple(spec.name for spec in schema_of(first).inputs)
     with stored.share(archive) as shared, stored.share(ModelWeights.take(model)) as state, stored.share(of_member) as its:
         predict = PredictTask(shared, state, its, schema_of(model))
-        task = MemberTask(predict, how, inputs, tuple(compatibility.input_order(model, first)))
+        task = MemberTask(predict, how, MemberInputs.of(model, first))
         found: Array = keras.tree.flatten(join_predictions(stored.run(task).collect()))[0]
     return found
 
