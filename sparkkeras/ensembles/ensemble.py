@@ -32,7 +32,7 @@ from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import Source
+from sparkkeras.sources.source import Source, is_distributed
 from sparkkeras.spark import filesystem
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
@@ -160,41 +160,34 @@ class EnsembleModel:
             DataError: The data is malformed or does not fit the members.
         """
         policy = self._rows.policy_to_predict(data, on_invalid)
-        arguments.on_invalid_to_predict("on_invalid", policy)
-        arguments.one_of("verbose", verbose, get_args(Verbose))
-        keyed = arguments.flag("keyed", keyed)
-        if is_frame(data) and not keyed:
-            spark_model = SparkModel(self.model, custom_objects=self.custom_objects)
-            spark_model._rows = self._rows
-            return spark_model.predict(
+        model, rows, transform = self.model, None, self._rows.without_transform("predict", transform)
+        if collect and not keyed and not is_distributed(data):
+            arguments.on_invalid_to_predict("on_invalid", policy)
+            arguments.one_of("verbose", verbose, get_args(Verbose))
+            source, options = inference.check_predict(
+                model,
                 data,
-                batch_size=batch_size,
-                features=features,
-                output_col=output_col,
-                loader=loader,
+                self._rows.columns(data, features, None, loader, fits=transform is None),
+                batch_size=self._batch_size(batch_size),
                 transform=transform,
-                on_invalid=on_invalid,
+                on_invalid=policy,
             )
-        model = self.model
-        transform = self._rows.without_transform("predict", transform)
-        source, options = inference.check_predict(
-            model,
-            data,
-            self._rows.columns(data, features, None, loader, fits=transform is None),
-            batch_size=self._batch_size(batch_size),
-            transform=transform,
-            on_invalid=policy,
-            keyed=keyed,
-        )
-        rows = self._rows_here(source)
-        if collect and rows is not None:
+            rows = self._rows_here(source)
+        if rows is not None:
             here = [compatibility.predicted(model, transformed(rows, options).x, options.batch_size)] if rows.rows else []
             return inference.concatenated(here, model, verbose)
-        objects = self.custom_objects
-        if not collect:
-            return inference.lazily(model, source, objects, options, self._slices, keyed)
-        parts = inference.predict_source(model, source, objects, options, self._slices, keyed, verbose)
-        return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, model, verbose)
+        return self._on_spark(model).predict(
+            data,
+            batch_size=batch_size,
+            collect=collect,
+            keyed=keyed,
+            verbose=verbose,
+            features=features,
+            output_col=output_col,
+            loader=loader,
+            transform=transform,
+            on_invalid=on_invalid,
+        )
 
     @known_arguments
     def predict_classes(
@@ -286,27 +279,36 @@ class EnsembleModel:
                 "the ensemble cannot be evaluated, since none of its members is compiled: call "
                 "ensemble.model.compile(loss=..., metrics=[...]) first."
             )
-        model = self.model
-        transform = self._rows.without_transform("evaluate", transform)
-        columns = self._rows.columns(data, features, label, loader, fits=transform is None)
-        source, options = inference.check_evaluate(
-            model,
+        model, rows, transform = self.model, None, self._rows.without_transform("evaluate", transform)
+        if not is_distributed(data):
+            source, options = inference.check_evaluate(
+                model,
+                data,
+                y,
+                sample_weight,
+                self._rows.columns(data, features, label, loader, fits=transform is None),
+                batch_size=self._batch_size(batch_size),
+                transform=transform,
+                on_invalid=self._rows.policy(data, on_invalid),
+                verbose=verbose,
+            )
+            rows = self._rows_here(source)
+        if rows is not None:
+            found = _evaluated_here(model, rows, options)
+            return inference.reported(model, inference.results(model, found), return_dict, verbose)
+        return self._on_spark(model).evaluate(
             data,
             y,
-            sample_weight,
-            columns,
-            batch_size=self._batch_size(batch_size),
-            transform=transform,
-            on_invalid=self._rows.policy(data, on_invalid),
+            batch_size=batch_size,
+            sample_weight=sample_weight,
+            return_dict=return_dict,
             verbose=verbose,
+            features=features,
+            label=label,
+            loader=loader,
+            transform=transform,
+            on_invalid=on_invalid,
         )
-        self._rows.warn_of_columns(model, data, columns, labelled=source.form is not None and source.form.y is not None)
-        rows = self._rows_here(source)
-        if rows is not None:
-            found: inference.EvaluationResult | None = _evaluated_here(model, rows, options)
-        else:
-            found = inference.evaluate_source(model, source, self.custom_objects, options, self._slices, verbose)
-        return inference.reported(model, inference.results(model, found), return_dict, verbose)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Save the ensemble as one zip file: the members with their optimizers, the voting and the weights.
@@ -338,15 +340,22 @@ class EnsembleModel:
     def _batch_size(self, given: int | None) -> int:
         return (fixed_batch_size(self._model) or _BATCH_SIZE) if given is None else given
 
-    @property
-    def _slices(self) -> int | None:
-        """The number of partitions of arrays: one for stateful layers, which continue from batch to batch."""
-        return None if fixed_batch_size(self._model) is None else 1
+    def _on_spark(self, model: keras.Model) -> SparkModel:
+        """The ensemble as a SparkModel. For stateful layers, which continue from batch to batch, arrays are one partition."""
+        size = fixed_batch_size(model)
+        spark_model = SparkModel(
+            model,
+            num_workers=None if size is None else 1,
+            batch_size=self._batch_size(None),
+            custom_objects=self.custom_objects,
+        )
+        spark_model._rows = self._rows
+        return spark_model
 
     def _rows_here(self, source: Source) -> Block | None:
         """The rows that are processed in this process: dense arrays. ``None``: Spark processes them."""
-        block = None if source.on_cluster else source.block
-        return None if block is None or block.is_sparse or self._slices else block
+        stateful = fixed_batch_size(self._model) is not None
+        return None if source.block is None or source.block.is_sparse or stateful else source.block
 
 
 _BATCH_SIZE = 32
