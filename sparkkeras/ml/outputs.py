@@ -19,11 +19,10 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField
 
-from sparkkeras.data.block import in_column_name
-from sparkkeras.errors import ConfigurationError, counted, known_names
+from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.params import KerasParams
-from sparkkeras.modeling.outputs import Output, OutputTask, losses_of, outputs_of
+from sparkkeras.modeling.outputs import Output, OutputTask, by_output, losses_of, names_by_output, outputs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -185,8 +184,8 @@ def columns_of(params: KerasParams, model: keras.Model) -> list[OutputColumns]:
         raise ConfigurationError(
             f"thresholds={thresholds!r}: the model has the outputs {ends}; expected {{output name: thresholds}}."
         )
-    tasks, limits = _by_output("task", get("task"), ends, "auto"), _by_output("thresholds", thresholds, ends, None)
-    names = [_names_by_output(each, get(each), ends) for each in KerasParams._new_columns]
+    tasks, limits = by_output("task", get("task"), ends, "auto"), by_output("thresholds", thresholds, ends, None)
+    names = [_names(each, get(each), ends) for each in KerasParams._new_columns]
     found = []
     for output, tensor, loss, task, limit, *named in zip(
         outputs, model.outputs, losses_of(model, ends), tasks, limits, *names, strict=True
@@ -199,6 +198,15 @@ def columns_of(params: KerasParams, model: keras.Model) -> list[OutputColumns]:
     return found
 
 
+def _names(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
+    names = names_by_output(param, given, outputs)
+    if len(names) != len(outputs):
+        raise ConfigurationError(
+            f"{param}={given!r}: expected {counted(len(outputs), 'name')}, one for each of {list(outputs)}."
+        )
+    return names
+
+
 def _as_double(scored: Column) -> Column:
     return scored.cast("double")
 
@@ -206,29 +214,6 @@ def _as_double(scored: Column) -> Column:
 def as_vector(numbers: Column) -> Column:
     """Convert an array of numbers to a vector. Null stays null; Spark's ``array_to_vector`` fails on it."""
     return functions.when(numbers.isNotNull(), array_to_vector(numbers))
-
-
-def _names_by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
-    """The name of the new column for each output."""
-    if isinstance(given, str) and len(outputs) > 1:
-        return [given and f"{given}_{in_column_name(name)}" for name in outputs]
-    if isinstance(given, (str, Mapping)):
-        return _by_output(param, given, outputs, "")
-    if len(given) != len(outputs):
-        raise ConfigurationError(
-            f"{param}={given!r}: expected {counted(len(outputs), 'name')}, one for each of {list(outputs)}."
-        )
-    return given
-
-
-def _by_output(param: str, given: Any, outputs: Sequence[str], default: Any) -> list[Any]:
-    """The value of a param for each output: the given one, or that in a dict."""
-    if not isinstance(given, Mapping):
-        return [given] * len(outputs)
-    for name in given:
-        if name not in outputs:
-            raise ConfigurationError(f"{param}: the model has no output {name!r}. {known_names(name, outputs)}")
-    return [given.get(name, default) for name in outputs]
 
 
 def _stored_type(output: Output) -> DataType:

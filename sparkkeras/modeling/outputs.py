@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sparkkeras.data.block import by_name
+from sparkkeras.data.block import by_name, in_column_name
 from sparkkeras.data.columns import stored_as, to_column, type_name
-from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.errors import ConfigurationError, ModelError, known_names
 from sparkkeras.modeling.schema import output_structure, schema_of
 from sparkkeras.weights import Array
 
@@ -130,6 +130,33 @@ class OutputTask:
         if task == "regression":
             return cls("regression")
         return cls(task, from_logits)
+
+
+def names_by_output(argument: str, given: Any, outputs: Sequence[str]) -> list[Any]:
+    """The name of the new column for each output: those of a list or a dict, or one with the names of the outputs.
+
+    An output that a dict lacks has an empty name. The values, and their number, are not checked.
+
+    Raises:
+        ConfigurationError: A dict has the name of an unknown output.
+    """
+    if isinstance(given, str) and len(outputs) > 1:
+        return [given and f"{given}_{in_column_name(name)}" for name in outputs]
+    return list(given) if isinstance(given, (list, tuple)) else by_output(argument, given, outputs, "")
+
+
+def by_output(argument: str, given: Any, outputs: Sequence[str], default: Any) -> list[Any]:
+    """The value of an argument for each output: the given one, or those of a dict.
+
+    Raises:
+        ConfigurationError: A dict has the name of an unknown output.
+    """
+    if not isinstance(given, Mapping):
+        return [given] * len(outputs)
+    for name in given:
+        if name not in outputs:
+            raise ConfigurationError(f"{argument}: the model has no output {name!r}. {known_names(name, outputs)}")
+    return [given.get(name, default) for name in outputs]
 
 
 def losses_of(model: keras.Model, outputs: Sequence[str]) -> list[Any]:

@@ -13,23 +13,21 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sparkkeras import arguments
 from sparkkeras.data.block import Block, by_name, in_column_name
-from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
-from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built
-from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.modeling.fixed_batch import check_batch_size, fixed_batch_size
-from sparkkeras.modeling.outputs import Output, outputs_of
+from sparkkeras.modeling.fixed_batch import fixed_batch_size
+from sparkkeras.modeling.outputs import Output, names_by_output, outputs_of
 from sparkkeras.modeling.own_methods import check_can_predict
-from sparkkeras.modeling.schema import input_structure, schema_of
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
+from sparkkeras.scoring.inference import batch_options
 from sparkkeras.sources.column_names import column_named, is_case_sensitive
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders
 from sparkkeras.sources.frame_blocks import BatchesToBlocks
@@ -82,16 +80,13 @@ class Scorer:
         """Create a scorer for a built model, compiled or not. The default batch size is its fixed one, if it has one."""
         check_built(model)
         check_can_predict(model)
-        fixed = fixed_batch_size(model)
         if batch_size == BATCH_SIZE:
-            batch_size = fixed or batch_size
-        check_batch_size(model, "batch_size", batch_size)
-        arguments.function("transform", transform)
-        by_value = None if transform is None else ByValue.dump(transform, "transform")
+            batch_size = fixed_batch_size(model) or batch_size
+        options = batch_options(model, batch_size, transform)
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
-            BatchOptions(batch_size, by_value, input_structure(model), to_predict=True, across_blocks=fixed is not None),
+            options,
             schema_of(model),
             outputs_of(model),
             on_invalid,
@@ -247,13 +242,9 @@ def with_predictions(
             name: column_named(struct_name).getField(output.name) for name, output in zip(names, numbered, strict=True)
         }
         scored = scored.withColumns(fields).drop(struct_name)
-    if on_invalid == "drop" or _drops(selection.leaves):
+    if on_invalid == "drop" or any(leaf.loader is not None and leaf.loader.on_error == "drop" for leaf in selection.leaves):
         return scored.where(column_named(names[0]).isNotNull())
     return scored
-
-
-def _drops(leaves: Sequence[Leaf]) -> bool:
-    return any(leaf.loader is not None and leaf.loader.on_error == "drop" for leaf in leaves)
 
 
 def _column_names(
@@ -261,23 +252,15 @@ def _column_names(
 ) -> list[str]:
     """The column name of each output; ``case_sensitive``: whether Spark distinguishes upper from lower case."""
     output_names = [output.name for output in outputs]
-    if isinstance(output_col, Mapping):
-        output_col = by_name(output_col)
-        for name in output_col:
-            if name not in output_names:
-                raise ConfigurationError(f"output_col: the model has no output {name!r}. {known_names(name, output_names)}")
-        missing = [name for name in output_names if name not in output_col]
-        if missing:
-            raise ConfigurationError(
-                f"output_col has no column for {', '.join(map(repr, missing))}, of the outputs {output_names}."
-            )
-        names = [output_col[name] for name in output_names]
-    elif isinstance(output_col, str):
-        suffixes = [in_column_name(name) for name in output_names]
-        names = [output_col] if len(output_names) == 1 else [f"{output_col}_{suffix}" for suffix in suffixes]
-    else:
-        names = list(output_col) if isinstance(output_col, (list, tuple)) else [output_col]
-    distinct = {name if case_sensitive else name.lower() for name in names if isinstance(name, str) and name}
+    given = by_name(output_col) if isinstance(output_col, Mapping) else output_col
+    names = names_by_output("output_col", given, output_names)
+    missing = [name for name in output_names if isinstance(given, Mapping) and name not in given]
+    if missing:
+        raise ConfigurationError(
+            f"output_col has no column for {', '.join(map(repr, missing))}, of the outputs {output_names}."
+        )
+    compared = str if case_sensitive else str.lower
+    distinct = {compared(name) for name in names if isinstance(name, str) and name}
     if len(names) != len(output_names) or len(distinct) != len(names):
         one_each = ", ".join(f"{name!r}: column" for name in output_names)
         raise ConfigurationError(
@@ -285,7 +268,7 @@ def _column_names(
             f"output_col={{{one_each}}}."
         )
     for name in existing:
-        if (name if case_sensitive else name.lower()) in distinct:
+        if compared(name) in distinct:
             raise ConfigurationError(
                 f"output_col={output_col!r}: the column {name!r} already exists in the DataFrame. Choose another name, or "
                 f"drop({name!r}) first."
