@@ -341,7 +341,7 @@ class EnsembleModel:
         return (fixed_batch_size(self._model) or _BATCH_SIZE) if given is None else given
 
     def _on_spark(self, model: keras.Model) -> SparkModel:
-        """The ensemble as a SparkModel. For stateful layers, which continue from batch to batch, arrays are one partition."""
+        """The ensemble as a SparkModel; arrays are one partition for stateful layers, which continue from batch to batch."""
         size = fixed_batch_size(model)
         spark_model = SparkModel(
             model,

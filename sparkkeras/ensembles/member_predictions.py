@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext, common_s
 from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import DataError
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.fixed_batch import check_partitions, check_rows, fixed_batch_size
+from sparkkeras.modeling.fixed_batch import check_partitions, check_rows
 from sparkkeras.modeling.own_methods import check_can_predict
 from sparkkeras.modeling.schema import as_built, input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
@@ -175,13 +175,7 @@ def _predicted(
     custom_objects: Mapping[str, Any],
 ) -> Array:
     archive = ModelArchive.pack_to_predict(model, custom_objects)
-    of_member = replace(
-        options,
-        transform=None,
-        input_structure=input_structure(model),
-        to_predict=True,
-        across_blocks=fixed_batch_size(model) is not None,
-    )
+    of_member = inference.batch_options(model, options.batch_size, None)
     with stored.share(archive) as shared, stored.share(ModelWeights.take(model)) as state, stored.share(of_member) as its:
         predict = PredictTask(shared, state, its, schema_of(model))
         task = MemberTask(predict, how, MemberInputs.of(model, first))

@@ -66,20 +66,14 @@ class ArgumentsToBlocks:
             raise DataError(error)
         specs, loaders = self.reader.schema.inputs, ColumnMapping(loader=self.loader).loaders(self.reader.schema)
         names = [f"argument {number}" for number in range(1, len(columns) + 1)]
-        if len(specs) > 1:
-            structure = Structure.several(len(specs))
-            leaves = [
-                Leaf((name,), False, spec, self.fits, loaders.get(spec.name), self.function)
-                for name, spec in zip(names, specs, strict=True)
-            ]
-        else:
-            spec = specs[0] if specs else None
-            structure = Structure()
-            loader = loaders.get(spec.name if spec else "")
-            leaves = [Leaf(tuple(names), len(names) > 1, spec, self.fits, loader, self.function)]
-        selection = Selection(Form(structure), tuple(leaves))
+        several = len(specs) > 1
+        leaves = [
+            Leaf(read, len(read) > 1, spec, self.fits, loaders.get(spec.name if spec else ""), self.function)
+            for read, spec in zip([(name,) for name in names] if several else [tuple(names)], specs or (None,), strict=True)
+        ]
+        selection = Selection(Form(Structure.several(len(specs)) if several else Structure()), tuple(leaves))
         for number, column in enumerate(columns):
-            check_argument(leaves[number if len(specs) > 1 else 0], names[number], column)
+            check_argument(leaves[number if several else 0], names[number], column)
         yield from selection.blocks(self.reader, columns, where, first)
 
 

@@ -203,14 +203,9 @@ def check_evaluate(
     check_can_evaluate(model)
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
-    size = arguments.integer("batch_size", batch_size)
-    by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels([model]))
     source = as_source(data, reader, y, sample_weight, columns)
-    if not source.in_batches:
-        check_batch_size(model, "batch_size", size)
-    stateful = fixed_batch_size(model) is not None
-    options = BatchOptions(size, by_value, input_structure(model), in_batches=source.in_batches, across_blocks=stateful)
+    options = batch_options(model, batch_size, transform, to_predict=False, in_batches=source.in_batches)
     if source.block is not None:
         if not source.block.rows:
             raise no_rows("data to evaluate or validate on")
@@ -240,8 +235,6 @@ def check_predict(
         DataError: The data does not fit the model.
     """
     check_can_predict(model)
-    size = arguments.integer("batch_size", batch_size)
-    by_value = transform_by_value(transform)
     if on_invalid == "null":
         raise ConfigurationError(
             f'on_invalid="null" predicts null, which only the column of a DataFrame can hold; data is {describe(data)}. '
@@ -249,19 +242,26 @@ def check_predict(
         )
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
     source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
-    if not source.in_batches:
-        check_batch_size(model, "batch_size", size)
-    options = BatchOptions(
-        size,
-        by_value,
-        input_structure(model),
-        to_predict=True,
-        in_batches=source.in_batches,
-        across_blocks=fixed_batch_size(model) is not None,
-    )
+    options = batch_options(model, batch_size, transform, in_batches=source.in_batches)
     if source.block is not None:
         schema_of(model).check_features(transformed_spec_on_driver(source.block, options))
     return source, options
+
+
+def batch_options(
+    model: keras.Model, batch_size: int, transform: Transform | None, *, to_predict: bool = True, in_batches: bool = False
+) -> BatchOptions:
+    """How batches to predict or evaluate are made of rows; see `BatchOptions`.
+
+    Raises:
+        ConfigurationError: ``batch_size`` is out of range, or not the one that the model requires, or ``transform`` is not a
+            function.
+    """
+    size = arguments.integer("batch_size", batch_size)
+    if not in_batches:
+        check_batch_size(model, "batch_size", size)
+    stateful = fixed_batch_size(model) is not None
+    return BatchOptions(size, transform_by_value(transform), input_structure(model), to_predict, in_batches, stateful)
 
 
 def transform_by_value(transform: Any) -> ByValue[Transform] | None:
@@ -332,12 +332,12 @@ def evaluate_source(
         num_workers: The number of partitions for arrays; ``None``: the number of slots.
         verbose: Whether to show the progress.
     """
-    with ExitStack() as stack:
-        pack = partial(ModelArchive.pack, model, custom_objects)
-        progress = dataset_with_progress(pack, source, num_workers, "Evaluating", verbose)
-        archive, dataset, target = stack.enter_context(progress)
-        shared = stack.enter_context(dataset.share(archive))
-        state = stack.enter_context(dataset.share(ModelWeights.take(model)))
+    pack = partial(ModelArchive.pack, model, custom_objects)
+    with (
+        dataset_with_progress(pack, source, num_workers, "Evaluating", verbose) as (archive, dataset, target),
+        dataset.share(archive) as shared,
+        dataset.share(ModelWeights.take(model)) as state,
+    ):
         return evaluate(dataset, shared, state, replace(options, progress=target))
 
 
@@ -354,13 +354,13 @@ def predict_source(
 
     If ``keyed`` is set, for a source with keys, each part is a pair of a list of keys and their predictions.
     """
-    with ExitStack() as stack:
-        pack = partial(ModelArchive.pack_to_predict, model, custom_objects)
-        progress = dataset_with_progress(pack, source, num_workers, "Predicting", verbose)
-        archive, dataset, target = stack.enter_context(progress)
-        shared = stack.enter_context(dataset.share(archive))
-        state = stack.enter_context(dataset.share(ModelWeights.take(model)))
-        how = stack.enter_context(dataset.share(replace(options, progress=target)))
+    pack = partial(ModelArchive.pack_to_predict, model, custom_objects)
+    with (
+        dataset_with_progress(pack, source, num_workers, "Predicting", verbose) as (archive, dataset, target),
+        dataset.share(archive) as shared,
+        dataset.share(ModelWeights.take(model)) as state,
+        dataset.share(replace(options, progress=target)) as how,
+    ):
         task = PredictTask(shared, state, how, source.reader.schema, keyed=keyed)
         return dataset.run(task).collect()
 
