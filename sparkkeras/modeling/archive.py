@@ -29,6 +29,7 @@ import numpy as np
 
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling import custom_code, garbage_collection, outside, unsaved
+from sparkkeras.modeling.backends import read
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.load_errors import load_error
@@ -45,7 +46,6 @@ from sparkkeras.modeling.state import (
 )
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
-from sparkkeras.weights import Array
 
 KEPT_MODELS = int(os.environ.get("SPARKKERAS_KEPT_MODELS", "2"))
 """The number of unpacked models, with their compiled functions, that a worker process caches."""
@@ -98,7 +98,7 @@ class ModelArchive:
                 to_predict = _Description.of(_uncompiled(model), custom_objects).fingerprint
                 _keep(described.fingerprint, to_predict, cls._made(model, described))
             _packed.move_to_end(described.fingerprint)
-            archive = _packed[described.fingerprint].archive
+            archive, _ = _packed[described.fingerprint]
             keep_outside(model, {name: described.outside[name] for name in archive.outside})
             return archive
 
@@ -120,12 +120,12 @@ class ModelArchive:
         with _packing:
             bare = _uncompiled(model)
             described = _Description.of(bare, custom_objects)
-            key = next((key for key in reversed(_packed) if _packed[key].to_predict == described.fingerprint), None)
+            key = next((key for key in reversed(_packed) if _packed[key][1] == described.fingerprint), None)
             if key is None:
                 key = described.fingerprint
                 _keep(key, key, cls._made(bare, described))
             _packed.move_to_end(key)
-            return _packed[key].archive
+            return _packed[key][0]
 
     @classmethod
     def _made(cls, model: keras.Model, described: _Description) -> ModelArchive:
@@ -139,10 +139,7 @@ class ModelArchive:
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
-        with warnings.catch_warnings():
-            # The optimizer variables in the archive are not used, so a mismatch does not matter.
-            warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
-            return _read(self.data, self.custom.load(), safe_mode=False, with_optimizers=False, is_packed=True)
+        return _read(self.data, self.custom.load(), safe_mode=False, with_optimizers=False, is_packed=True)
 
     def unpack_to_train(self) -> keras.Model:
         """A new model that has found the variables outside it, which are a part of its state."""
@@ -190,16 +187,8 @@ class _Description:
         return cls(code, objects, custom, _fingerprint(model, config, custom, found), found)
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """A cached archive, and the fingerprint of its model without the compile arguments."""
-
-    archive: ModelArchive
-    to_predict: str
-
-
 def _keep(fingerprint: str, to_predict: str, archive: ModelArchive) -> None:
-    _packed[fingerprint] = _Packed(archive, to_predict)
+    _packed[fingerprint] = archive, to_predict
     if len(_packed) > KEPT_ARCHIVES:
         _packed.popitem(last=False)
 
@@ -216,9 +205,7 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
         ModelError: The model cannot be saved and loaded for another reason.
     """
     data = save_bytes(model)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Skipping variable loading")  # _verify raises an error instead
-        loaded = _read(data, described.objects, safe_mode=False, with_optimizers=False)
+    loaded = _read(data, described.objects, safe_mode=False, with_optimizers=False)
     _verify(model, described.code, loaded)
     return data, loaded
 
@@ -244,7 +231,8 @@ def _uncompiled(model: keras.Model) -> keras.Model:
 _packing = threading.RLock()
 
 
-_packed: OrderedDict[str, _Packed] = OrderedDict()
+_packed: OrderedDict[str, tuple[ModelArchive, str]] = OrderedDict()
+"""The cached archives, each with the fingerprint of its model without the compile arguments."""
 
 
 _kept: OrderedDict[tuple[str, str | None, str | None], keras.Model] = OrderedDict()
@@ -335,31 +323,22 @@ def _read(
     with_optimizers: bool = True,
     is_packed: bool = False,
 ) -> keras.Model:
-    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+    handled = sys.exception()
+    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder, warnings.catch_warnings():
         path = Path(folder) / ("model.h5" if data.startswith(HDF5) else "model.keras")
         if is_packed:  # decompress: Keras rejects highly compressed zeros as a decompression bomb
             with zipfile.ZipFile(io.BytesIO(data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
         else:
             path.write_bytes(data)
-        return _load(path, custom_objects, safe_mode=safe_mode, with_optimizers=with_optimizers)
-
-
-_OURS = {keras.saving.get_registered_name(Vote): Vote}
-"""The layers of this package that saved models may contain."""
-
-
-def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, with_optimizers: bool) -> keras.Model:
-    handled = sys.exception()
-    try:
-        with warnings.catch_warnings():
-            # An optimizer that was saved before its first step has no variables to load.
-            warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
-            warnings.filterwarnings("ignore", message="`compile\\(\\)` was not called as part of model loading")
+        # An optimizer that was saved before its first step has no variables to load.
+        warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
+        warnings.filterwarnings("ignore", message="`compile\\(\\)` was not called as part of model loading")
+        try:
             saved = _unsaved(path)
             objects = {**_OURS, **custom_objects}
             with warnings.catch_warnings():
-                if saved:  # the variables of optimizers that are restored are loaded below
+                if saved or not with_optimizers:  # the variables of optimizers that are restored are loaded below
                     warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
                 model = keras.saving.load_model(path, objects, safe_mode=safe_mode)
             changed = unsaved.restore(model, saved, objects, safe_mode=safe_mode)
@@ -371,11 +350,15 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, wit
                 model.load_weights(path, skip_mismatch=True)  # perhaps the optimizer was built for other weights
             unsaved.restart_lora(model)
             return model
-    except ModelError:
-        raise
-    except Exception as error:
-        translated = load_error(error, handled)
-        raise translated from translated.__cause__
+        except ModelError:
+            raise
+        except Exception as error:
+            translated = load_error(error, handled)
+            raise translated from translated.__cause__
+
+
+_OURS = {keras.saving.get_registered_name(Vote): Vote}
+"""The layers of this package that saved models may contain."""
 
 
 def _unsaved(path: Path) -> dict[str, Any]:
@@ -428,7 +411,7 @@ def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
     merged = {id(variable) for layer in adapted for variable in layer.variables}
     for before, after in zip(mine, other, strict=True):
         if id(before) not in merged and not np.array_equal(
-            _numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"
+            read(before), read(after), equal_nan=read(before).dtype.kind == "f"
         ):
             raise ModelError(
                 f"the weight {before.path!r} has other values after saving and loading the model: a custom layer must load "
@@ -460,8 +443,8 @@ def _copy(archive: zipfile.ZipFile, target: zipfile.ZipFile, weights: zipfile.Zi
     """Copy a ``.keras`` archive, optionally with the weights file of another archive."""
     for name in archive.namelist():
         source = weights if weights is not None and name.startswith("model.weights") else archive
-        with source.open(name) as read, target.open(name, "w", force_zip64=True) as write:
-            shutil.copyfileobj(read, write, 1024 * 1024)
+        with source.open(name) as file, target.open(name, "w", force_zip64=True) as copy:
+            shutil.copyfileobj(file, copy, 1024 * 1024)
 
 
 def _set_zeros(model: keras.Model) -> None:
@@ -516,14 +499,13 @@ def custom_objects_of(model: keras.Model, custom_objects: Mapping[str, Any] | No
 def _custom_objects(
     model: keras.Model, code: Mapping[str, Any], config: Any, given: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    return {**custom_code.custom_objects(code, _strings(config), _bare_names(model)), **(given or {})}
+    compiled = compiled_with(model)
+    bare_names = _strings([compiled.get(side) for side in ("loss", "metrics", "weighted_metrics")])
+    return {**custom_code.custom_objects(code, _strings(config), bare_names), **(given or {})}
 
 
-def _bare_names(model: keras.Model) -> set[str]:
-    """The losses and metrics that were passed to ``compile`` as strings."""
-    given = compiled_with(model)
-    sides = [given.get(side) for side in ("loss", "metrics", "weighted_metrics")]
-    return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
+def _strings(value: Any) -> set[str]:
+    return {leaf for leaf in keras.tree.flatten(value) if isinstance(leaf, str)}
 
 
 def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], variables: Mapping[str, Any]) -> str:
@@ -537,17 +519,17 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], variable
     """
     config = json.loads(json.dumps(config, default=repr))
     for part in ("compile_config", "unsaved"):
-        _clear_learning_rates(config.get(part))
+        config[part] = without_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
     digest.update(custom.payload)
     digest.update(repr([name for name in variables if ":" in name]).encode())
     compiled = outside.compiled(model, variables)
     for variable in [*(compiled[name] for name in sorted(compiled)), *custom_code.other_weights(model)]:
-        digest.update(_numpy(variable).tobytes())
+        digest.update(read(variable).tobytes())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt") or (_loads_by_itself(layer) and not layer.trainable_variables):
             for variable in layer.variables:
-                digest.update(_numpy(variable).tobytes())
+                digest.update(read(variable).tobytes())
             if hasattr(layer, "get_vocabulary"):
                 digest.update(repr(layer.get_vocabulary()).encode())
         if hasattr(layer, "save_assets") and not type(layer).save_assets.__module__.startswith("keras."):
@@ -564,13 +546,15 @@ def _assets(layer: Any) -> list[tuple[str, bytes]]:
         return [(path.relative_to(folder).as_posix(), path.read_bytes()) for path in files]
 
 
-def _clear_learning_rates(compiled: Any) -> None:
-    """Remove the learning rates of all optimizers in compile arguments: they are variables, which are part of the state."""
-    for member in compiled.values() if isinstance(compiled, dict) else compiled if isinstance(compiled, list) else ():
-        arguments = member.get("config") if isinstance(member, dict) else None
-        if isinstance(arguments, dict) and isinstance(arguments.get("learning_rate"), float):
-            arguments["learning_rate"] = None
-        _clear_learning_rates(member)
+def without_rates(value: Any) -> Any:
+    """Configurations without learning rates that are numbers: they are variables, which are part of the state."""
+    if isinstance(value, dict):
+        return {
+            key: without_rates(member)
+            for key, member in value.items()
+            if not (key == "learning_rate" and isinstance(member, float))
+        }
+    return [without_rates(member) for member in value] if isinstance(value, list) else value
 
 
 def _digest(data: bytes, fingerprint: str) -> str:
@@ -581,15 +565,3 @@ def _digest(data: bytes, fingerprint: str) -> str:
             if name.startswith("assets/"):
                 digest.update(name.encode() + b"\0" + archive.read(name))
     return digest.hexdigest()
-
-
-def _strings(value: Any) -> set[str]:
-    if isinstance(value, str):
-        return {value}
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return set().union(*(_strings(member) for member in members))
-
-
-def _numpy(variable: Any) -> Array:
-    array: Array = np.asarray(keras.ops.convert_to_numpy(variable))
-    return array

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from sparkkeras.modeling.archive import model_config
+from sparkkeras.modeling.archive import model_config, without_rates
 from sparkkeras.modeling.optimizers import inner_optimizer, optimizers_of
 from sparkkeras.modeling.outside import stable_names
 from sparkkeras.modeling.state import has_settable_rate, layout, learning_rate, outside, weight_variables
@@ -28,7 +28,7 @@ def description(model: keras.Model) -> dict[str, Any]:
     Names of layers and optimizers are replaced by their positions: Keras numbers them within a process, so they depend on
     how many were created before. Learning rates that are numbers are left out: they are variables. So is custom code.
     """
-    config = _without_rates(json.loads(json.dumps(model_config(model), default=_shown)))
+    config = without_rates(json.loads(json.dumps(model_config(model), default=_shown)))
     for built in ("optimizers", "trained"):  # known when a step has built optimizers
         config["unsaved"].pop(built, None)
     names = _names(model)
@@ -66,17 +66,6 @@ def _normalized(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, list):
         return [_normalized(member, names) for member in value]
     return names.get(value, value) if isinstance(value, str) else value
-
-
-def _without_rates(value: Any) -> Any:
-    """Configurations without learning rates that are numbers."""
-    if isinstance(value, dict):
-        return {
-            key: _without_rates(member)
-            for key, member in value.items()
-            if not (key == "learning_rate" and isinstance(member, float))
-        }
-    return [_without_rates(member) for member in value] if isinstance(value, list) else value
 
 
 def describe_model(model: keras.Model) -> dict[str, Any]:

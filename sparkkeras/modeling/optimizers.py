@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
+from sparkkeras.modeling.backends import read
 
 
 def optimizer_of(model: keras.Model) -> Any:
@@ -120,7 +121,7 @@ def _kept(model: keras.Model, name: str) -> Any:
 
 
 def _count(optimizer: Any) -> int:
-    return int(keras.ops.convert_to_numpy(inner_of(optimizer)._iterations))
+    return int(read(inner_of(optimizer)._iterations))
 
 
 def iterations(model: keras.Model) -> list[int]:
@@ -196,7 +197,7 @@ def build_by_step(model: keras.Model, data: tuple[Any, ...]) -> None:
         optimizers.append(compiled)  # whether it is used, this step shows
     before = None if compiled is None else _count(compiled)
     variables = [*model.variables, *(variable for each in optimizers for variable in each.variables)]
-    kept = [(variable, _copy(variable)) for variable in variables]
+    kept = [(variable, np.array(read(variable))) for variable in variables]
     frozen_or_not = [(layer, layer._trainable) for layer in model._flatten_layers()]
     flags = [(weight, weight.trainable) for weight in model.weights]
     new = [each for each in optimizers if not each.built]
@@ -225,10 +226,6 @@ def _keep_initial_values(optimizer: Any, kept: list[tuple[Any, Any]]) -> None:
 
     def build(variables: Any) -> None:
         original(variables)
-        kept.extend((variable, _copy(variable)) for variable in optimizer.variables)
+        kept.extend((variable, np.array(read(variable))) for variable in optimizer.variables)
 
     vars(optimizer)["build"] = build
-
-
-def _copy(variable: Any) -> Any:
-    return np.array(keras.ops.convert_to_numpy(variable))
