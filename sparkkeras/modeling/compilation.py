@@ -14,6 +14,7 @@ from sparkkeras.data.block import describe
 from sparkkeras.errors import ModelError, nearest_name
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.optimizers import has_several, inner_optimizer, optimizers_of, step_is_stateless
+from sparkkeras.modeling.own_methods import overrides
 from sparkkeras.modeling.serialization import deserialize, serialize
 from sparkkeras.modeling.state import is_built
 
@@ -57,8 +58,7 @@ def check_compiled(model: Any) -> None:
 
 def _check_names(model: keras.Model) -> None:
     """Reject unknown names of losses and metrics, which Keras would report only with the first batch."""
-    overridden = (name for name in _USE_COMPILED if getattr(type(model), name) is not getattr(keras.Model, name))
-    if next(overridden, None) is not None:  # the subclass may interpret the names itself
+    if overrides(model, *_USE_COMPILED):  # the subclass may interpret the names itself
         return
     for argument, module, by_labels in (
         ("loss", keras.losses, ("crossentropy", "ce")),
@@ -155,8 +155,7 @@ def _certainly_lacks_loss(model: keras.Model) -> bool:
 def needs_labels(models: Sequence[keras.Model]) -> bool:
     """Whether Keras's training of one of the models uses labels, for a loss that it was compiled with."""
     return any(
-        compiled_with(model).get("loss") is not None
-        and all(getattr(type(model), name) is getattr(keras.Model, name) for name in ("train_step", "compute_loss"))
+        compiled_with(model).get("loss") is not None and not overrides(model, "train_step", "compute_loss")
         for model in models
     )
 

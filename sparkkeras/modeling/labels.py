@@ -12,6 +12,7 @@ from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of
+from sparkkeras.modeling.own_methods import overrides
 from sparkkeras.modeling.schema import output_structure, schema_of
 
 
@@ -54,7 +55,7 @@ def check_label_structure(model: keras.Model, structure: Structure | None) -> li
     if structure is None or not outputs:
         return []
     with_loss = [index for index, loss in enumerate(losses) if loss is not None]
-    custom = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS)
+    custom = overrides(model, *_USE_LABELS)
     if structure.names is not None and not custom and (len(outputs) > 1 or structure.names != tuple(names)):
         _check_names(structure, schema_of(model), losses)
     if structure.count == len(outputs):
@@ -111,10 +112,10 @@ def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) ->
     Raises:
         ConfigurationError: ``class_weight`` contains unknown classes.
     """
-    outputs = getattr(model, "outputs", None)
-    if not outputs or len(outputs) != 1:
+    outputs, _, losses = _outputs(model)
+    if len(outputs) != 1:
         return
-    name = known_loss(losses_of(model, list(getattr(model, "output_names", None) or [""]))[0], exact=True)
+    name = known_loss(losses[0], exact=True)
     last = outputs[0].shape[-1] if len(outputs[0].shape) > 1 else None
     binary = 2 if last == 1 else None
     classes = binary if name.startswith("binary_") else last if name else None

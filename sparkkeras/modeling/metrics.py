@@ -22,9 +22,10 @@ from sparkkeras.modeling.archive import custom_objects_of
 from sparkkeras.modeling.backends import compiles_operations, read
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate, missing_loss
 from sparkkeras.modeling.locks import locks_state
-from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
+from sparkkeras.modeling.optimizers import build_by_step, unbuilt
+from sparkkeras.modeling.own_methods import has_call, overrides
 from sparkkeras.modeling.schema import as_built, graph_of
-from sparkkeras.modeling.state import has_call, outside
+from sparkkeras.modeling.state import outside
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]
@@ -53,7 +54,7 @@ def prepare(model: keras.Model, sample: Block) -> None:
     size = (inputs[0].shape[0] if inputs else None) or 1  # Keras fixes the batch size of stateful recurrent layers
     rows = sample[np.zeros(size, np.intp)]
     x, y, weight = (_tensors(side) for side in (as_built(model, rows.x), rows.y, rows.sample_weight))
-    own_step = has_own_step(model)
+    own_step = overrides(model, "train_step")
     if unbuilt(model):
         _build_optimizers(model, (x, y, weight), sample)
     if not has_call(model):
@@ -213,7 +214,7 @@ def log_names(model: keras.Model) -> tuple[str, ...] | None:
 
 
 def _reports_itself(model: keras.Model) -> bool:
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _REPORTING)
+    return overrides(model, *_REPORTING)
 
 
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")

@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling.backends import read
+from sparkkeras.modeling.own_methods import overrides
 
 
 def optimizer_of(model: keras.Model) -> Any:
@@ -32,11 +33,6 @@ def inner_of(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def has_own_step(model: keras.Model) -> bool:
-    """Whether the model's class overrides ``train_step``, which may then use other optimizers than ``model.optimizer``."""
-    return type(model).train_step is not keras.Model.train_step
-
-
 def step_is_stateless() -> bool:
     """Whether ``train_step`` gets variables as arguments, as with JAX; of optimizers, only those of ``model.optimizer``."""
     return "state" in inspect.signature(keras.Model.train_step).parameters
@@ -51,7 +47,7 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """
     compiled = optimizer_of(model)
     found: dict[str, Any] = {}
-    if has_own_step(model):
+    if overrides(model, "train_step"):
         seen = {id(compiled), id(inner_of(compiled))}
         for path, optimizer in _optimizers_in(model, "", set()):
             ids = {id(optimizer), id(inner_of(optimizer))}

@@ -8,7 +8,16 @@ from typing import Any
 import keras
 
 from sparkkeras.errors import ModelError
-from sparkkeras.modeling.state import has_call
+
+
+def overrides(model: keras.Model, *methods: str) -> bool:
+    """Whether the model's class overrides one of these methods of ``keras.Model``."""
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in methods)
+
+
+def has_call(model: keras.Model) -> bool:
+    """Whether the model can predict: a model with its own ``train_step`` may have no ``call``."""
+    return overrides(model, "call")
 
 
 def check_can_predict(model: keras.Model) -> None:
@@ -17,7 +26,7 @@ def check_can_predict(model: keras.Model) -> None:
     Raises:
         ModelError: The model cannot predict.
     """
-    if not has_call(model) and type(model).predict_step is keras.Model.predict_step:
+    if not overrides(model, "call", "predict_step"):
         attributes = vars(model) | vars(model).get("_modules", {})  # PyTorch keeps layers in a dict of its own
         parts = [name for name, value in attributes.items() if isinstance(value, keras.Model) and not name.startswith("_")]
         one = f" Predict with a part of it, such as SparkModel(model.{parts[-1]}), or" if parts else " To predict,"
@@ -31,7 +40,7 @@ def check_can_evaluate(model: keras.Model) -> None:
     Raises:
         ModelError: The model cannot be evaluated, and so training cannot validate.
     """
-    if not has_call(model) and type(model).test_step is keras.Model.test_step:
+    if not overrides(model, "call", "test_step"):
         raise ModelError(
             f"the model {model.name!r} has neither a call nor its own test_step, so it cannot be evaluated: implement "
             f"{_kind(model)}.test_step, or train without validation."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,11 +78,7 @@ def input_tensors(model: keras.Model) -> list[Any]:
 
 def input_structure(model: keras.Model) -> Structure | None:
     """The structure of the inputs of a model that was built with a dict of them, or nested ones; ``None`` for others."""
-    structure = getattr(graph_of(model), "_inputs_struct", None)
-    if structure is None:
-        return None
-    found = Structure(tuple(_paths(structure)))
-    return found if found.names is not None else None
+    return _structure(model, "_inputs_struct", _paths)
 
 
 def pack_inputs(model: keras.Model, inputs: Sequence[Any]) -> Any:
@@ -111,11 +107,13 @@ def output_structure(model: keras.Model) -> Structure | None:
     """The structure of the outputs of a model that returns a dict of them, or nested ones, in the order of
     ``model.outputs``; ``None`` for others.
     """
-    structure = getattr(graph_of(model), "_outputs_struct", None)
-    if structure is None:
-        return None
-    found = Structure(tuple(tuple(path) for path, _ in keras.tree.flatten_with_path(structure)))
-    return found if found.names is not None else None
+    return _structure(model, "_outputs_struct", lambda value: (path for path, _ in keras.tree.flatten_with_path(value)))
+
+
+def _structure(model: keras.Model, attribute: str, paths: Callable[[Any], Iterable[Path]]) -> Structure | None:
+    value = getattr(graph_of(model), attribute, None)
+    found = None if value is None else Structure(tuple(map(tuple, paths(value))))
+    return found if found is not None and found.names is not None else None
 
 
 def _paths(structure: Any) -> Iterator[Path]:

@@ -24,6 +24,7 @@ from sparkkeras.modeling.optimizers import (
     set_iterations,
     trained,
 )
+from sparkkeras.modeling.own_methods import has_call
 from sparkkeras.weights import Array, Flat, Layout
 
 
@@ -221,11 +222,6 @@ def is_built(model: keras.Model) -> bool:
     """Whether all weights exist. A model without ``call``, such as a GAN, is built when its layers are."""
     layers = list(model._flatten_layers(include_self=False))
     return bool(model.built or (not has_call(model) and layers and all(layer.built for layer in layers)))
-
-
-def has_call(model: keras.Model) -> bool:
-    """Whether the model can predict: a model with its own ``train_step`` may have no ``call``."""
-    return type(model).call is not keras.Model.call
 
 
 def reseed(model: keras.Model, seed: Sequence[int]) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling import optimizers
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
+from sparkkeras.modeling.own_methods import overrides
 from sparkkeras.modeling.serialization import (
     Saved,
     deserialize,
@@ -109,7 +110,7 @@ def restart_lora(model: keras.Model) -> None:
 
 def _own_compile(model: keras.Model) -> Saved:
     """What an overridden ``compile`` did; empty for models that Keras compiles when it loads them."""
-    if not _overrides_compile(model) or type(model).compile_from_config is not keras.Model.compile_from_config:
+    if not overrides(model, "compile") or overrides(model, "compile_from_config"):
         return {}
     attributes, others = {}, []
     for name, value in _own_attributes(model):
@@ -195,14 +196,10 @@ def _wrappers(model: keras.Model) -> Iterator[tuple[str, Any]]:
     """The losses and metrics of a model that may call a function with arguments, by where they are."""
     given = compiled_with(model)
     places = {name: given.get(name) for name in ("loss", "metrics", "weighted_metrics")}
-    attributes = _own_attributes(model) if _overrides_compile(model) else ()
+    attributes = _own_attributes(model) if overrides(model, "compile") else ()
     for name, value in [*places.items(), *attributes]:
         for index, leaf in enumerate(leaves(value)):
             yield f"{name}[{index}]", leaf
-
-
-def _overrides_compile(model: keras.Model) -> bool:
-    return type(model).compile is not keras.Model.compile
 
 
 def _own_attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:

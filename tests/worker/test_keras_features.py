@@ -19,8 +19,9 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.own_methods import has_call
 from sparkkeras.modeling.schema import input_structure, schema_of
-from sparkkeras.modeling.state import ModelState, ModelWeights, has_call
+from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.training.persistence import pack, unpack
 from sparkkeras.worker.batches import BatchOptions
 from sparkkeras.worker.predictor import Predictor
