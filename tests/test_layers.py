@@ -161,7 +161,7 @@ def test_the_tree_is_small_at_the_top_and_packages_say_what_they_are_for():
     assert unknown == set(), unknown
 
 
-MAY_NAME_BACKENDS = {"backends.py", "inspection.py", "probe.py", "custom_code.py", "unneeded_imports.py"}
+MAY_NAME_BACKENDS = {"backends.py", "inspection.py", "probe.py", "custom_code.py"}
 
 
 def test_only_one_file_names_a_backend():

@@ -23,11 +23,11 @@ from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.archive import save_bytes
+from sparkkeras.modeling.backends import without_tensorflow
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.schema import input_structure, schema_of
-from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.training.callbacks import as_callbacks
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import batch_hooks

@@ -29,13 +29,12 @@ import numpy as np
 
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling import custom_code, garbage_collection, outside, unsaved
-from sparkkeras.modeling.backends import read
+from sparkkeras.modeling.archive_errors import load_error, missing_from_config, save_error
+from sparkkeras.modeling.backends import read, without_tensorflow
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
-from sparkkeras.modeling.save_errors import missing_from_config, save_error
 from sparkkeras.modeling.state import (
     ModelWeights,
     is_built,
@@ -44,7 +43,6 @@ from sparkkeras.modeling.state import (
     optimizer_variables,
     weight_variables,
 )
-from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
 
 KEPT_MODELS = int(os.environ.get("SPARKKERAS_KEPT_MODELS", "2"))

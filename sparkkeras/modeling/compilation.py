@@ -12,7 +12,7 @@ import keras
 
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ModelError, nearest_name
-from sparkkeras.modeling.load_errors import load_error
+from sparkkeras.modeling.archive_errors import load_error
 from sparkkeras.modeling.optimizers import has_several, inner_optimizer, optimizers_of, step_is_stateless
 from sparkkeras.modeling.own_methods import overrides
 from sparkkeras.modeling.serialization import deserialize, serialize
@@ -128,6 +128,24 @@ def check_trainable(model: Any) -> None:
         )
     if _certainly_lacks_loss(model):
         raise missing_loss(model)
+
+
+def check_not_synchronized(model: keras.Model) -> None:
+    """Reject a model with trainable layers that synchronize batch statistics, such as ``BatchNormalization``.
+
+    Raises:
+        ModelError: There are such layers.
+    """
+    names = [
+        layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False) is True and layer.trainable
+    ]
+    if names:
+        raise ModelError(
+            f"the model {model.name!r} has layers with synchronized=True ({', '.join(names)}), which compute the statistics "
+            "of a batch over all replicas in every step. Workers train their replicas separately, and sparkkeras averages "
+            "moving statistics with the weights when workers exchange them: use synchronized=False, or freeze the layers "
+            "(trainable=False). Only predict and evaluate work with them."
+        )
 
 
 def missing_loss(model: keras.Model) -> ModelError:

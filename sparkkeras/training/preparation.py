@@ -21,13 +21,12 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.events import PhaseStarted
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.compilation import needs_labels
+from sparkkeras.modeling.compilation import check_not_synchronized, needs_labels
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, warn_of_shuffle
 from sparkkeras.modeling.labels import check_class_weight, check_label_structure
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.own_methods import check_can_train
 from sparkkeras.modeling.schema import input_structure, schema_of
-from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
 from sparkkeras.sources.source import (
     NamedColumns,

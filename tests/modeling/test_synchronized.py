@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import ModelError, SparkEnsemble, SparkModel
-from sparkkeras.modeling.synchronized import check_not_synchronized
+from sparkkeras.modeling.compilation import check_not_synchronized
 
 
 def normalized(synchronized=True, **arguments):

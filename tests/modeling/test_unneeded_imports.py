@@ -3,7 +3,7 @@ import sys
 import pytest
 from keras.src.utils.module_utils import tensorflow as lazy
 
-from sparkkeras.modeling.unneeded_imports import without_tensorflow
+from sparkkeras.modeling.backends import without_tensorflow
 
 
 @pytest.fixture
