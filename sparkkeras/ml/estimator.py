@@ -23,7 +23,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark_model import SparkModel
-from sparkkeras.training.fit_arguments import ModelArguments, SettingArguments, TrainingArguments
+from sparkkeras.training.fit_arguments import ModelArguments, ModelSettings, TrainingArguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,14 +96,7 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
         original = self._checked_model()
         self._result_schema(original, dataset)
         model = self._copy_of(original)
-        spark_model = SparkModel(
-            model,
-            get("mode"),
-            get("frequency"),
-            get("num_workers"),
-            **{name: get(name) for name in declared(SettingArguments)},
-        )
-        of_fit = {**declared(TrainingArguments), **declared(ModelArguments)}
+        spark_model = SparkModel(model, **{name: get(name) for name in declared(ModelSettings)})
         # The other modes hold Spark's task slots until training ends, and a callback works on one model at a time.
         with nullcontext() if get("mode") == "synchronous" and not get("callbacks") else _fit_lock:
             history = spark_model.fit(
@@ -115,7 +108,7 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
                 label=get("labelCol"),
                 loader=get("loader"),
                 on_invalid="drop" if get("handleInvalid") == "skip" else "error",
-                **{name: get(name) for name in of_fit},
+                **{name: get(name) for name in (*declared(TrainingArguments), *declared(ModelArguments))},
             )
         return self._fitted(model, history.history)
 

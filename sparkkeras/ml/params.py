@@ -50,10 +50,7 @@ class KerasParams(Params):
                 text = each.text.replace("`", "").rstrip(".")
                 setattr(cls, name, Param(Params._dummy(), name, text, typeConverter=partial(_converted, name, each.check)))
         for name in [name for name, value in vars(cls).items() if isinstance(value, Param)]:  # also a user's own
-            for accessor in (_setter(name), _getter(name)):
-                accessor.__qualname__ = f"{cls.__qualname__}.{accessor.__name__}"
-                if not hasattr(cls, accessor.__name__):
-                    setattr(cls, accessor.__name__, accessor)
+            _add_accessors(cls, name)
 
     _declared: Mapping[str, Argument] = MappingProxyType({})
     _new_columns: tuple[str, ...] = ("outputCol", "rawPredictionCol", "probabilityCol", "predictionCol")
@@ -146,24 +143,22 @@ def _converted(name: str, convert: Callable[[str, Any], Any], value: Any) -> Any
     return as_grid_value(name, convert(name, from_grid_value(value)))
 
 
-def _setter(name: str) -> Callable[..., Any]:
+def _add_accessors(cls: type[KerasParams], name: str) -> None:
+    """Add the setter and the getter of a param, unless the class has others."""
+
     def setter(self: P, value: Any) -> P:
         return self._set(**{name: value})
 
-    return _named(setter, "set", f"Set the param `{name}`.", name)
-
-
-def _getter(name: str) -> Callable[..., Any]:
     def getter(self: KerasParams) -> Any:
         return self.getOrDefault(name)
 
-    return _named(getter, "get", f"Return the value of the param `{name}`.", name)
-
-
-def _named(function: Callable[..., Any], verb: str, doc: str, name: str) -> Callable[..., Any]:
-    function.__name__ = verb + "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    function.__doc__ = doc
-    return function
+    setter.__doc__, getter.__doc__ = f"Set the param `{name}`.", f"Return the value of the param `{name}`."
+    accessor: Callable[..., Any]
+    for verb, accessor in (("set", setter), ("get", getter)):
+        accessor.__name__ = verb + "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+        accessor.__qualname__ = f"{cls.__qualname__}.{accessor.__name__}"
+        if not hasattr(cls, accessor.__name__):
+            setattr(cls, accessor.__name__, accessor)
 
 
 # Params that several classes share
