@@ -147,7 +147,8 @@ def as_one_model(
 def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
     mine, theirs = schema_of(model), schema_of(first)
     same = len(mine.inputs) == len(theirs.inputs) and all(
-        _alike(spec, theirs.inputs[index]) for spec, index in zip(mine.inputs, input_order(model, first), strict=True)
+        (spec.shape, spec.floating) == (theirs.inputs[index].shape, theirs.inputs[index].floating)
+        for spec, index in zip(mine.inputs, input_order(model, first), strict=True)
     )
     if not same:
         raise ModelError(
@@ -182,10 +183,6 @@ def _check_batch_sizes(members: Sequence[keras.Model]) -> None:
         )
 
 
-def _alike(one: InputSpec, other: InputSpec) -> bool:
-    return one.shape == other.shape and one.floating == other.floating
-
-
 def _describe_specs(specs: Sequence[InputSpec]) -> str:
     return ", ".join(f"{spec.name!r} of shape {spec.shape}{'' if spec.floating else ' (not floating)'}" for spec in specs)
 
@@ -209,8 +206,7 @@ def _check_probabilities(number: int, model: keras.Model, voting: str) -> None:
 def _outputs(model: keras.Model) -> Iterator[tuple[Any, OutputTask]]:
     """Each output tensor with its task."""
     outputs = outputs_of(model)
-    losses = losses_of(model, [output.name for output in outputs])
-    for tensor, output, loss in zip(model.outputs, outputs, losses, strict=True):
+    for tensor, output, loss in zip(model.outputs, outputs, losses_of(model), strict=True):
         yield tensor, OutputTask.of(loss, output, tuple(tensor.shape[1:]))
 
 

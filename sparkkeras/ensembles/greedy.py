@@ -208,7 +208,7 @@ def _of_keras(
                 'metric="loss": none of the models was compiled with a loss. Pass a Keras loss, such as '
                 "keras.losses.SparseCategoricalCrossentropy(), or compile one of the models."
             )
-        (loss,) = losses_of(compiled, [spec.name for spec in schema_of(compiled).outputs])
+        (loss,) = losses_of(compiled)
         check_labels(compiled, rows.spec, label_ranges(rows))
     inputs = keras.Input(prediction.shape[1:], dtype=str(prediction.dtype))
     evaluator = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))
@@ -241,14 +241,10 @@ def _zero_loss(y_true: Any, y_pred: Any) -> Any:
 
 def _direction(evaluator: keras.Model) -> str | None:
     """``"min"`` or ``"max"`` for the model's metric; ``None`` if Keras does not define its direction."""
-    compiled = [metric for each in evaluator.metrics for lists in getattr(each, "metrics", ()) for metric in _listed(lists)]
+    listed = [each for metric in evaluator.metrics for each in getattr(metric, "metrics", ())]
+    compiled = [metric for each in listed for metric in getattr(each, "metrics", None) or (each,)]
     directions = {str(getattr(metric, "_direction", "")) for metric in compiled} - {""}
     return {"up": "max", "down": "min"}.get(directions.pop()) if len(directions) == 1 else None
-
-
-def _listed(metrics: Any) -> Sequence[Any]:
-    listed: Sequence[Any] = getattr(metrics, "metrics", None) or (metrics,)
-    return listed
 
 
 def _numpy(tensor: Any) -> Array:

@@ -13,7 +13,7 @@ from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of
 from sparkkeras.modeling.own_methods import overrides
-from sparkkeras.modeling.schema import output_structure, schema_of
+from sparkkeras.modeling.schema import schema_of
 
 
 def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRange]) -> None:
@@ -77,11 +77,7 @@ def check_label_structure(model: keras.Model, structure: Structure | None) -> li
 def _outputs(model: keras.Model) -> tuple[list[Any], list[str], list[Any]]:
     """The outputs of a model, their names, and their losses; empty if they are unknown."""
     outputs = list(getattr(model, "outputs", None) or ())
-    names = list(getattr(model, "output_names", None) or [""] * len(outputs))
-    structure = output_structure(model)
-    if structure is not None and structure.is_nested:
-        names = list(structure.names or ())
-    return outputs, names, losses_of(model, names)
+    return outputs, [spec.name for spec in schema_of(model).outputs], losses_of(model)
 
 
 def _check_names(labels: Structure, schema: Schema, losses: Sequence[Any]) -> None:

@@ -159,20 +159,13 @@ def by_output(argument: str, given: Any, outputs: Sequence[str], default: Any) -
     return [given.get(name, default) for name in outputs]
 
 
-def losses_of(model: keras.Model, outputs: Sequence[str]) -> list[Any]:
-    """The losses of a model by output.
-
-    Args:
-        model: The model.
-        outputs: The names of its outputs; empty strings for outputs without names.
-
-    Returns:
-        The loss of each output, as passed to ``compile``; ``None`` for outputs without a loss.
-    """
+def losses_of(model: keras.Model) -> list[Any]:
+    """The loss of each output of a model, as passed to ``compile``; ``None`` for outputs without a loss."""
     loss = model.loss if model.compiled else None
+    outputs = schema_of(model).outputs
     if isinstance(loss, Mapping):
         found = by_name(loss, output_structure(model))
-        return [found.get(name) for name in outputs]
+        return [found.get(spec.name) for spec in outputs]
     if isinstance(loss, (list, tuple)):
         return list(loss) if len(loss) == len(outputs) else [None] * len(outputs)
     return [loss] * len(outputs)
