@@ -370,8 +370,7 @@ def _references(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 
 def _import_missing(references: Mapping[str, str]) -> dict[str, Any]:
     """Import custom code by name, unless Keras has an object of the name: registered objects take precedence."""
-    missing = {name: place for name, place in references.items() if keras.saving.get_registered_object(name) is None}
-    return {name: find_code(place) for name, place in missing.items()}
+    return {name: find_code(place) for name, place in references.items() if keras.saving.get_registered_object(name) is None}
 
 
 def is_json(value: Any) -> bool:

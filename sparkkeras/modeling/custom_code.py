@@ -395,7 +395,8 @@ def check_same_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
         if path not in after or after[path] is value or _is_lambda(value):
             continue
         other = after[path]
-        if isinstance(value, types.FunctionType) or isinstance(other, types.FunctionType) or not _same_class(value, other):
+        is_function = isinstance(value, types.FunctionType) or isinstance(other, types.FunctionType)
+        if is_function or _qualified(value) != _qualified(other):
             raise CustomObjectError(
                 f"{_description(path)} is {_qualified(value)}, but a saved copy of the model loads with "
                 f"{_qualified(other)} in its place, because both have the same name. Give yours a unique name."
@@ -501,10 +502,6 @@ def _is_of_python(module: str) -> bool:
 
 def _is_lambda(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and value.__name__ == "<lambda>"
-
-
-def _same_class(value: Any, other: Any) -> bool:
-    return bool(value is other or (value.__module__ == other.__module__ and value.__qualname__ == other.__qualname__))
 
 
 def _qualified(value: Any) -> str:
