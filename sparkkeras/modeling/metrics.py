@@ -20,7 +20,7 @@ from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError, ModelError
 from sparkkeras.modeling.archive import custom_objects_of
 from sparkkeras.modeling.backends import compiles_operations, read
-from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate, missing_loss
+from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate, compiled_with, missing_loss
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, unbuilt
 from sparkkeras.modeling.own_methods import has_call, overrides
@@ -253,11 +253,6 @@ def with_names(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.M
     return None
 
 
-def in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
-    """Convert logs to the return value of ``keras.Model.evaluate``: a list of values, or the value if there is only one."""
-    return model._flatten_metrics_in_order(dict(logs))
-
-
 def _variables(model: keras.Model) -> list[Any]:
     return [variable for metric in _live(model) for variable in _state_of(metric, model)]
 
@@ -270,8 +265,7 @@ def _state_of(metric: Any, model: keras.Model) -> list[Any]:
 
 def _live(model: keras.Model) -> list[Any]:
     """The metrics of a model, without those of an earlier ``compile``, which Keras keeps if the last call passed none."""
-    compiled = getattr(model, "_compile_config", None)
-    given = compiled.config if compiled is not None else {"metrics": True}
+    given = compiled_with(model)
     stale = None if given.get("metrics") or given.get("weighted_metrics") else model._compile_metrics
     return [metric for metric in model.metrics if stale is None or metric is not stale]
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -76,15 +76,16 @@ class EvaluateTask:
     options: Shared[BatchOptions]
     spans: tuple[tuple[int, int], ...] | None = None
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[EvaluationResult]:
-        """Yield the result."""
+    def __call__(
+        self, context: TaskContext, blocks: Iterator[Block]
+    ) -> Iterator[tuple[EvaluationReport, BlockSpec, tuple[LabelRange, ...]]]:
+        """Yield the parts of an `EvaluationResult`."""
         if self.spans is not None:
             start, stop = self.spans[context.worker]
             blocks = (block[start:stop] for block in blocks)
         found = LocalTrainer(self.archive.value, context).evaluate(self.state.value, blocks, self.options.value)
         if found is not None:
-            report, spec, labels = found
-            yield EvaluationResult((report,), spec, labels)
+            yield found
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,8 @@ def evaluate(
         found = dataset.run(EvaluateTask(archive, state, how, spans)).collect()
     if not found:
         return None
-    ranges: tuple[LabelRange, ...] = ()
-    for part in found:
-        ranges = union(ranges, part.labels)
-    return EvaluationResult(tuple(report for part in found for report in part.reports), found[0].spec, ranges)
+    reports, specs, labels = zip(*found, strict=True)
+    return EvaluationResult(reports, specs[0], reduce(union, labels))
 
 
 def check_evaluate(
@@ -442,7 +441,7 @@ def reported(model: keras.Model, logs: dict[str, Any], return_dict: bool, verbos
     """The logs of an evaluation in the format of `keras.Model.evaluate`; prints them if ``verbose`` is set."""
     if verbose:
         sys.stdout.write(f"{format_logs(logs)}\n")
-    return logs if return_dict else metrics.in_order(model, logs)
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
 def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0) -> Any:
