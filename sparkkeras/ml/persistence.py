@@ -32,8 +32,7 @@ from pyspark.ml.util import (
 
 from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
-from sparkkeras.modeling import custom_code
-from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive, custom_objects_of
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.connect import is_remote
 from sparkkeras.spark.remote_files import RemoteFiles, local_part, reason_of
@@ -349,14 +348,8 @@ def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model
 
 def _code_of(model: keras.Model, objects: Mapping[str, Any]) -> dict[str, Any]:
     """The custom classes and functions that Keras looks up when it loads the model, by name."""
-    needed = ModelArchive.pack(model, objects).custom.load()
-    return {
-        name: value
-        for value in custom_code.code_of(model).values()
-        if not custom_code.is_builtin(value)
-        for name in custom_code.lookup_names(value)
-        if name in needed
-    }
+    ModelArchive.pack(model, objects)  # verifies that it loads as the same model
+    return custom_objects_of(model, objects)
 
 
 def _references(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
