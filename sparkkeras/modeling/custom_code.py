@@ -164,10 +164,10 @@ def is_own(module: object) -> bool:
 def is_by_reference(value: Any) -> bool:
     """Whether a module, class or function is pickled as a name, and its package, other than ours, uses Keras."""
     name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or ""
-    package = name.split(".")[0]
+    package = _package(name)
     if name not in sys.modules or package in {"__main__", *_BY_NAME} or _is_of_python(name) or is_own(sys.modules[name]):
         return False
-    return _uses_keras(package, tuple(each for each in list(sys.modules) if each.split(".")[0] == package))
+    return _uses_keras(package, tuple(each for each in list(sys.modules) if _package(each) == package))
 
 
 @functools.cache
@@ -175,12 +175,12 @@ def _uses_keras(package: str, modules: tuple[str, ...]) -> bool:
     """Whether a module of a package refers to Keras; others, such as pandas, have no variables of Keras."""
     values = [value for module in modules for value in list(vars(sys.modules[module]).values())]
     names = (getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None) for value in values)
-    return any(isinstance(name, str) and name.split(".")[0] == "keras" for name in names)
+    return any(isinstance(name, str) and _package(name) == "keras" for name in names)
 
 
 @functools.cache
 def _is_own(name: str, file: str | None) -> bool:
-    if name == "__main__" or not isinstance(file, str) or name.split(".")[0] in _BY_NAME:
+    if name == "__main__" or not isinstance(file, str) or _package(name) in _BY_NAME:
         return False
     return not file.startswith(_installed_folders())
 
@@ -413,7 +413,7 @@ def lookup_names(value: Any) -> list[str]:
 def is_builtin(value: Any) -> bool:
     """Whether a class or function belongs to Keras, its backend, or Python."""
     module = getattr(value, "__module__", None) or "builtins"
-    return module.split(".")[0] in (_BY_NAME - {"sparkkeras"} | {"builtins", "functools", "typing", "collections"})
+    return _package(module) in (_BY_NAME - {"sparkkeras"} | {"builtins", "functools", "typing", "collections"})
 
 
 @dataclass
@@ -496,8 +496,12 @@ def _is_helper(kind: type) -> bool:
     return kind is types.SimpleNamespace or not (is_builtin(kind) or _is_of_python(kind.__module__))
 
 
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
 def _is_of_python(module: str) -> bool:
-    return module.split(".")[0] in sys.stdlib_module_names
+    return _package(module) in sys.stdlib_module_names
 
 
 def _is_lambda(value: Any) -> bool:

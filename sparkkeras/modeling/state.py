@@ -101,13 +101,13 @@ def weight_variables(model: keras.Model) -> list[Any]:
 
 def statistics_variables(model: keras.Model) -> list[Any]:
     """The weights that training changes without gradients, if at all; they come last in the weight vector."""
-    return [weight for weight, flag in zip(model.weights, trained(model), strict=True) if not flag]
+    return weight_variables(model)[sum(trained(model)) :]
 
 
 def trainable_size(model: keras.Model) -> int:
     """The number of values that training changes, which come first in the weight vector."""
-    flags = zip(model.weights, trained(model), strict=True)
-    return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight, flag in flags if flag)
+    changed = weight_variables(model)[: sum(trained(model))]
+    return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in changed)
 
 
 def optimizer_variables(model: keras.Model) -> list[Any]:

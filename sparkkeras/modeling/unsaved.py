@@ -120,7 +120,7 @@ def _own_compile(model: keras.Model) -> Saved:
                 f"{name} of the model {model.name!r} is a lambda, which Keras saves without the variables that it uses. "
                 "Define it with def and a unique name."
             )
-        if all(isinstance(leaf, _kinds()) for leaf in members) and _serialized(value) is not None:
+        if all(isinstance(leaf, _SERIALIZABLE) for leaf in members) and _serialized(value) is not None:
             attributes[name] = value
         elif value is not None:
             others.append(name)
@@ -230,8 +230,8 @@ def _of_keras() -> frozenset[str]:
     return frozenset(in_training.union(*map(vars, plain)))
 
 
-def _kinds() -> tuple[type, ...]:
-    return (
-        keras.Optimizer, keras.Loss, keras.Metric, keras.optimizers.schedules.LearningRateSchedule, types.FunctionType,
-        bool, int, float, str, type(None), np.ndarray, np.generic,
-    )  # fmt: skip
+_SERIALIZABLE = (
+    keras.Optimizer, keras.Loss, keras.Metric, keras.optimizers.schedules.LearningRateSchedule, types.FunctionType,
+    bool, int, float, str, type(None), np.ndarray, np.generic,
+)  # fmt: skip
+"""The types of the values that are saved of attributes."""
