@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 Names = str | list[str] | dict[str, str]
 """The name of a new column: one for all outputs, or one for each output, in their order or by output name."""
 
-Thresholds = list[float] | dict[str, list[float]]
-"""One threshold for each class, or one list of thresholds for each output name."""
-
 TASKS = ("auto", "regression", "binary", "multiclass", "multilabel")
 """The values of the param ``task``."""
 
@@ -73,20 +70,6 @@ def names(name: str, value: Any) -> Names:
     return found if isinstance(found, (dict, str)) else list(found)
 
 
-def task(name: str, value: Any) -> str | dict[str, str]:
-    """One of `TASKS`, or ``{output: task}``."""
-    if isinstance(value, Mapping):
-        return {output: arguments.one_of(f"{name}[{output!r}]", each, TASKS) for output, each in by_name(value).items()}
-    return str(arguments.one_of(name, value, TASKS))
-
-
-def thresholds(name: str, value: Any) -> Thresholds:
-    """One threshold for each class, or ``{output: thresholds}``: none below 0, and at most one of them 0."""
-    if isinstance(value, Mapping):
-        return {output: _thresholds(f"{name}[{output!r}]", each) for output, each in by_name(value).items()}
-    return _thresholds(name, value)
-
-
 def _thresholds(name: str, value: Any) -> list[float]:
     try:
         given = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
@@ -98,6 +81,20 @@ def _thresholds(name: str, value: Any) -> list[float]:
             f"{name}={value!r}: expected a list with one threshold for each class, all greater than 0; one may be 0."
         )
     return [float(threshold) for threshold in given]
+
+
+def _for_outputs(check: Callable[[str, Any], Any], name: str, value: Any) -> Any:
+    """What a check makes of a value, or of each value in ``{output: value}``."""
+    if isinstance(value, Mapping):
+        return {output: check(f"{name}[{output!r}]", each) for output, each in by_name(value).items()}
+    return check(name, value)
+
+
+task = partial(_for_outputs, choice(*TASKS))
+"""One of `TASKS`, or ``{output: task}``."""
+
+thresholds = partial(_for_outputs, _thresholds)
+"""One threshold for each class, or ``{output: thresholds}``: none below 0, and at most one of them 0."""
 
 
 def keras_model(name: str, value: Any) -> keras.Model:
