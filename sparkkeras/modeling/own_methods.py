@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import keras
 
@@ -30,7 +29,9 @@ def check_can_predict(model: keras.Model) -> None:
         attributes = vars(model) | vars(model).get("_modules", {})  # PyTorch keeps layers in a dict of its own
         parts = [name for name, value in attributes.items() if isinstance(value, keras.Model) and not name.startswith("_")]
         one = f" Predict with a part of it, such as SparkModel(model.{parts[-1]}), or" if parts else " To predict,"
-        raise ModelError(f"the model {model.name!r} has no call, so it cannot predict.{one} implement {_kind(model)}.call.")
+        raise ModelError(
+            f"the model {model.name!r} has no call, so it cannot predict.{one} implement {type(model).__name__}.call."
+        )
     _check_signature(model, "predict_step")
 
 
@@ -43,7 +44,7 @@ def check_can_evaluate(model: keras.Model) -> None:
     if not overrides(model, "call", "test_step"):
         raise ModelError(
             f"the model {model.name!r} has neither a call nor its own test_step, so it cannot be evaluated: implement "
-            f"{_kind(model)}.test_step, or train without validation."
+            f"{type(model).__name__}.test_step, or train without validation."
         )
     _check_signature(model, "test_step")
 
@@ -68,11 +69,7 @@ def _check_signature(model: keras.Model, name: str) -> None:
     except TypeError as error:
         taken = ", ".join(mine.parameters)
         raise ModelError(
-            f"{_kind(model)}.{name}({taken}) cannot be called as {name}({', '.join(given[1:])}), as Keras does with the "
-            f"backend {keras.backend.backend()!r}: a {name} is written for one backend. Implement it for this backend, or "
-            "set another one with the environment variable KERAS_BACKEND."
+            f"{type(model).__name__}.{name}({taken}) cannot be called as {name}({', '.join(given[1:])}), as Keras does with "
+            f"the backend {keras.backend.backend()!r}: a {name} is written for one backend. Implement it for this backend, "
+            "or set another one with the environment variable KERAS_BACKEND."
         ) from error
-
-
-def _kind(model: Any) -> str:
-    return type(model).__name__
