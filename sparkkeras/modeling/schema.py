@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -32,8 +31,8 @@ def schema_of(model: keras.Model) -> Schema:
     layers = [layer for layer in getattr(graph_of(model), "layers", ()) if isinstance(layer, keras.layers.InputLayer)]
     optional = {id(layer.output) for layer in layers if layer.optional}
     inputs = tuple(
-        replace(spec, indices=entries.get(id(tensor)), name=name, optional=id(tensor) in optional)
-        for spec, tensor, name in zip(_specs(tensors), tensors, names, strict=True)
+        _spec(tensor, name, indices=entries.get(id(tensor)), optional=id(tensor) in optional)
+        for tensor, name in zip(tensors, names, strict=True)
     )
     text = next((spec.name for spec in inputs if spec.text), None)
     if text is not None and not _has_strings():
@@ -42,10 +41,10 @@ def schema_of(model: keras.Model) -> Schema:
             "expected inputs of numbers. Call the layer that takes strings (TextVectorization, StringLookup) in transform= "
             "instead, which runs on the workers, and give the model an input of what it returns."
         )
-    outputs = _specs(getattr(model, "outputs", None))
-    names = _output_names(model)
-    if len(names) == len(outputs):
-        outputs = tuple(replace(spec, name=name) for name, spec in zip(names, outputs, strict=True))
+    tensors, names = list(getattr(model, "outputs", None) or ()), _output_names(model)
+    if len(names) != len(tensors):
+        names = [tensor.name for tensor in tensors]
+    outputs = tuple(map(_spec, tensors, names))
     return Schema(inputs, outputs, floatx(), structure, output_structure(model))
 
 
@@ -152,9 +151,6 @@ def _entries(model: keras.Model) -> dict[int, int]:
     return found
 
 
-def _specs(tensors: Iterable[Any] | None) -> tuple[InputSpec, ...]:
-    dtypes = [(tensor, keras.backend.standardize_dtype(tensor.dtype)) for tensor in tensors or ()]
-    return tuple(
-        InputSpec(str(tensor.name), tuple(tensor.shape[1:]), "float" in dtype, text=dtype == STRING)
-        for tensor, dtype in dtypes
-    )
+def _spec(tensor: Any, name: str, **more: Any) -> InputSpec:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return InputSpec(name, tuple(tensor.shape[1:]), "float" in dtype, text=dtype == STRING, **more)

@@ -17,7 +17,6 @@ from sparkkeras.data.block import Block, by_name, in_column_name
 from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.data.reader import Reader
-from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built
@@ -54,18 +53,15 @@ class Scorer:
         archive: The model.
         state: Its weights.
         options: Batch size and transform.
-        schema: The model's inputs.
+        reader: Reads and checks the rows. With ``on_invalid="drop"`` and ``"null"``, the prediction of invalid ones is null.
         outputs: The model's outputs.
-        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` passes them to the model with
-            NaN for nulls; ``"drop"`` and ``"null"`` predict null for them.
     """
 
     archive: ModelArchive
     state: ModelWeights
     options: BatchOptions
-    schema: Schema
+    reader: Reader
     outputs: tuple[Output, ...]
-    on_invalid: InvalidPolicy
 
     @classmethod
     def of(
@@ -82,20 +78,13 @@ class Scorer:
         check_can_predict(model)
         if batch_size == BATCH_SIZE:
             batch_size = fixed_batch_size(model) or batch_size
-        options = batch_options(model, batch_size, transform)
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
-            options,
-            schema_of(model),
+            batch_options(model, batch_size, transform),
+            Reader(schema_of(model).before(transform), False, on_invalid),
             outputs_of(model),
-            on_invalid,
         )
-
-    @property
-    def reader(self) -> Reader:
-        """Reads and checks the rows."""
-        return Reader(self.schema.before(self.options.transform), False, self.on_invalid)
 
     def function(self, cluster: AnyCluster, read: BatchesToBlocks | ArgumentsToBlocks) -> ColumnFunction:
         """Make a function from columns to the column of predictions: a struct if the model has several outputs.
@@ -226,7 +215,7 @@ def with_predictions(
     )
     names = _column_names(output_col, scorer.outputs, frame.columns, is_case_sensitive(frame.sparkSession))
     named = ColumnMapping(features, loader=loader, fits=transform is None, on_invalid=on_invalid)
-    selection = named.select(frame, scorer.schema, labelled=False)
+    selection = named.select(frame, scorer.reader.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession)
     numbered = tuple(replace(output, name=str(number)) for number, output in enumerate(scorer.outputs))
     function = replace(scorer, outputs=numbered).function(cluster, BatchesToBlocks(selection, scorer.reader))

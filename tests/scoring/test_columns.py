@@ -310,7 +310,7 @@ def test_a_transform_must_keep_the_number_of_rows(change):
 
 def test_a_selection_reads_its_columns_in_their_order():
     model = two_by_two()
-    specs = Scorer.of(model).schema.inputs
+    specs = Scorer.of(model).reader.schema.inputs
     leaves = (Leaf(("u", "v"), together=True, input=specs[0]), Leaf(("w",), input=specs[1]))
     selection = Selection(Form(Structure.named(("a", "b"))), leaves)
     found = score(model, tuple(pa.array(X[:, index]) for index in range(3)), selection=selection)
