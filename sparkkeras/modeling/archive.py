@@ -35,6 +35,7 @@ from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
+from sparkkeras.modeling.serialization import leaves
 from sparkkeras.modeling.state import (
     ModelWeights,
     is_built,
@@ -503,7 +504,7 @@ def _custom_objects(
 
 
 def _strings(value: Any) -> set[str]:
-    return {leaf for leaf in keras.tree.flatten(value) if isinstance(leaf, str)}
+    return {leaf for leaf in leaves(value) if isinstance(leaf, str)}
 
 
 def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], variables: Mapping[str, Any]) -> str:
