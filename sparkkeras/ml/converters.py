@@ -8,19 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
+from pyspark.sql import DataFrame
 
 from sparkkeras import arguments
 from sparkkeras.data.block import by_name, describe
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.sources.column_names import column_names
 from sparkkeras.sources.frame import Columns, is_frame
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Names = str | list[str] | dict[str, str]
 """The name of a new column: one for all outputs, or one for each output, in their order or by output name."""

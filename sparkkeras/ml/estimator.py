@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from sparkkeras.arguments import declared, known_arguments, listing
 from sparkkeras.checkpoints.store import Checkpoint
@@ -24,10 +26,6 @@ from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training.fit_arguments import ModelArguments, ModelSettings, TrainingArguments
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 _pack_lock = threading.Lock()
 _fit_lock = threading.Lock()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 from pyspark.ml import Transformer
+from pyspark.sql import DataFrame
 
 from sparkkeras.ml.persistence import Savable, is_json
 from sparkkeras.training.references import decode, encode
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 class GridValue(Transformer, Savable):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, cast
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import keras
 from pyspark.ml import Transformer
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from sparkkeras import arguments
 from sparkkeras.arguments import Argument, known_arguments, listing, one_of
@@ -19,10 +21,6 @@ from sparkkeras.ml.params import REQUIRED, KerasParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer
 from sparkkeras.modeling.compilation import check_built
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """The mode of the images for each number of channels."""

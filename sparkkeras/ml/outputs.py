@@ -9,13 +9,13 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import pyarrow as pa
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import functions
+from pyspark.sql import Column, functions
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField
 
@@ -23,9 +23,6 @@ from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.params import KerasParams
 from sparkkeras.modeling.outputs import Output, OutputTask, by_output, losses_of, names_by_output, outputs_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 
 @dataclass(frozen=True)

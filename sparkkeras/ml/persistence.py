@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import keras
 from pyspark.errors import PySparkRuntimeError
@@ -29,6 +29,7 @@ from pyspark.ml.util import (
     MLWritable,
     MLWriter,
 )
+from pyspark.sql import SparkSession
 
 from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
@@ -38,9 +39,6 @@ from sparkkeras.spark.connect import is_remote
 from sparkkeras.spark.remote_files import RemoteFiles, local_part, reason_of
 from sparkkeras.training import persistence
 from sparkkeras.training.references import decode, encode, find_code, is_registered, reference_to_code
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 S = TypeVar("S", bound="Savable")
 
@@ -252,7 +250,6 @@ def _session(of: BaseReadWrite, doing: str) -> SparkSession:
         StorageError: There is no session.
     """
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
     try:
         return of.sparkSession

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, Unpack, cast
 
 import keras
 from pyspark.ml import Model
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparkkeras.arguments import known_arguments, listing
@@ -24,9 +25,6 @@ from sparkkeras.scoring.columns import with_predictions
 from sparkkeras.sources.column_names import is_case_sensitive
 from sparkkeras.sources.frame import ColumnMapping, is_frame
 from sparkkeras.spark_model import SparkModel
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArguments):
