@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 from pyspark.errors import PySparkRuntimeError
@@ -39,8 +39,6 @@ from sparkkeras.spark.connect import is_remote
 from sparkkeras.spark.remote_files import RemoteFiles, local_part, reason_of
 from sparkkeras.training import persistence
 from sparkkeras.training.references import decode, encode, find_code, is_registered, reference_to_code
-
-S = TypeVar("S", bound="Savable")
 
 _MODEL = "model.keras"
 _METADATA_KEY = "sparkkeras"

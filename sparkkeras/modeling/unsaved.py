@@ -40,16 +40,14 @@ def collect(model: keras.Model) -> Saved:
     Raises:
         ModelError: An attribute that ``compile`` sets cannot be saved.
     """
-    weights = [bool(weight.trainable) for weight in model.weights]
-    trained = list(optimizers.trained(model))
     saved = {
         "lora": [
             [index, layer.lora_rank, layer.lora_alpha]
             for index, layer in enumerate(model._flatten_layers())
             if getattr(layer, "lora_enabled", False)
         ],
-        "trainable": weights,
-        "trained": [] if trained == weights else trained,
+        "trainable": [bool(weight.trainable) for weight in model.weights],
+        "trained": list(optimizers.trained(model)),
     }
     if model.compiled:
         saved |= {"compile": _own_compile(model), "optimizers": _optimizers(model)}
@@ -82,7 +80,7 @@ def restore(model: keras.Model, saved: Mapping[str, Any], custom_objects: Mappin
         changed = model.compiled and _restore_optimizers(model, saved.get("optimizers", {}))
     for name, value in saved.get("attributes", {}).items():
         setattr(model, name, value)
-    flags = saved.get("trained") or saved.get("trainable", ())
+    flags = saved.get("trained", ())
     if len(model.weights) == len(flags):
         optimizers.keep_trained(model, flags)
     return "compile" in saved or changed
