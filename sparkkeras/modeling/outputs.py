@@ -110,26 +110,18 @@ class OutputTask:
             if output.rank > 1 or (kind == "multiclass" and single):
                 return cls(None)
             return cls("multilabel" if kind == "binary" and not single else kind, from_logits)
-        fits = {
-            "regression": single,
-            "binary": single,
-            "multiclass": output.rank == 1,
-            "multilabel": output.rank <= 1,
-        }
-        if not fits[task]:
-            wanted = {
-                "regression": "one unit, whose value is the prediction. Omit task: outputCol contains all values",
-                "binary": "one unit. For two units with a softmax, use 'multiclass'",
-                "multiclass": "one unit per class. For one unit with a sigmoid, use 'binary'",
-                "multilabel": "units on one axis",
-            }[task]
+        fits, wanted = {
+            "regression": (single, "one unit, whose value is the prediction. Omit task: outputCol contains all values"),
+            "binary": (single, "one unit. For two units with a softmax, use 'multiclass'"),
+            "multiclass": (output.rank == 1, "one unit per class. For one unit with a sigmoid, use 'binary'"),
+            "multilabel": (output.rank <= 1, "units on one axis"),
+        }[task]
+        if not fits:
             raise ConfigurationError(
                 f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: expected "
                 f"{wanted}."
             )
-        if task == "regression":
-            return cls("regression")
-        return cls(task, from_logits)
+        return cls(task, from_logits and task != "regression")
 
 
 def names_by_output(argument: str, given: Any, outputs: Sequence[str]) -> list[Any]:
