@@ -58,10 +58,7 @@ def member_predictions(
         for model in models:
             check_rows(model, block.rows, "validation")
         with device.without_retracing_warnings():
-            yield (
-                without_features(block),
-                (_predicted_here(model, models[0], block, options.batch_size) for model in models),
-            )
+            yield without_features(block), _predicted_here(models, block, options.batch_size)
         return
     for model in models:
         check_can_predict(model)
@@ -77,21 +74,7 @@ def member_predictions(
             labelled = concatenate_alike(stored.run(LabelsTask(how)).collect())
             if labelled is None:
                 raise _no_rows()  # the transform has dropped all
-            predicted = (_predicted(stored, model, models[0], how, options, custom_objects) for model in models)
-            yield labelled, _of_the_same_rows(predicted, stored, how, labelled)
-
-
-def _of_the_same_rows(
-    predicted: Iterator[Array], stored: StoredDataset, how: Shared[BatchOptions], labelled: Block
-) -> Iterator[Array]:
-    """The predictions of each model. At the end, check that the labels are still those of their rows."""
-    yield from predicted
-    again = concatenate_alike(stored.run(LabelsTask(how)).collect())
-    if again is None or again.spec != labelled.spec or not all(map(np.array_equal, again.arrays, labelled.arrays)):
-        raise DataError(
-            "the labels of x_val changed while the models predicted: an executor was lost and its rows were read again in "
-            "another order, or transform= returns other labels each time. Write x_val to a table once, and pass the table."
-        )
+            yield labelled, _predicted_there(models, stored, how, options.batch_size, custom_objects, labelled)
 
 
 def without_features(block: Block) -> Block:
@@ -160,27 +143,40 @@ class MemberTask:
         return self.predict(context, map(self.inputs.of_rows, pieces_of(blocks, self.options.value)))
 
 
-def _predicted_here(model: keras.Model, first: keras.Model, block: Block, batch_size: int) -> Array:
-    rows = MemberInputs.of(model, first).of_rows(block).in_structure(input_structure(model))
-    found: Array = keras.tree.flatten(compatibility.predicted(model, as_built(model, rows.x), batch_size))[0]
-    return found
+def _predicted_here(models: Sequence[keras.Model], block: Block, batch_size: int) -> Iterator[Array]:
+    """The predictions of each model for rows in this process."""
+    for model in models:
+        rows = MemberInputs.of(model, models[0]).of_rows(block).in_structure(input_structure(model))
+        yield keras.tree.flatten(compatibility.predicted(model, as_built(model, rows.x), batch_size))[0]
 
 
-def _predicted(
+def _predicted_there(
+    models: Sequence[keras.Model],
     stored: StoredDataset,
-    model: keras.Model,
-    first: keras.Model,
     how: Shared[BatchOptions],
-    options: BatchOptions,
+    batch_size: int,
     custom_objects: Mapping[str, Any],
-) -> Array:
-    archive = ModelArchive.pack_to_predict(model, custom_objects)
-    of_member = inference.batch_options(model, options.batch_size, None)
-    with stored.share(archive) as shared, stored.share(ModelWeights.take(model)) as state, stored.share(of_member) as its:
-        predict = PredictTask(shared, state, its, schema_of(model))
-        task = MemberTask(predict, how, MemberInputs.of(model, first))
-        found: Array = keras.tree.flatten(join_predictions(stored.run(task).collect()))[0]
-    return found
+    labelled: Block,
+) -> Iterator[Array]:
+    """The predictions of each model for stored rows. At the end, check that the labels are still those of their rows."""
+    for model in models:
+        archive = ModelArchive.pack_to_predict(model, custom_objects)
+        of_member = inference.batch_options(model, batch_size, None)
+        with (
+            stored.share(archive) as shared,
+            stored.share(ModelWeights.take(model)) as state,
+            stored.share(of_member) as its,
+        ):
+            predict = PredictTask(shared, state, its, schema_of(model))
+            task = MemberTask(predict, how, MemberInputs.of(model, models[0]))
+            found = join_predictions(stored.run(task).collect())
+        yield keras.tree.flatten(found)[0]
+    again = concatenate_alike(stored.run(LabelsTask(how)).collect())
+    if again is None or again.spec != labelled.spec or not all(map(np.array_equal, again.arrays, labelled.arrays)):
+        raise DataError(
+            "the labels of x_val changed while the models predicted: an executor was lost and its rows were read again in "
+            "another order, or transform= returns other labels each time. Write x_val to a table once, and pass the table."
+        )
 
 
 def _no_rows() -> DataError:
