@@ -218,8 +218,8 @@ def _uncompiled(model: keras.Model) -> keras.Model:
     bare.__dict__.update(vars(model), compiled=False, _jit_compile=None)
     # A jit_compile that Keras has resolved for this machine is not a setting of the user: workers resolve it themselves.
     is_set = model._jit_compile is not None and (model.compiled or model._jit_compile != bare.jit_compile)
-    bare.__dict__["_jit_compile"] = model._jit_compile if is_set else None
-    bare.__dict__.update(dict.fromkeys(("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")))
+    compiled = dict.fromkeys(("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker"))
+    bare.__dict__.update(compiled, _jit_compile=model._jit_compile if is_set else None)
     bare.__dict__["get_compile_config"] = dict  # also where a class overrides it
     for name in ("_compile_config", "_compiled_trainable_state"):
         bare.__dict__.pop(name, None)

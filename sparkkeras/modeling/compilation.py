@@ -58,7 +58,9 @@ def check_compiled(model: Any) -> None:
 
 def _check_names(model: keras.Model) -> None:
     """Reject unknown names of losses and metrics, which Keras would report only with the first batch."""
-    if overrides(model, *_USE_COMPILED):  # the subclass may interpret the names itself
+    if overrides(
+        model, "compile", "train_step", "test_step", "compute_loss", "compute_metrics"
+    ):  # which may interpret the names
         return
     for argument, module, by_labels in (
         ("loss", keras.losses, ("crossentropy", "ce")),
@@ -79,9 +81,6 @@ def _check_names(model: keras.Model) -> None:
                     f"Call model.compile(...) again, with a name, a function or an object of keras.{where}, or a custom "
                     "function or object."
                 ) from error
-
-
-_USE_COMPILED = ("compile", "train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def _names_in(given: Any) -> Iterator[str]:

@@ -55,7 +55,7 @@ def check_label_structure(model: keras.Model, structure: Structure | None) -> li
     if structure is None or not outputs:
         return []
     with_loss = [index for index, loss in enumerate(losses) if loss is not None]
-    custom = overrides(model, *_USE_LABELS)
+    custom = overrides(model, "train_step", "test_step", "compute_loss")
     if structure.names is not None and not custom and (len(outputs) > 1 or structure.names != tuple(names)):
         _check_names(structure, schema_of(model), losses)
     if structure.count == len(outputs):
@@ -121,9 +121,6 @@ def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) ->
             f"class_weight={dict(class_weight)!r} contains unknown classes, {', '.join(map(str, unknown))}: with the loss "
             f"{name} the model has {counted(classes, 'class')}: expected class indices from 0 to {classes - 1}."
         )
-
-
-_USE_LABELS = ("train_step", "test_step", "compute_loss")
 
 
 _ELEMENTWISE = (

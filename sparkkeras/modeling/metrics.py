@@ -214,10 +214,7 @@ def log_names(model: keras.Model) -> tuple[str, ...] | None:
 
 
 def _reports_itself(model: keras.Model) -> bool:
-    return overrides(model, *_REPORTING)
-
-
-_REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+    return overrides(model, "train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
 def has_own_names(model: keras.Model) -> bool:

@@ -22,7 +22,7 @@ def check_mean_over_rows(model: keras.Model) -> None:
     """
     for loss in keras.tree.flatten(compiled_with(model).get("loss")):
         reduction = getattr(loss, "reduction", "mean")
-        if reduction not in _MEANS:
+        if reduction not in ("sum_over_batch_size", "mean"):
             reason = "is not a mean over rows"
             if reduction == "mean_with_sample_weight":
                 reason = "divides by the sum of the sample weights of a batch"
@@ -86,8 +86,6 @@ _INSTEAD = {
     "tversky": "keras.losses.Tversky(axis=...) with all axes but the first",
 }
 _OWN = "a loss that is a mean over rows, or another mode"
-
-_MEANS = ("sum_over_batch_size", "mean")
 
 
 def _named(loss: Any) -> str:

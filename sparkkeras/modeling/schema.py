@@ -25,7 +25,8 @@ def schema_of(model: keras.Model) -> Schema:
     tensors = input_tensors(model)
     structure = input_structure(model)
     _check_names("inputs", "x", structure)
-    _check_names("outputs", "y", output_structure(model))
+    of_outputs = output_structure(model)
+    _check_names("outputs", "y", of_outputs)
     names: Sequence[str] = (structure and structure.names) or [tensor.name for tensor in tensors]
     entries = _entries(model)
     layers = [layer for layer in getattr(graph_of(model), "layers", ()) if isinstance(layer, keras.layers.InputLayer)]
@@ -45,7 +46,7 @@ def schema_of(model: keras.Model) -> Schema:
     if len(names) != len(tensors):
         names = [tensor.name for tensor in tensors]
     outputs = tuple(map(_spec, tensors, names))
-    return Schema(inputs, outputs, floatx(), structure, output_structure(model))
+    return Schema(inputs, outputs, floatx(), structure, of_outputs)
 
 
 def _check_names(kind: str, side: str, structure: Structure | None) -> None:
