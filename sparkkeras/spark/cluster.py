@@ -30,11 +30,10 @@ from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import ClusterError, warn
-from sparkkeras.spark import probe
+from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
 from sparkkeras.spark.settings import TaskResources, is_local
 from sparkkeras.spark.slots import check_slots, slots_of
-from sparkkeras.spark.worker_checks import PACKAGE, check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Cluster:
         self._resources = resources
         self.task_cores = _settings_of(self.context).task_cores if resources is None else resources.cores
         self._environment = {**environment(self.task_cores), **TRAINING_WORKERS}
-        _equip(self)
+        worker_checks.equip(self.context, self._probe, self._send_package)
 
     @property
     def carried_environment(self) -> Mapping[str, str]:
@@ -138,7 +137,18 @@ class Cluster:
         Raises:
             ClusterError: A worker lacks it.
         """
-        check_optional(_equipped[self.context], module, package, purpose)
+        worker_checks.check_optional(worker_checks.equipped[self.context], module, package, purpose)
+
+    def _probe(self) -> list[dict[str, Any]]:
+        tasks = min(self.slots, _PROBED_SLOTS)
+        with self.training_workers():
+            rdd = self.context.parallelize(range(tasks), tasks).mapPartitions(probe.probe)
+            _ = rdd._jrdd
+        return self.collect(rdd)
+
+    def _send_package(self) -> None:
+        folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=self.context._temp_dir)  # which Spark removes
+        self.context.addPyFile(worker_checks.pack_package(folder))
 
     def background(self, call: Callable[[], R]) -> SparkRunning[R]:
         """Run a call that starts jobs in a background thread.
@@ -426,7 +436,7 @@ def _is_installed(python: str) -> bool:
         )
     except OSError:  # no such Python, which Spark reports later
         return False
-    return process.stdout == str(PACKAGE / "__init__.py")
+    return process.stdout == str(worker_checks.PACKAGE / "__init__.py")
 
 
 def check_running(context: SparkContext) -> None:
@@ -458,21 +468,19 @@ def missing_settings() -> dict[str, str]:
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
-    if context is None or context in _advised or context not in _equipped or _uses_connect():
+    if context is None or context in _advised or context not in worker_checks.equipped or _uses_connect():
         return {}
     _advised.add(context)
     conf = context.getConf()
     missing = {name: value for name, value in FASTER_SETTINGS.items() if conf.get(name, "false") == "false"}
-    if not all(worker["package"] for worker in _equipped[context]):  # the daemon starts before Spark ships the package
+    if not all(worker["package"] for worker in worker_checks.equipped[context]):
+        # The daemon starts before Spark ships the package.
         missing.pop("spark.python.daemon.module", None)
     return missing
 
 
 _advised: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 """The contexts for which `missing_settings` was called."""
-
-_equipped: weakref.WeakKeyDictionary[SparkContext, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
-"""The results of `sparkkeras.spark.probe.probe`, one per probed worker."""
 
 
 def start_workers() -> None:
@@ -496,29 +504,3 @@ def start_workers() -> None:
 
 _starting: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 """The contexts for which `start_workers` was called."""
-
-
-def _equip(cluster: Cluster) -> None:
-    """Probe the workers, once per context, and ship this package if one lacks it or has another version.
-
-    Raises:
-        ClusterError: Workers lack Keras or its backend, or run another Python version.
-    """
-    with probing(cluster.context):
-        if cluster.context in _equipped:
-            return
-        found = _probe(cluster)
-        check_workers(found)
-        if not is_current(found):
-            # In the temporary folder of the context, which Spark removes.
-            folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir)
-            cluster.context.addPyFile(pack_package(folder))
-        _equipped[cluster.context] = found
-
-
-def _probe(cluster: Cluster) -> list[dict[str, Any]]:
-    tasks = min(cluster.slots, _PROBED_SLOTS)
-    with cluster.training_workers():
-        rdd = cluster.context.parallelize(range(tasks), tasks).mapPartitions(probe.probe)
-        _ = rdd._jrdd
-    return cluster.collect(rdd)

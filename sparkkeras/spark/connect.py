@@ -28,12 +28,11 @@ from sparkkeras.data.block import CHUNK_BYTES
 from sparkkeras.data.dataset import DriverAddress, Shared, Unmerged
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
-from sparkkeras.spark import probe
+from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.spark.settings import is_local
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
-from sparkkeras.spark.worker_checks import check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class RemoteCluster:
         self.session = session
         self.task_cores = task_cores(session)
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
-        _equip(self)
+        worker_checks.equip(session, self._probe, self._send_package)
 
     @property
     def is_local(self) -> bool:
@@ -111,7 +110,16 @@ class RemoteCluster:
 
     def require(self, module: str, package: str, purpose: str) -> None:
         """Reject workers that lack an optional module; see `Cluster.require`."""
-        check_optional(_equipped[self.session], module, package, purpose)
+        worker_checks.check_optional(worker_checks.equipped[self.session], module, package, purpose)
+
+    def _probe(self) -> list[dict[str, Any]]:
+        frame = self.session.range(0, _PROBES, 1, _PROBES)
+        backend = self.carried_environment["KERAS_BACKEND"]
+        return self.collect(frame.mapInArrow(functools.partial(probe.probe_batches, backend), RESULT))
+
+    def _send_package(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+            self.session.addArtifacts(worker_checks.pack_package(folder), pyfile=True)
 
     def await_slots(self, count: int) -> None:
         """Wait until so many tasks can run at the same time, in a barrier stage without work.
@@ -242,7 +250,6 @@ _plan_caches: weakref.WeakKeyDictionary[SparkSession, tuple[int, str]] = weakref
 
 _plan_caches_lock = threading.Lock()
 _sent: weakref.WeakKeyDictionary[SparkSession, set[str]] = weakref.WeakKeyDictionary()
-_equipped: weakref.WeakKeyDictionary[SparkSession, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _slots: weakref.WeakKeyDictionary[SparkSession, int] = weakref.WeakKeyDictionary()
 """The number of slots of each session when they were counted last: while all are held, they cannot be counted."""
 
@@ -339,25 +346,6 @@ def unpack_cells(cells: Iterable[bytes]) -> Iterator[Any]:
         if found.is_last:
             yield pickle.loads(b"".join(parts))
             parts.clear()
-
-
-def _equip(cluster: RemoteCluster) -> None:
-    """Probe the workers, once per session, and ship this package if one lacks it or has another version."""
-    with probing(cluster.session):
-        if cluster.session in _equipped:
-            return
-        found = _probe(cluster)
-        check_workers(found)
-        if not is_current(found):
-            with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
-                cluster.session.addArtifacts(pack_package(folder), pyfile=True)
-        _equipped[cluster.session] = found
-
-
-def _probe(cluster: RemoteCluster) -> list[dict[str, Any]]:
-    frame = cluster.session.range(0, _PROBES, 1, _PROBES)
-    backend = cluster.carried_environment["KERAS_BACKEND"]
-    return cluster.collect(frame.mapInArrow(functools.partial(probe.probe_batches, backend), RESULT))
 
 
 AnyCluster = Cluster | RemoteCluster

@@ -6,8 +6,7 @@ import sys
 import threading
 import weakref
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,23 @@ PACKAGE = Path(__file__).parent.parent
 """The folder of this package, which is sent to workers that lack it."""
 
 
-@contextmanager
-def probing(owner: Any) -> Iterator[None]:
-    """Probe the workers of a SparkContext or session in one thread at a time.
+equipped: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+"""The results of `sparkkeras.spark.probe.probe`, one per probed worker, of each SparkContext or session."""
+
+
+def equip(owner: Any, find: Callable[[], list[dict[str, Any]]], send: Callable[[], None]) -> None:
+    """Probe the workers once for each SparkContext or session, and ship this package if one lacks it or has another version.
 
     A probe waits for free slots, so that of one context must not block the threads that use others. The tasks pickle
     `sparkkeras.spark.probe` by value, because workers may lack this package.
+
+    Args:
+        owner: The SparkContext or the session.
+        find: Runs the probe.
+        send: Ships this package; see `pack_package`.
+
+    Raises:
+        ClusterError: Workers lack Keras or its backend, or run another Python version.
     """
     from pyspark import cloudpickle
 
@@ -34,7 +44,14 @@ def probing(owner: Any) -> Iterator[None]:
         lock = _locks.setdefault(owner, threading.Lock())
         cloudpickle.register_pickle_by_value(probe)  # never undone, as another thread may be probing
     with lock:
-        yield
+        if owner in equipped:
+            return
+        found = find()
+        check_workers(found)
+        ours = probe.package_digest(PACKAGE)
+        if any(worker["package"] != ours for worker in found):
+            send()
+        equipped[owner] = found
 
 
 def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
@@ -74,12 +91,6 @@ def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str
                 f"{purpose} need {package} on Spark's workers, and {worker['python']} (Python {worker['version']}) on "
                 f"{worker['host']} lacks it. Install it there: pip install {package}."
             )
-
-
-def is_current(found: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all workers have this version of the package."""
-    ours = probe.package_digest(PACKAGE)
-    return all(worker["package"] == ours for worker in found)
 
 
 def pack_package(folder: str) -> str:

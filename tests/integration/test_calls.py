@@ -8,17 +8,17 @@ import pytest
 from keras.callbacks import EarlyStopping
 
 from sparkkeras import ConfigurationError, ModelError, SparkModel
-from sparkkeras.spark import cluster
+from sparkkeras.spark import cluster, worker_checks
 from tests.models import regression
 
 
 def test_making_a_model_probes_the_workers(sc, monkeypatch):
     monkeypatch.setattr(cluster, "_starting", set())
-    monkeypatch.setattr(cluster, "_equipped", {})
+    monkeypatch.setattr(worker_checks, "equipped", {})
     SparkModel(regression())
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "sparkkeras-start"]
     thread.join(60)
-    assert len(cluster._equipped[sc]) == 2
+    assert len(worker_checks.equipped[sc]) == 2
     assert cluster._starting == {sc}
 
 

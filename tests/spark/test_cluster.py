@@ -9,6 +9,7 @@ from pyspark import SparkContext, TaskContext
 
 from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError
 from sparkkeras.spark import cluster as cluster_module
+from sparkkeras.spark import worker_checks
 from sparkkeras.spark.cluster import Cluster, active_context, missing_settings
 from sparkkeras.spark.job_errors import interruptible, quietly
 from sparkkeras.spark.slots import holding_slots
@@ -251,14 +252,14 @@ def test_settings_that_make_spark_faster_are_listed_once_if_the_context_lacks_th
     context = Configured()
     monkeypatch.setattr(SparkContext, "_active_spark_context", context)
     assert missing_settings() == {}, "the workers are not known yet"
-    monkeypatch.setitem(cluster_module._equipped, context, [{"package": "digest"}, {"package": package}])
+    monkeypatch.setitem(worker_checks.equipped, context, [{"package": "digest"}, {"package": package}])
     assert missing_settings() == expected
     assert missing_settings() == {}
 
 
 def test_the_context_of_a_connect_server_in_this_process_is_not_used(monkeypatch):
     server = object()
-    monkeypatch.setattr(cluster_module, "_equipped", {server: []})
+    monkeypatch.setattr(worker_checks, "equipped", {server: []})
     monkeypatch.setattr(SparkContext, "_active_spark_context", server)
     assert active_context() is server
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from sparkkeras.spark import probe
-from sparkkeras.spark.worker_checks import probing
+from sparkkeras.spark.worker_checks import equip
 
 
 class Owner:
@@ -15,25 +15,24 @@ class Owner:
 
 
 def test_a_probe_blocks_only_other_probes_of_its_context():
-    first, second, entered, free = Owner(), Owner(), threading.Event(), threading.Event()
+    first, second, entered, free, probes = Owner(), Owner(), threading.Event(), threading.Event(), []
 
-    def probe():
-        with probing(first):
-            entered.set()
-            free.wait(10)
+    def find():
+        probes.append(1)
+        entered.set()
+        free.wait(10)
+        return []
 
-    threads = [threading.Thread(target=probe) for _ in range(2)]
+    threads = [threading.Thread(target=equip, args=(first, find, list)) for _ in range(2)]
     for thread in threads:
         thread.start()
     assert entered.wait(10)
-    with probing(second):
-        pass
-    entered.clear()
-    assert not entered.wait(0.1), "the second probe of the first context waits"
+    equip(second, list, list)
+    assert all(thread.is_alive() for thread in threads), "the second one waits for the first probe"
     free.set()
     for thread in threads:
         thread.join(10)
-    assert entered.is_set()
+    assert probes == [1]
 
 
 @pytest.mark.parametrize(("environment", "loads"), [({"SPARKKERAS_WORKER": "1"}, True), ({"SPARKKERAS_FORKS": "1"}, False)])
