@@ -23,14 +23,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from sparkkeras import errors
 from sparkkeras.data.block import CHUNK_BYTES
 from sparkkeras.data.dataset import DriverAddress, Shared, Unmerged
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
-from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
+from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
-from sparkkeras.spark.job_errors import translated
+from sparkkeras.spark.job_errors import error_named, translated
 from sparkkeras.spark.settings import is_local
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.worker.device import Environment, worker_environment
@@ -296,10 +295,7 @@ class TaskFailure(Unmerged):
 
     def error(self) -> Exception:
         """The same error, if it is one of this package; otherwise a `WorkerError` with its traceback."""
-        kind = getattr(errors, self.kind, None)
-        if isinstance(kind, type) and issubclass(kind, SparkKerasError):
-            return kind(self.message)
-        return translated(RuntimeError(self.traceback))
+        return error_named(self.kind, self.message) or translated(RuntimeError(self.traceback))
 
 
 @dataclass(frozen=True)

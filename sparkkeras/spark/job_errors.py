@@ -341,10 +341,14 @@ def package_error(traceback: str) -> SparkKerasError | None:
     for number, line in enumerate(last):
         if line.startswith("sparkkeras.errors."):
             name, _, message = line.removeprefix("sparkkeras.errors.").partition(": ")
-            kind = getattr(errors, name, None)
-            if isinstance(kind, type) and issubclass(kind, SparkKerasError):
-                return kind("\n".join([message, *last[number + 1 :]]).strip())
+            return error_named(name, "\n".join([message, *last[number + 1 :]]).strip())
     return None
+
+
+def error_named(name: str, message: str) -> SparkKerasError | None:
+    """An error of this package by the name of its class; ``None`` if there is none."""
+    kind = getattr(errors, name, None)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, SparkKerasError) else None
 
 
 def quietly(call: Callable[[], Any]) -> None:
@@ -366,15 +370,11 @@ def interruptible() -> Iterator[None]:
     logs its traceback, which is left out: Python prints it as well.
     """
     handled = sys.exception()  # an interrupt that was already caught does not count
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    replaced = is_main and getattr(handler, "__qualname__", "").startswith("SparkContext.")
-    if replaced:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     no_interrupts = functools.partial(_is_no_interrupt)  # an object of its own, as these contexts may be nested
     logging.getLogger().addFilter(no_interrupts)
     try:
-        yield
+        with interrupts_here():
+            yield
     except TrainingInterruptedError:  # which comes from an interrupt, and says more
         raise
     except Exception as error:
@@ -383,8 +383,6 @@ def interruptible() -> Iterator[None]:
         raise
     finally:
         logging.getLogger().removeFilter(no_interrupts)
-        if replaced:
-            signal.signal(signal.SIGINT, handler)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
@@ -408,7 +406,8 @@ def _hides_interrupt(error: BaseException | None, handled: BaseException | None)
 def interrupts_here() -> Iterator[None]:
     """Make Ctrl-C raise KeyboardInterrupt, so that workers can still end: PySpark's handler would cancel all jobs first."""
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not _is_pyspark_handler(handler):
+    is_pysparks = str(getattr(handler, "__module__", "")).startswith("pyspark.")
+    if threading.current_thread() is not threading.main_thread() or not is_pysparks:
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -416,7 +415,3 @@ def interrupts_here() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _is_pyspark_handler(handler: object) -> bool:
-    return str(getattr(handler, "__module__", "")).startswith("pyspark.")
