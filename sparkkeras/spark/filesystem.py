@@ -35,16 +35,16 @@ def read_bytes(path: str) -> bytes:
         StorageError: The file does not exist or cannot be read.
     """
     if not has_scheme(path):
-        try:
-            return Path(path).read_bytes()
-        except IsADirectoryError as error:
-            raise _folder_error(path, Path(path)) from error
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and Path(path + SUFFIX).is_dir():
+        with _local_errors("read", path):
+            try:
+                return Path(path).read_bytes()
+            except IsADirectoryError as error:
+                raise _folder_error(path, Path(path)) from error
+            except FileNotFoundError:
+                if not Path(path + SUFFIX).is_dir():
+                    raise
                 return read_data_set(Path(path + SUFFIX), path)
-            raise StorageError(f"cannot read {path!r}: {error.strerror or error}.") from error
-    remote = _remote_files()
-    if remote is not None:
+    if remote := _remote_files():
         return remote.read(path)
     hadoop = _Hadoop(path)
     with hadoop.errors("read"), _temporary() as local:
@@ -79,48 +79,35 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
         ClusterError: The path is a URI, and this process uses Spark Connect.
     """
     if has_scheme(path):
-        _write_hadoop(path, data, overwrite)
+        with _temporary() as local:
+            local.write_bytes(data)
+            _put_hadoop(path, local, overwrite)
         return
     target = Path(path)
     if target.name in ("", ".."):
         raise StorageError(f"cannot write {path!r}: it is a directory; pass the path of a file.")
     if not overwrite and target.exists():
         raise StorageError(_exists(path))
+    with _new_local_file(path, overwrite) as file:
+        file.write(data)
+
+
+@contextmanager
+def _new_local_file(path: str, overwrite: bool = True) -> Iterator[BinaryIO]:
+    folder = Path(path).parent
     try:
-        with draft_of(target, overwrite) as draft, draft.open("xb") as file:
-            file.write(data)
+        with draft_of(Path(path), overwrite) as draft, draft.open("xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
+    except StorageError:
+        raise
     except FileExistsError as error:
         raise StorageError(_exists(path)) from error
     except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _write_error(path: str, error: OSError) -> StorageError:
-    """The error for a local path that cannot be written."""
-    folder = Path(path).parent
-    if not folder.exists():
-        return StorageError(f"cannot write {path!r}: the folder {str(folder)!r} does not exist. Create it first.")
-    return StorageError(f"cannot write {path!r}: {error.strerror or error}.")
-
-
-def put_file(path: str, source: Path) -> None:
-    """Move or copy a local file to a path, atomically. The source may be gone afterwards; an existing file is replaced.
-
-    Raises:
-        StorageError: The folder does not exist or is not writable.
-    """
-    if has_scheme(path):
-        _put_hadoop(path, source, overwrite=True)
-        return
-    try:
-        with draft_of(Path(path)) as draft:
-            shutil.move(source, draft)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise _write_error(path, error) from error
+        missing = f"the folder {str(folder)!r} does not exist. Create it first."
+        reason = f"{error.strerror or error}." if folder.exists() else missing
+        raise StorageError(f"cannot write {path!r}: {reason}") from error
 
 
 @contextmanager
@@ -137,26 +124,18 @@ def new_file(path: str, *, atomic: bool = True) -> Iterator[BinaryIO]:
     Raises:
         StorageError: The folder does not exist or is not writable, or its disk is full.
     """
-    if has_scheme(path):
-        with _temporary() as local:
-            with local.open("wb") as file:
-                yield file
-            remote = _remote_files()
-            if remote is None:
-                _put_hadoop(path, local, overwrite=True, atomic=atomic)
-                return
+    if not has_scheme(path):
+        with _new_local_file(path) as file:
+            yield file
+        return
+    with _temporary() as local:
+        with local.open("wb") as file:
+            yield file
+        if remote := _remote_files():
             with local.open("rb") as file:
                 remote.write(path, file)
-        return
-    try:
-        with draft_of(Path(path)) as draft, draft.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except StorageError:
-        raise
-    except OSError as error:
-        raise _write_error(path, error) from error
+        else:
+            _put_hadoop(path, local, overwrite=True, atomic=atomic)
 
 
 def folders_in(folder: str) -> list[str]:
@@ -179,14 +158,10 @@ def names_in(folder: str) -> list[str]:
 
 def _names(folder: str, folders: bool) -> list[str]:
     if not has_scheme(folder):
-        try:
+        with _local_errors("read", folder), suppress(FileNotFoundError):
             return _chosen(((path.name, path.is_dir()) for path in Path(folder).iterdir()), folders)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StorageError(f"cannot read {folder!r}: {error.strerror or error}.") from error
-    remote = _remote_files()
-    if remote is not None:
+        return []
+    if remote := _remote_files():
         names = (file.partition("/") for file in remote.files(folder))
         return sorted({name for name, inside, _ in names if bool(inside) == folders})
     hadoop = _Hadoop(folder)
@@ -215,16 +190,12 @@ def make_folder(folder: str) -> None:
         StorageError: The folder cannot be created.
     """
     if not has_scheme(folder):
-        try:
+        with _local_errors("create the folder", folder):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot create the folder {folder!r}: {error.strerror or error}.") from error
-        return
-    if _remote_files() is not None:
-        return  # queries that write create it
-    hadoop = _Hadoop(folder)
-    with hadoop.errors("create"):
-        hadoop.files.mkdirs(hadoop.path(folder))
+    elif not _remote_files():  # of which queries that write create it
+        hadoop = _Hadoop(folder)
+        with hadoop.errors("create"):
+            hadoop.files.mkdirs(hadoop.path(folder))
 
 
 def remove(path: str) -> None:
@@ -234,20 +205,16 @@ def remove(path: str) -> None:
         StorageError: The file exists and cannot be removed.
     """
     if not has_scheme(path):
-        try:
+        with _local_errors("remove", path):
             Path(path).unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot remove {path!r}: {error.strerror or error}.") from error
         remove_folder(path + SUFFIX)
-        return
-    remote = _remote_files()
-    if remote is not None:
+    elif remote := _remote_files():
         remote.remove(path)
-        return
-    hadoop = _Hadoop(path)
-    with hadoop.errors("remove"):
-        hadoop.files.delete(hadoop.path(path), False)
-        hadoop.files.delete(hadoop.path(path + SUFFIX), True)
+    else:
+        hadoop = _Hadoop(path)
+        with hadoop.errors("remove"):
+            hadoop.files.delete(hadoop.path(path), False)
+            hadoop.files.delete(hadoop.path(path + SUFFIX), True)
 
 
 def remove_folder(folder: str) -> None:
@@ -257,20 +224,14 @@ def remove_folder(folder: str) -> None:
         StorageError: It cannot be removed.
     """
     if not has_scheme(folder):
-        try:
+        with _local_errors("remove", folder), suppress(FileNotFoundError):
             shutil.rmtree(folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StorageError(f"cannot remove {folder!r}: {error.strerror or error}.") from error
-        return
-    remote = _remote_files()
-    if remote is not None:
+    elif remote := _remote_files():
         remote.remove_folder(folder)
-        return
-    hadoop = _Hadoop(folder)
-    with hadoop.errors("remove"):
-        hadoop.files.delete(hadoop.path(folder), True)
+    else:
+        hadoop = _Hadoop(folder)
+        with hadoop.errors("remove"):
+            hadoop.files.delete(hadoop.path(folder), True)
 
 
 def exists(uri: str) -> bool:
@@ -360,10 +321,15 @@ def _remote_files() -> RemoteFiles | None:
     return None if session is None else RemoteFiles(session)
 
 
-def _write_hadoop(path: str, data: bytes, overwrite: bool) -> None:
-    with _temporary() as local:
-        local.write_bytes(data)
-        _put_hadoop(path, local, overwrite)
+@contextmanager
+def _local_errors(verb: str, path: str) -> Iterator[None]:
+    """Errors of local files become a `StorageError`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot {verb} {path!r}: {error.strerror or error}.") from error
 
 
 def _put_hadoop(path: str, source: Path, overwrite: bool, atomic: bool = True) -> None:

@@ -335,8 +335,8 @@ def test_a_call_waits_for_no_write(served, monkeypatch):
     """Neither of its own model nor of any other trial."""
     ledger, journal, address = served
     can_write = threading.Event()
-    put_file = filesystem.put_file
-    monkeypatch.setattr(filesystem, "put_file", lambda *given: can_write.wait(10) and put_file(*given))
+    new_file = filesystem.new_file
+    monkeypatch.setattr(filesystem, "new_file", lambda *given: can_write.wait(10) and new_file(*given))
     address = replace(address, timeout=2.0)
     with SearchClient(address, Worker("a/0")) as one, SearchClient(address, Worker("b/1", 1)) as other:
         first, second = one.ask(), other.ask()
