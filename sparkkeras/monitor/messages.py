@@ -131,18 +131,9 @@ class RunReporter:
         now = self._wall_clock()
         name = f"{datetime.fromtimestamp(now):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         self._run = _Memory(name, started, now, self._clock)
-        self._add(
-            "run",
-            kind=started.kind,
-            name=started.name,
-            settings={**_settings_of_search(started), **started.settings},
-            epochs=started.epochs,
-            initial_epoch=started.initial_epoch,
-            metric=started.metric,
-            minimizes=started.minimizes,
-            max_trials=started.max_trials,
-            parameters=[{"name": each.name, "options": each.options, "is_log": each.is_log} for each in started.parameters],
-        )
+        settings = {**_settings_of_search(started), **started.settings}
+        parameters = [vars(each) for each in started.parameters]
+        self._add("run", **{**vars(started), "settings": settings, "parameters": parameters})
 
     def end(self, status: str, error: BaseException | None = None) -> None:
         """The run ends.
@@ -197,8 +188,8 @@ class RunReporter:
                 self.end(event.status, error)
             case _ if self._run is None:
                 pass
-            case PhaseStarted(text):
-                self._add("phase", key=("phase",), text=text)
+            case PhaseStarted():
+                self._add("phase", key=("phase",), **vars(event))
             case WorkersChanged(count):
                 self._run.pace.handle(event)
                 self._add("count", workers=count)
@@ -218,23 +209,23 @@ class RunReporter:
                     rows=[each.rows for each in workers],
                     seconds=[each.seconds for each in workers],
                 )
-            case Incident(kind, text):
-                self._add("incident", kind=kind, text=text)
-            case CheckpointWritten(path, epoch, seconds):
-                self._add("checkpoint", path=path, epoch=epoch, seconds=seconds)
+            case Incident():
+                self._add("incident", **vars(event))
+            case CheckpointWritten():
+                self._add("checkpoint", **vars(event))
             case TrialChanged(trial, params):
                 self._trial(trial, params)
             case MemberTrained(member, epochs, logs):
                 self._add("member", member=member, epochs=epochs, history=_columns(logs))
-            case RankChanged(rank, state, host):
+            case RankChanged():
                 self._run.pace.handle(event)
-                self._add("rank", rank=rank, state=state, host=host)
-            case RankReported(rank, epoch, epochs, logs):  # all epochs of rank 0, the last one of others
+                self._add("rank", **vars(event))
+            case RankReported(rank):  # all epochs of rank 0, the last one of others
                 left = self._run.pace.seconds_left if self._run.pace.handle(event) else None
                 key = None if rank == 0 else ("report", rank)
-                self._add("report", key, rank=rank, epoch=epoch, epochs=epochs, logs=logs, seconds_left=left)
-            case OutputWritten(rank, text):
-                self._add("output", key=("output", rank), most=MAX_OUTPUTS, rank=rank, text=text)
+                self._add("report", key=key, **vars(event), seconds_left=left)
+            case OutputWritten(rank):
+                self._add("output", key=("output", rank), most=MAX_OUTPUTS, **vars(event))
 
     def _add(self, of_type: str, /, key: tuple[Any, ...] | None = None, most: int = 1, **fields: Any) -> None:
         assert self._run is not None
