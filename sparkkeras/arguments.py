@@ -233,6 +233,16 @@ def anything(_: str, value: Any) -> Any:
     return value
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is a whole number, of Python or NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, of Python or NumPy."""
+    return is_integer(value) or isinstance(value, (float, np.floating))
+
+
 def integer(name: str, value: Any, low: int = 1) -> int:
     """An integer of at least ``low``."""
     return _integer(name, value, low, "")
@@ -244,7 +254,7 @@ def optional_integer(name: str, value: Any, low: int = 1) -> int | None:
 
 
 def _integer(name: str, value: Any, low: int, otherwise: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+    if not is_integer(value) or value < low:
         expected = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
         raise ConfigurationError(f"{name}={value!r}: expected {expected}{otherwise}.")
     return int(value)
@@ -275,8 +285,7 @@ def class_weight(name: str, value: Any) -> dict[int, float] | None:
         raise ConfigurationError(f"{name}={value!r}: {expected}")
     for key, weight in value.items():
         is_weight = isinstance(weight, (int, float, np.number)) and np.isfinite(weight) and weight >= 0
-        is_number = isinstance(key, (int, float, np.integer, np.floating)) and not isinstance(key, bool)
-        if not is_number or key < 0 or key % 1 != 0 or not is_weight:
+        if not is_number(key) or key < 0 or key % 1 != 0 or not is_weight:
             convert = " Convert the keys with int()." if isinstance(key, str) and key.isdecimal() else ""
             raise ConfigurationError(f"{name}={dict(value)!r}, of which {key!r}: {weight!r} is invalid: {expected}{convert}")
     return {int(key): float(weight) for key, weight in value.items()}
@@ -323,7 +332,7 @@ _PLAIN = (str, bytes, numbers.Number, np.bool_, type(None), list, tuple, dict, s
 
 def port(name: str, value: Any) -> int:
     """A port number; 0 selects any free port."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= 65535:
+    if not is_integer(value) or not 0 <= value <= 65535:
         raise ConfigurationError(f"{name}={value!r}: expected a number from 0 to 65535; 0 selects any free port.")
     return int(value)
 
@@ -355,7 +364,7 @@ def listeners(name: str, value: Any) -> list[EventListener]:
 
 def fraction(name: str, value: Any) -> float:
     """A number in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise ConfigurationError(f"{name}={value!r}: expected a number in [0, 1).")
     return float(value)
 
@@ -403,7 +412,7 @@ def frequency(name: str, value: Any) -> str | int:
         return "epoch"
     if value == "batch":
         return 1
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not is_integer(value) or value < 1:
         raise ConfigurationError(
             f'{name}={value!r}: expected "epoch", "batch", or a positive whole number of batches between exchanges.'
         )

@@ -30,8 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sparkkeras import arguments
 from sparkkeras.arguments import known_fields
 from sparkkeras.checkpoints import values
@@ -79,12 +77,11 @@ class Checkpoint:
         object.__setattr__(self, "keep", arguments.integer("keep", self.keep))
         every, seconds = self.every, self.every_seconds
         if every != "epoch":
-            if isinstance(every, (bool, str)) or not isinstance(every, (int, np.integer)) or every < 1:
+            if not arguments.is_integer(every) or int(every) < 1:
                 raise ConfigurationError(f'every={every!r}: expected "epoch" or a positive whole number of rounds.')
             object.__setattr__(self, "every", int(every))
         if seconds is not None:
-            is_number = isinstance(seconds, (int, float, np.number)) and not isinstance(seconds, bool)
-            if not is_number or not 0 < seconds < float("inf"):
+            if not arguments.is_number(seconds) or not 0 < seconds < float("inf"):
                 raise ConfigurationError(f"every_seconds={seconds!r}: expected a positive number of seconds or None.")
             object.__setattr__(self, "every_seconds", float(seconds))
 

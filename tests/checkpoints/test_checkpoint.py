@@ -70,7 +70,7 @@ def test_a_newer_item_replaces_the_one_that_waits():
     slow.may.set()
     assert writer.close() is None
     assert slow.written == [1, 3]
-    assert "sparkkeras-checkpoints" not in [thread.name for thread in threading.enumerate()]
+    assert not any(thread.name.startswith("sparkkeras-checkpoints") for thread in threading.enumerate())
 
 
 def test_the_last_item_is_tried_twice_and_errors_are_reported():
