@@ -49,14 +49,12 @@ class _Child:
         logged: The number of intermediate values that it has.
         value: The value of the trial.
         params: The hyper-parameters.
-        is_open: Whether it has not ended.
     """
 
     writer: RunWriter
     params: Mapping[str, Any]
     logged: int = 0
     value: float | None = None
-    is_open: bool = True
 
 
 @dataclass
@@ -65,7 +63,6 @@ class _Tracked:
 
     Attributes:
         writer: Writes it.
-        run_id: Its id.
         experiment_id: The experiment that it belongs to.
         is_own: Whether this callback has started it, and so ends it.
         is_new: Whether it had no metrics before.
@@ -74,7 +71,6 @@ class _Tracked:
     """
 
     writer: RunWriter
-    run_id: str
     experiment_id: str
     is_own: bool
     is_new: bool
@@ -158,7 +154,6 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.run_id: str | None = None
         self.model_uri: str | None = None
         self._lock = threading.RLock()
-        self._outbox: Outbox | None = None
         self._tracked: _Tracked | None = None
         self._has_warned = False
         self._has_events = False
@@ -209,7 +204,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._tracked is not None:
             _append(self._tracked, epoch, logs or {})
             self._tracked.writer.log_metrics(logs or {}, epoch)
-        self._report()
+            self._report(self._tracked)
 
     @guarded
     def on_train_end(self, logs: Any = None) -> None:
@@ -234,11 +229,10 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         client = mlflow.MlflowClient()
         run = client.get_run(run_id)
         self.run_id = run_id
-        self._outbox = Outbox(client)
-        writer = RunWriter(self._outbox, run_id)
+        writer = RunWriter(Outbox(client), run_id)
         if is_own and not has_events:
             _left_open.add(run_id)
-        self._tracked = _Tracked(writer, run_id, run.info.experiment_id, is_own, not run.data.metrics, started, has_events)
+        self._tracked = _Tracked(writer, run.info.experiment_id, is_own, not run.data.metrics, started, has_events)
         writer.set_tags({"sparkkeras.kind": started.kind, "keras.backend": keras.backend.backend()})
         counts = {"epochs": started.epochs, "max_trials": started.max_trials, "metric": started.metric or None}
         params = {name: value for name, value in counts.items() if value is not None}
@@ -252,7 +246,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         elif isinstance(event, MemberTrained):
             child = self._child(tracked, event.member, f"member {event.member}", {})
             child.writer.log_epochs(event.epochs, event.logs)
-            self._end_child(child, FINISHED)
+            child.writer.end(FINISHED)
         elif isinstance(event, RunResumed):
             for epoch, logs in zip(event.epochs, event.logs, strict=True):
                 _append(tracked, epoch, logs)
@@ -290,21 +284,16 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         child.writer.set_tags({f"sparkkeras.{name}": value for name, value in details.items() if value})
         if trial.traceback:
             child.writer.log_text(trial.traceback, "traceback.txt")
-        self._end_child(child, status)
+        child.writer.end(status)
 
-    def _child(self, tracked: _Tracked, number: int, name: str, params: Mapping[str, Any]) -> _Child:
+    @staticmethod
+    def _child(tracked: _Tracked, number: int, name: str, params: Mapping[str, Any]) -> _Child:
         if number not in tracked.children:
-            assert self._outbox is not None
-            child = tracked.children[number] = _Child(RunWriter(self._outbox), params)
-            child.writer.create(tracked.experiment_id, name, tracked.run_id)
+            child = tracked.children[number] = _Child(RunWriter(tracked.writer.outbox), params)
+            child.writer.create(tracked.experiment_id, name, tracked.writer.run_id)
             if params:
                 child.writer.log_params(params)
         return tracked.children[number]
-
-    @staticmethod
-    def _end_child(child: _Child, status: str) -> None:
-        child.is_open = False
-        child.writer.end(status)
 
     def _end(self, ended: RunEnded) -> None:
         tracked, error = self._tracked, ended.error
@@ -317,12 +306,11 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if tracked.started.kind == "search":
                 self._write_best(tracked)
             if status == FINISHED and self._log_model and tracked.started.kind == "fit" and self.model is not None:
-                assert self._outbox is not None
-                self._outbox.wait()  # the metrics of the last epoch, which belong to the model
-                if not self._outbox.is_lost:
+                tracked.writer.outbox.wait()  # the metrics of the last epoch, which belong to the model
+                if not tracked.writer.outbox.is_lost:
                     self.model_uri = log_model(
                         self.model,
-                        tracked.run_id,
+                        tracked.writer.run_id,
                         custom_objects=self._custom_objects,
                         input_example=self._input_example,
                         registered_model_name=self._registered_model_name,
@@ -347,29 +335,27 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         import mlflow
 
         self._tracked = None
-        _left_open.discard(tracked.run_id or "")
+        _left_open.discard(tracked.writer.run_id)
         for child in tracked.children.values():
-            if child.is_open:
-                self._end_child(child, KILLED)
+            if not child.writer.has_ended:
+                child.writer.end(KILLED)
         if tracked.epochs:
             tracked.writer.log_json({"epoch": tracked.epochs, "history": tracked.history}, "history.json")
         if tracked.incidents:
             tracked.writer.log_text("\n".join(tracked.incidents), "incidents.txt")
         active = mlflow.active_run()
-        is_active = active is not None and active.info.run_id == tracked.run_id
+        is_active = active is not None and active.info.run_id == tracked.writer.run_id
         if tracked.is_own and not is_active:  # the event came in another thread
             tracked.writer.end(status)
-        assert self._outbox is not None
-        self._outbox.wait()
+        tracked.writer.outbox.wait()
         try:
             if tracked.is_own and is_active:
                 mlflow.end_run(status)
         finally:
-            self._report()
+            self._report(tracked)
 
-    def _report(self) -> None:
-        error = None if self._outbox is None else self._outbox.take_error()
-        if error is not None:
+    def _report(self, tracked: _Tracked) -> None:
+        if error := tracked.writer.outbox.take_error():
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:

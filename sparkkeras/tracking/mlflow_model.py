@@ -108,9 +108,7 @@ def signature_of(model: keras.Model, input_example: Any = None) -> Any:
     if not inputs or not outputs:
         if input_example is None:
             return None
-        inputs = {name: (_dtype(value), value.shape[1:]) for name, value in _named(input_example).items()}
-        predicted = _named(model.predict(input_example, verbose=0))
-        outputs = {name: (_dtype(value), value.shape[1:]) for name, value in predicted.items()}
+        inputs, outputs = _specs(_named(input_example)), _specs(_named(model.predict(input_example, verbose=0)))
     return ModelSignature(
         Schema(
             [
@@ -179,20 +177,19 @@ _Spec = tuple[str, tuple[int | None, ...]]
 
 def _inputs(model: keras.Model) -> dict[str, _Spec]:
     """The inputs by name, in their order; those in others have the names of fields, ``b.c``."""
-    tensors = input_tensors(model)
-    return {
-        in_field(spec.name): (_dtype(tensor), tuple(tensor.shape[1:]))
-        for spec, tensor in zip(schema_of(model).inputs, tensors, strict=True)
-    }
+    names = [in_field(spec.name) for spec in schema_of(model).inputs]
+    return _specs(dict(zip(names, input_tensors(model), strict=True)))
 
 
 def _outputs(model: keras.Model) -> dict[str, _Spec]:
     """The outputs by name, in their order; those in others have the names of columns, ``b_c``."""
-    tensors = getattr(model, "outputs", None) or ()
-    return {
-        in_column_name(spec.name): (_dtype(tensor), tuple(tensor.shape[1:]))
-        for spec, tensor in zip(schema_of(model).outputs, tensors, strict=True)
-    }
+    names = [in_column_name(spec.name) for spec in schema_of(model).outputs]
+    return _specs(dict(zip(names, getattr(model, "outputs", None) or (), strict=True)))
+
+
+def _specs(values: Mapping[str, Any]) -> dict[str, _Spec]:
+    """The dtypes and shapes of arrays or tensors by name."""
+    return {name: (_dtype(value), tuple(value.shape[1:])) for name, value in values.items()}
 
 
 def _dtype(value: Any) -> str:

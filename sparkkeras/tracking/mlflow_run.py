@@ -95,15 +95,17 @@ class RunWriter:
 
     Args:
         outbox: Makes the calls.
-        run_id: The id of a run that exists; ``None``: call `create`.
+        run_id: The id of a run that exists; empty: call `create`.
 
     Attributes:
+        outbox: See above.
         run_id: The id; of a new run, set when the call has been made.
+        has_ended: Whether `end` was called.
     """
 
-    def __init__(self, outbox: Outbox, run_id: str | None = None) -> None:
-        self._outbox, self._client = outbox, outbox.client
-        self.run_id = run_id
+    def __init__(self, outbox: Outbox, run_id: str = "") -> None:
+        self.outbox, self._client = outbox, outbox.client
+        self.run_id, self.has_ended = run_id, False
 
     def create(self, experiment_id: str, name: str, parent_id: str) -> None:
         """Create the run, as a child of another one."""
@@ -113,7 +115,7 @@ class RunWriter:
             run = self._client.create_run(experiment_id, start_time=started, tags=tags, run_name=name)
             self.run_id = run.info.run_id
 
-        self._outbox.put(call)
+        self.outbox.put(call)
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Write parameters; nested ones get names with dots. A run keeps the first value of a parameter."""
@@ -134,7 +136,7 @@ class RunWriter:
                     f"{given[first]!r} was not logged. Use a run for each training."
                 )
 
-        self._outbox.put(call)
+        self.outbox.put(call)
 
     def log_metrics(self, values: Mapping[str, Any], step: int) -> None:
         """Write the metrics of a step. The values of an array get numbers: ``f1_score_0``, ``f1_score_1``."""
@@ -161,22 +163,22 @@ class RunWriter:
                 self._client.log_batch(self.run_id, metrics=part)
 
         if metrics:
-            self._outbox.put(call)
+            self.outbox.put(call)
 
     def set_tags(self, values: Mapping[str, Any]) -> None:
         """Write tags, which may change."""
         from mlflow.entities import RunTag
 
         tags = [RunTag(_key(name), _text(value, _TAG_LENGTH)) for name, value in values.items()]
-        self._outbox.put(lambda: self._client.log_batch(self.run_id, tags=tags))
+        self.outbox.put(lambda: self._client.log_batch(self.run_id, tags=tags))
 
     def set_tag_of(self, name: str, value: Callable[[], Any]) -> None:
         """Write a tag whose value is known when the calls before it have been made."""
-        self._outbox.put(lambda: self._client.set_tag(self.run_id, name, value()))
+        self.outbox.put(lambda: self._client.set_tag(self.run_id, name, value()))
 
     def log_text(self, text: str, file: str) -> None:
         """Write a text file."""
-        self._outbox.put(lambda: self._client.log_text(self.run_id, text, file))
+        self.outbox.put(lambda: self._client.log_text(self.run_id, text, file))
 
     def log_json(self, value: Any, file: str) -> None:
         """Write a JSON file."""
@@ -184,8 +186,8 @@ class RunWriter:
 
     def end(self, status: str) -> None:
         """End the run."""
-        ended = now()
-        self._outbox.put(lambda: self._client.set_terminated(self.run_id, status, ended))
+        ended, self.has_ended = now(), True
+        self.outbox.put(lambda: self._client.set_terminated(self.run_id, status, ended))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
