@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from sparkkeras.diagnostics.findings import ERROR, OK, WARNING, Finding
 from sparkkeras.diagnostics.inspection import BACKENDS
@@ -25,7 +25,12 @@ STATE_COPIES = 3
 WHERE = "{where}"
 """Stands for the places in a message, which `_grouped` inserts."""
 
+LEAST = "{least}"
+"""Stands for the least amount that was found in these places."""
+
 _MOST_NAMES = 3
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,7 @@ def check_driver(driver: Described, backend: str, requirements: Requirements) ->
             "Set the environment variable KERAS_BACKEND to one of these, or correct Keras's file keras.json.",
         )
     elif {"keras", backend} <= set(driver["packages"]):
-        finding = _check_loaded("backend", driver, backend) or _loads("backend", [("the driver", driver)], backend)
-        yield from _grouped([("the driver", finding)])
+        yield from _check_backends("backend", [("the driver", driver)], backend)
 
 
 def check_java(version: str, error: str) -> Finding:
@@ -154,51 +158,37 @@ def check_workers(facts: SparkFacts, driver: Described, backend: str, requiremen
     described = f"Python {', '.join(pythons)}" + (f", Java {', '.join(javas)}" if javas else "")
     yield Finding(OK, "workers", described)
     firsts = [(name, workers[0]) for name, workers in executors.items()]
-    yield from _grouped(_check_java_of_workers(firsts, facts.java))
-    differences = [*_grouped(_check_packages(firsts, driver, backend, requirements))]
+    yield from _grouped(firsts, lambda worker: _check_java_of_worker(worker, facts.java))
+    differences = [*_grouped(firsts, lambda worker: _check_packages(worker, driver, backend, requirements))]
     yield from differences or [Finding(OK, "worker packages", "the same as on the driver")]
-    yield from _check_backends(executors, backend)
+    loaded = [(name, [worker for worker in workers if worker["loaded"] is not None]) for name, workers in executors.items()]
+    yield from _check_backends("worker backend", [(name, workers[0]) for name, workers in loaded if workers], backend)
     yield from _check_connections(firsts, facts)
 
 
-def _check_java_of_workers(workers: Sequence[tuple[str, Described]], ours: str) -> Iterator[tuple[str, Finding]]:
-    for name, worker in workers:
-        if ours and worker["java"] and worker["java"].split(".")[0] != ours.split(".")[0]:
-            yield (
-                name,
-                Finding(
-                    WARNING,
-                    "workers",
-                    f"Java {worker['java']} on {WHERE}, and {ours} on the driver.",
-                    "Install the same version of Java everywhere, and set JAVA_HOME to its folder.",
-                ),
-            )
+def _check_java_of_worker(worker: Described, ours: str) -> Iterator[Finding]:
+    if ours and worker["java"] and worker["java"].split(".")[0] != ours.split(".")[0]:
+        yield Finding(
+            WARNING,
+            "workers",
+            f"Java {worker['java']} on {WHERE}, and {ours} on the driver.",
+            "Install the same version of Java everywhere, and set JAVA_HOME to its folder.",
+        )
 
 
-def _check_packages(
-    workers: Sequence[tuple[str, Described]], driver: Described, backend: str, requirements: Requirements
-) -> Iterator[tuple[str, Finding]]:
-    for name, worker in workers:
-        for package, (problem, requirement) in requirements(worker).items():
-            if package != "sparkkeras":  # which the driver ships
-                remedy = (
-                    f"Run there: {worker['python']} -m pip install '{requirement}', or set PYSPARK_PYTHON to a Python that "
-                    "has it."
-                )
-                yield name, Finding(ERROR, "worker packages", f"{package} {problem} on {WHERE}.", remedy)
-        for package, version in worker["packages"].items():
-            ours = driver["packages"].get(package)
-            status = _difference(package, backend, ours, version)
-            if status != OK:
-                yield (
-                    name,
-                    Finding(
-                        status,
-                        "worker packages",
-                        f"{package} {version} on {WHERE}, and {ours} on the driver.",
-                        f"Install the same version everywhere: pip install {package}=={ours}.",
-                    ),
-                )
+def _check_packages(worker: Described, driver: Described, backend: str, requirements: Requirements) -> Iterator[Finding]:
+    for package, (problem, requirement) in requirements(worker).items():
+        if package != "sparkkeras":  # which the driver ships
+            install = f"Run there: {worker['python']} -m pip install '{requirement}'"
+            remedy = f"{install}, or set PYSPARK_PYTHON to a Python that has it."
+            yield Finding(ERROR, "worker packages", f"{package} {problem} on {WHERE}.", remedy)
+    for package, version in worker["packages"].items():
+        ours = driver["packages"].get(package)
+        status = _difference(package, backend, ours, version)
+        if status != OK:
+            message = f"{package} {version} on {WHERE}, and {ours} on the driver."
+            remedy = f"Install the same version everywhere: pip install {package}=={ours}."
+            yield Finding(status, "worker packages", message, remedy)
 
 
 def _difference(package: str, backend: str, ours: str | None, theirs: str) -> str:
@@ -210,45 +200,33 @@ def _difference(package: str, backend: str, ours: str | None, theirs: str) -> st
     return ERROR if _minor(ours) != _minor(theirs) and package in {"keras", "pyspark"} else WARNING
 
 
-def _check_backends(executors: Mapping[str, Sequence[Described]], backend: str) -> Iterator[Finding]:
-    problems: list[tuple[str, Finding]] = []
-    loaded: dict[int, list[tuple[str, Described]]] = {}
-    for name, workers in executors.items():
-        for worker in [worker for worker in workers if worker["loaded"] is not None][:1]:
-            if not {"keras", backend} <= set(worker["packages"]):
-                continue
-            finding = _check_loaded("worker backend", worker, backend)
-            if finding is not None:
-                problems.append((name, finding))
-            if finding is None or finding.status != ERROR:
-                loaded.setdefault(len(worker["loaded"]["gpus"]), []).append((name, worker))
-    yield from _grouped(problems)
-    for places in loaded.values():
-        yield from _grouped((name, _loads("worker backend", places, backend)) for name, _ in places)
+def _check_backends(subject: str, places: Iterable[tuple[str, Described]], backend: str) -> Iterator[Finding]:
+    """Check processes in which the backend was loaded, and list those in which it does, by the number of their GPUs."""
+    places = [(name, each) for name, each in places if {"keras", backend} <= set(each["packages"])]
+    yield from _grouped(places, lambda each: _check_loaded(subject, each, backend))
+    loaded: dict[int, list[tuple[str, float]]] = {}
+    for name, each in places:
+        if all(finding.status != ERROR for finding in _check_loaded(subject, each, backend)):
+            loaded.setdefault(len(each["loaded"]["gpus"]), []).append((name, each["loaded"]["seconds"]))
+    for gpus, found in loaded.items():
+        names, seconds = zip(*found, strict=True)
+        most = f"{'up to ' if len(found) > 1 else ''}{max(seconds):.1f} s on {_named(names)}"
+        yield Finding(OK, subject, f"{backend} loads in {most}, and sees {counted(gpus, 'GPU') if gpus else 'no GPU'}")
 
 
-def _loads(subject: str, places: Sequence[tuple[str, Described]], backend: str) -> Finding:
-    """The finding that the backend loads in these places, which see equally many GPUs."""
-    loaded = [described["loaded"] for _, described in places]
-    most = "up to " if len(places) > 1 else ""
-    gpus = counted(len(loaded[0]["gpus"]), "GPU") if loaded[0]["gpus"] else "no GPU"
-    seconds = max(each["seconds"] for each in loaded)
-    return Finding(OK, subject, f"{backend} loads in {most}{seconds:.1f} s on {WHERE}, and sees {gpus}")
-
-
-def _check_loaded(subject: str, described: Described, backend: str) -> Finding | None:
+def _check_loaded(subject: str, described: Described, backend: str) -> Iterator[Finding]:
     """The problem of a process in which the backend does not load, or sees other GPUs than it may use."""
     loaded, granted = described["loaded"], described["granted_gpus"]
     if "error" in loaded:
-        return Finding(
+        yield Finding(
             ERROR,
             subject,
             f"{backend} does not load on {WHERE}: {loaded['error']}.",
             f"Run there: KERAS_BACKEND={backend} {described['python']} -c 'import keras'. Reinstall {backend} if its files "
             "are incomplete; if SIGKILL ended the process, compare its memory with what is available there.",
         )
-    if len(loaded["gpus"]) < len(granted):
-        return Finding(
+    elif len(loaded["gpus"]) < len(granted):
+        yield Finding(
             ERROR,
             "GPUs",
             f"Spark grants a task on {WHERE} {counted(len(granted), 'GPU')} ({', '.join(granted)}), and {backend} sees "
@@ -256,15 +234,14 @@ def _check_loaded(subject: str, described: Described, backend: str) -> Finding |
             f"Install a build of {backend} for GPUs and a driver that fits it, or check the discovery script "
             "(spark.executor.resource.gpu.discoveryScript).",
         )
-    if not granted and loaded["gpus"] and subject != "backend":
-        return Finding(
+    elif not granted and loaded["gpus"] and subject != "backend":
+        yield Finding(
             WARNING,
             "GPUs",
             f"{backend} sees {counted(len(loaded['gpus']), 'GPU')} on {WHERE}, which Spark does not distribute: all tasks "
             "share them.",
             "Set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount.",
         )
-    return None
 
 
 def _unreached_executors(name: str, reasons: Sequence[str]) -> Iterator[Finding]:
@@ -284,22 +261,7 @@ def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFac
         yield from _unreached_executors(name, worker["unreached_executors"])
     tried = [(name, worker["reaches_driver"]) for name, worker in workers if worker["reaches_driver"] is not None]
     failed = [(name, reason) for name, reason in tried if reason]
-    chosen = " The doctor chose this port at random." if facts.is_any_port else ""
-    tested = " Test this port with --port (port= of diagnose)." if facts.is_any_port else ""
-    yield from _grouped(
-        (
-            name,
-            Finding(
-                ERROR,
-                "network",
-                f"the driver at {reason} cannot be reached from {WHERE}: asynchronous and all-reduce training, searches "
-                f"and SparkRunner would fail.{chosen}",
-                "Set spark.driver.host (or host= of server_options) to an address that executors reach, and port= to one "
-                f"that no firewall blocks.{tested}",
-            ),
-        )
-        for name, reason in failed
-    )
+    yield from _grouped(failed, lambda reason: _unreached_driver(reason, facts.is_any_port))
     if tried and not failed:
         yield Finding(OK, "network", "workers reach the driver")
     unreached = [(name, worker["unreached_workers"]) for name, worker in workers if worker["unreached_workers"]]
@@ -317,6 +279,19 @@ def _check_connections(workers: Sequence[tuple[str, Described]], facts: SparkFac
         yield Finding(OK, "network", "workers reach each other")
 
 
+def _unreached_driver(reason: str, is_any_port: bool) -> Iterator[Finding]:
+    chosen = " The doctor chose this port at random." if is_any_port else ""
+    tested = " Test this port with --port (port= of diagnose)." if is_any_port else ""
+    yield Finding(
+        ERROR,
+        "network",
+        f"the driver at {reason} cannot be reached from {WHERE}: asynchronous and all-reduce training, searches and "
+        f"SparkRunner would fail.{chosen}",
+        "Set spark.driver.host (or host= of server_options) to an address that executors reach, and port= to one that no "
+        f"firewall blocks.{tested}",
+    )
+
+
 def check_resources(facts: SparkFacts, driver: Described, needs: Needs) -> Iterator[Finding]:
     """Check the disks of the driver and of the executors, and the cores and the memory of these, against model and data.
 
@@ -325,36 +300,28 @@ def check_resources(facts: SparkFacts, driver: Described, needs: Needs) -> Itera
     machines: dict[str, list[Described]] = {}
     for worker in facts.workers:
         machines.setdefault(worker["host"], []).append(worker)
-    disks = [(name, each[0]["disk"], needs.data_bytes * len(each) // len(facts.workers)) for name, each in machines.items()]
+    disks = [
+        (name, (each[0]["disk"], needs.data_bytes * len(each) // len(facts.workers))) for name, each in machines.items()
+    ]
     if not (facts.is_local and machines):  # else it is the driver's machine
-        disks.insert(0, ("the driver", driver["disk"], 0))
-    yield from _check_disks(disks)
-    yield from _check_cores(machines, facts)
-    yield from _check_memory(machines, needs)
+        disks.insert(0, ("the driver", (driver["disk"], 0)))
+    yield from _grouped(disks, lambda disk: _check_disk(*disk))
+    yield from _grouped(machines.items(), lambda workers: _check_cores(workers, facts.task_cores))
+    yield from _grouped(machines.items(), lambda workers: _check_memory(workers, needs.worker_bytes))
 
 
-def _check_disks(disks: Sequence[tuple[str, Mapping[str, Any], int]]) -> Iterator[Finding]:
-    problems: list[tuple[str, Finding]] = []
-    enough: dict[str, list[tuple[str, int]]] = {}
+def _check_disk(disk: Mapping[str, Any], wanted: int) -> Iterator[Finding]:
+    folder, free = _without_random_part(disk["folder"]), disk["free"]
     clean = "Free some space, or set spark.local.dir (SPARK_LOCAL_DIRS on a cluster) to a folder on another disk."
-    for name, disk, wanted in disks:
-        folder, free = _without_random_part(disk["folder"]), disk["free"]
-        if disk["error"]:
-            message = f"{folder} on {WHERE} cannot be written to: {disk['error']}."
-        elif free < wanted:
-            message = f"{folder} on {WHERE} has {size(free)} free, and its rows need about {size(wanted)}."
-        elif free - wanted < MINIMUM_DISK:
-            problems.append((name, Finding(WARNING, "disk", f"{folder} on {WHERE} has only {size(free)} free.", clean)))
-            continue
-        else:
-            enough.setdefault(folder, []).append((name, free))
-            continue
-        problems.append((name, Finding(ERROR, "disk", message, clean)))
-    for folder, places in enough.items():
-        least = "at least " if len(places) > 1 else ""
-        free = min(free for _, free in places)
-        yield Finding(OK, "disk", f"{least}{size(free)} free in {folder} on {_named([name for name, _ in places])}")
-    yield from _grouped(problems)
+    if disk["error"]:
+        yield Finding(ERROR, "disk", f"{folder} on {WHERE} cannot be written to: {disk['error']}.", clean)
+    elif free < wanted:
+        message = f"{folder} on {WHERE} has {size(free)} free, and its rows need about {size(wanted)}."
+        yield Finding(ERROR, "disk", message, clean)
+    elif free - wanted < MINIMUM_DISK:
+        yield Finding(WARNING, "disk", f"{folder} on {WHERE} has only {size(free)} free.", clean)
+    else:
+        yield _Enough(OK, "disk", f"{LEAST} free in {folder} on {WHERE}", amount=free)
 
 
 def _without_random_part(folder: str) -> str:
@@ -362,48 +329,35 @@ def _without_random_part(folder: str) -> str:
     return re.sub(r"(?<=.)/(spark|executor|blockmgr)-[0-9a-f]{8}-[0-9a-f-]{27}(/.*)?$", "", folder)
 
 
-def _check_cores(machines: Mapping[str, Sequence[Described]], facts: SparkFacts) -> Iterator[Finding]:
-    found = []
-    for name, workers in machines.items():
-        cores, used = min(worker["cores"] for worker in workers), len(workers) * facts.task_cores
-        if used > cores:
-            message = f"{counted(cores, 'core')} on {WHERE}, where Spark's tasks use {used} at the same time."
-            remedy = "Give executors fewer cores (spark.executor.cores, local[N]): training is not faster with more."
-            found.append((name, Finding(WARNING, "cores", message, remedy)))
-        else:
-            found.append((name, Finding(OK, "cores", f"{cores} on {WHERE}, of which Spark's tasks use {used}")))
-    yield from _grouped(found)
+def _check_cores(workers: Sequence[Described], task_cores: int) -> Iterator[Finding]:
+    cores, used = min(worker["cores"] for worker in workers), len(workers) * task_cores
+    if used > cores:
+        message = f"{counted(cores, 'core')} on {WHERE}, where Spark's tasks use {used} at the same time."
+        remedy = "Give executors fewer cores (spark.executor.cores, local[N]): training is not faster with more."
+        yield Finding(WARNING, "cores", message, remedy)
+    else:
+        yield Finding(OK, "cores", f"{cores} on {WHERE}, of which Spark's tasks use {used}")
 
 
-def _check_memory(machines: Mapping[str, Sequence[Described]], needs: Needs) -> Iterator[Finding]:
-    each = needs.worker_bytes
-    problems: list[tuple[str, Finding]] = []
-    enough: dict[int, list[tuple[str, int]]] = {}
-    for name, workers in machines.items():
-        tasks = len(workers)
-        limit = min((worker["memory_limit"] for worker in workers if worker["memory_limit"] is not None), default=None)
-        free = min((worker["memory"] for worker in workers if worker["memory"] is not None), default=None)
-        if limit is not None and limit < each:
-            message = f"each worker on {WHERE} may use {size(limit)}, and needs about {size(each)}."
-            remedy = "Raise spark.executor.pyspark.memory, which the tasks of an executor share, or remove it."
-            problems.append((name, Finding(ERROR, "memory", message, remedy)))
-        if free is None:
-            problems.append((name, Finding(OK, "memory", f"unknown on {WHERE}")))
-        elif free < each * tasks:
-            message = f"{size(free)} available on {WHERE}; {_needed(tasks, each)}."
-            remedy = (
-                "Give executors more memory outside of Java (spark.executor.memoryOverhead), or run fewer tasks at the same "
-                "time (spark.executor.cores, spark.task.cpus)."
-            )
-            problems.append((name, Finding(ERROR if free < each else WARNING, "memory", message, remedy)))
-        else:
-            enough.setdefault(tasks, []).append((name, free))
-    for tasks, places in enough.items():
-        least = "at least " if len(places) > 1 else ""
-        free = min(free for _, free in places)
-        names = _named([name for name, _ in places])
-        yield Finding(OK, "memory", f"{least}{size(free)} available on {names}; {_needed(tasks, each)}")
-    yield from _grouped(problems)
+def _check_memory(workers: Sequence[Described], each: int) -> Iterator[Finding]:
+    tasks = len(workers)
+    limit = min((worker["memory_limit"] for worker in workers if worker["memory_limit"] is not None), default=None)
+    free = min((worker["memory"] for worker in workers if worker["memory"] is not None), default=None)
+    if limit is not None and limit < each:
+        message = f"each worker on {WHERE} may use {size(limit)}, and needs about {size(each)}."
+        remedy = "Raise spark.executor.pyspark.memory, which the tasks of an executor share, or remove it."
+        yield Finding(ERROR, "memory", message, remedy)
+    if free is None:
+        yield Finding(OK, "memory", f"unknown on {WHERE}")
+    elif free < each * tasks:
+        message = f"{size(free)} available on {WHERE}; {_needed(tasks, each)}."
+        remedy = (
+            "Give executors more memory outside of Java (spark.executor.memoryOverhead), or run fewer tasks at the same "
+            "time (spark.executor.cores, spark.task.cpus)."
+        )
+        yield Finding(ERROR if free < each else WARNING, "memory", message, remedy)
+    else:
+        yield _Enough(OK, "memory", f"{LEAST} available on {WHERE}; {_needed(tasks, each)}", amount=free)
 
 
 def _needed(tasks: int, each: int) -> str:
@@ -506,13 +460,25 @@ def _is_loopback(host: str) -> bool:
     return host in {"localhost", "::1", "[::1]"} or host.startswith("127.")
 
 
-def _grouped(found: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:
-    """Findings with the names of places for `WHERE`. What is found in several places becomes one finding."""
-    places: dict[Finding, list[str]] = {}
-    for name, finding in found:
-        places.setdefault(finding, []).append(name)
-    for finding, names in places.items():
-        yield replace(finding, message=finding.message.replace(WHERE, _named(names)))
+@dataclass(frozen=True)
+class _Enough(Finding):
+    """A finding whose message has the least amount of several places for `LEAST`, in bytes."""
+
+    amount: int = field(default=0, compare=False)
+
+
+def _grouped(places: Iterable[tuple[str, T]], check: Callable[[T], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a check finds in places, with their names for `WHERE`. What is found in several places becomes one finding."""
+    found: dict[Finding, list[tuple[str, Finding]]] = {}
+    for name, place in places:
+        for finding in check(place):
+            found.setdefault(finding, []).append((name, finding))
+    for finding, each in sorted(found.items(), key=lambda item: not isinstance(item[0], _Enough)):
+        message = finding.message.replace(WHERE, _named([name for name, _ in each]))
+        amounts = [same.amount for _, same in each if isinstance(same, _Enough)]
+        if amounts:
+            message = message.replace(LEAST, f"{'at least ' if len(amounts) > 1 else ''}{size(min(amounts))}")
+        yield Finding(finding.status, finding.subject, message, finding.remedy)
 
 
 def _named(names: Sequence[str]) -> str:
