@@ -114,14 +114,6 @@ class _Holder:
     pruned: bool = False
 
 
-@dataclass(frozen=True)
-class _Saving:
-    """A trial that ended and is being saved, and the worker that ran it."""
-
-    trial: Trial
-    worker: Worker
-
-
 class TrialLedger:
     """The trials of a search and their leases. See the module docstring.
 
@@ -152,7 +144,7 @@ class TrialLedger:
         self._lock = threading.RLock()
         self._finished = {trial.number: trial for trial in finished}
         self._running: dict[int, Trial] = {}
-        self._saving: dict[int, _Saving] = {}
+        self._saving: dict[int, tuple[Trial, Worker]] = {}  # the trials that have ended, and the workers that ran them
         self._leases: Leases[int, _Holder] = Leases(limits.lease_seconds, clock)  # of trials
         self._earlier = frozenset(self._finished)
         self._before = max((trial.ended for trial in self._finished.values()), default=0.0)
@@ -164,7 +156,7 @@ class TrialLedger:
         ended = self.finished
         for count in range(1, len(ended) + 1):  # a stop function may keep state: it sees the earlier trials again
             self._check_early_stop(ended[:count])
-        self._check_limits()
+        self.check_limits()
 
     @property
     def seconds(self) -> float:
@@ -205,7 +197,7 @@ class TrialLedger:
         """Assign the next trial to a worker; ``None`` if there is none for it."""
         with self._lock:
             self._first_ask = self._clock() if self._first_ask is None else self._first_ask
-            self._check_limits()
+            self.check_limits()
             if self.reason:
                 return None
             lost = self._lost_lease()
@@ -276,7 +268,7 @@ class TrialLedger:
         """
         with self._lock:
             self._renew_lease(lease)
-            self._check_limits()
+            self.check_limits()
             return STOP if self.reason else CONTINUE
 
     def extend_for_upload(self, lease: int) -> Trial:
@@ -319,7 +311,8 @@ class TrialLedger:
     def saved(self, number: int) -> None:
         """Count a trial as finished, since it is on storage, or cannot be saved and `fail` was called."""
         with self._lock:
-            self._record(self._saving.pop(number).trial)
+            trial, _ = self._saving.pop(number)
+            self._record(trial)
 
     def release(self, lease: int, cause: str) -> None:
         """Record that the process of a trial ended, although its worker still runs.
@@ -349,7 +342,7 @@ class TrialLedger:
     def has_value(self) -> bool:
         """Whether a trial of this call, not of an earlier one, has a value."""
         with self._lock:
-            ended = [*self._finished.values(), *(saving.trial for saving in self._saving.values())]
+            ended = [*self._finished.values(), *(trial for trial, _ in self._saving.values())]
             return any(trial.value is not None for trial in ended if trial.number not in self._earlier)
 
     def end_running(self) -> None:
@@ -379,7 +372,19 @@ class TrialLedger:
     def check_limits(self) -> None:
         """End the search if a limit, such as the timeout, is reached."""
         with self._lock:
-            self._check_limits()
+            limits, finished = self._limits, list(self._finished.values())
+            if self.reason:
+                return
+            threshold = limits.loss_threshold
+            best = ranked(finished, limits.sign)[:1] if threshold is not None else []
+            failed = sum(trial.status == FAILED for trial in finished)
+            elapsed = 0.0 if self._first_ask is None else self._clock() - self._first_ask
+            if limits.timeout is not None and elapsed >= limits.timeout:
+                self.stop(f"timeout={limits.timeout:g} seconds have passed")
+            elif threshold is not None and best and limits.sign * (best[0].value or 0.0) <= limits.sign * threshold:
+                self.stop(f"a value reached loss_threshold={threshold:g}")
+            elif limits.max_failures is not None and failed > limits.max_failures:
+                self.stop(f"more trials failed than max_failures={limits.max_failures}")
 
     def _should_prune(self, pruner: AnyPruner, trial: Trial, epochs: Sequence[int]) -> bool:
         """Whether to end a trial at one of some epochs, counted from 1."""
@@ -406,11 +411,8 @@ class TrialLedger:
         try:
             with self._leases.paused():
                 suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
-        except SparkKerasError as error:
-            self.fail(error)
-            return None
         except (Exception, SystemExit) as error:
-            self.fail(_failed("the search algorithm (algo=)", error))
+            self.fail(error if isinstance(error, SparkKerasError) else _failed("the search algorithm (algo=)", error))
             return None
         if suggested is None:
             self._exhausted = True
@@ -445,7 +447,7 @@ class TrialLedger:
         self._end(replace(trial, status=FAILED, error=error), held)
 
     def _is_saving_trial_of(self, worker: Worker) -> bool:
-        return any(saving.worker == worker for saving in self._saving.values())
+        return any(other == worker for _, other in self._saving.values())
 
     def _end(self, trial: Trial, held: Lease[int, _Holder], model: Any = None) -> bool:
         """End a trial; returns whether it will be saved. A stopped one has the value of its best reported epoch."""
@@ -456,7 +458,7 @@ class TrialLedger:
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - held.holder.started)
         is_saved = self.failure is None and (trial.status != STOPPED or model is not None)
         if is_saved:
-            self._saving[trial.number] = _Saving(ended, held.holder.worker)
+            self._saving[trial.number] = ended, held.holder.worker
             try:
                 self._save(ended, model)
             except BaseException:
@@ -471,7 +473,7 @@ class TrialLedger:
         """Count a trial as finished."""
         del self._running[trial.number]
         self._finished[trial.number] = trial
-        self._check_limits()
+        self.check_limits()
         self._check_early_stop(self.finished)
 
     def _check_early_stop(self, finished: Sequence[Trial]) -> None:
@@ -485,21 +487,6 @@ class TrialLedger:
                     self.stop("early_stop_fn requested it")
         except (Exception, SystemExit) as error:
             self.fail(_failed(f"early_stop_fn {early_stop!r}", error))
-
-    def _check_limits(self) -> None:
-        limits, finished = self._limits, list(self._finished.values())
-        if self.reason:
-            return
-        threshold = limits.loss_threshold
-        best = ranked(finished, limits.sign)[:1] if threshold is not None else []
-        failed = sum(trial.status == FAILED for trial in finished)
-        elapsed = 0.0 if self._first_ask is None else self._clock() - self._first_ask
-        if limits.timeout is not None and elapsed >= limits.timeout:
-            self.stop(f"timeout={limits.timeout:g} seconds have passed")
-        elif threshold is not None and best and limits.sign * (best[0].value or 0.0) <= limits.sign * threshold:
-            self.stop(f"a value reached loss_threshold={threshold:g}")
-        elif limits.max_failures is not None and failed > limits.max_failures:
-            self.stop(f"more trials failed than max_failures={limits.max_failures}")
 
 
 def _failed(what: str, error: BaseException) -> ConfigurationError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,11 @@ from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import build_model, unpack_weights
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, Metrics, Trial, pareto_front, ranked
-from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import optimizer_variables
 
-
-@dataclass(frozen=True)
-class Loading:
-    """Options for loading models that an objective returned.
-
-    Attributes:
-        custom_objects: Custom classes and functions by name.
-        safe_mode: Whether to reject Python code (lambdas) in the models.
-    """
-
-    custom_objects: Mapping[str, Any]
-    safe_mode: bool
+Load = Callable[[bytes], keras.Model]
+"""Loads a model that an objective returned."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +115,7 @@ class SearchResults:
         self._ranked()
         plot_search(self.trials, path, metrics=self.metrics, parameters=self.space.parameters)
 
-    def models(self, count: int, loading: Loading) -> list[keras.Model]:
+    def models(self, count: int, load: Load) -> list[keras.Model]:
         """The models of the ``count`` best trials, see `HyperParamModel.best_models`."""
         self._check_single()
         best = self.ranked[:count]
@@ -138,9 +127,9 @@ class SearchResults:
                 'keep_models="all". An objective must return its model to have it kept, and a trial that was stopped early '
                 "may have none."
             )
-        return [self.model_of(trial.number, loading) for trial in kept]
+        return [self.model_of(trial.number, load) for trial in kept]
 
-    def model_of(self, number: int, loading: Loading) -> keras.Model:
+    def model_of(self, number: int, load: Load) -> keras.Model:
         """The trained model of one trial, see `HyperParamModel.model_of`."""
         if number not in [trial.number for trial in self.trials]:
             raise ConfigurationError(f"there is no trial {number!r}: expected the number of one of trials, counted from 0.")
@@ -150,7 +139,7 @@ class SearchResults:
             )
         name, data = self.journal.model_file(number)
         if self.build is None or name.endswith(".keras"):
-            return load_bytes(data, loading.custom_objects, safe_mode=loading.safe_mode)
+            return load(data)
         trial = next(trial for trial in self.trials if trial.number == number)
         return self._rebuilt(self.build, trial, unpack_weights(data))
 

@@ -34,13 +34,14 @@ from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.progress import SearchProgress, TrialEvents
 from sparkkeras.hyperopt.pruners import AnyPruner
-from sparkkeras.hyperopt.results import Loading, SearchResults
+from sparkkeras.hyperopt.results import SearchResults
 from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Space, SuggestFunction
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
+from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions, ServerOptions
 from sparkkeras.sources.copies import copied
@@ -373,7 +374,7 @@ class HyperParamModel:
         """The best trial's model, loaded anew at each access; ``None`` if it was not kept."""
         number = self.best_trial.number
         results = self._require_results()
-        return results.model_of(number, self._loading) if results.journal.has_model(number) else None
+        return results.model_of(number, self._load) if results.journal.has_model(number) else None
 
     def best_models(self, nb_models: int = 5) -> list[keras.Model]:
         """The trained models of the best trials, the best first; fewer if fewer trials have a value.
@@ -382,7 +383,7 @@ class HyperParamModel:
             ConfigurationError: Fewer models were kept, or the search has several metrics.
             SearchError: There are no trials yet.
         """
-        return self._require_results().models(arguments.integer("nb_models", nb_models), self._loading)
+        return self._require_results().models(arguments.integer("nb_models", nb_models), self._load)
 
     @known_arguments
     def best_ensemble(
@@ -405,7 +406,7 @@ class HyperParamModel:
             ModelError: The function that builds models now returns a different model.
             SearchError: There are no trials yet.
         """
-        return self._require_results().model_of(number, self._loading)
+        return self._require_results().model_of(number, self._load)
 
     @known_arguments
     def importances(self, metric: str | None = None) -> dict[str, float]:
@@ -440,9 +441,8 @@ class HyperParamModel:
         """
         self._require_results().plot(path)
 
-    @property
-    def _loading(self) -> Loading:
-        return Loading(self.custom_objects, self.safe_mode)
+    def _load(self, data: bytes) -> keras.Model:
+        return load_bytes(data, self.custom_objects, safe_mode=self.safe_mode)
 
     def _require_results(self) -> SearchResults:
         if self._results is None:
