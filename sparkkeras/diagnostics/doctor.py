@@ -15,8 +15,11 @@ from sparkkeras.diagnostics import checks, inspection
 from sparkkeras.diagnostics.checks import Described, Needs, Requirements, Unmet
 from sparkkeras.diagnostics.findings import ERROR, OK, Diagnosis, Finding
 from sparkkeras.diagnostics.inspection import Inspection
-from sparkkeras.diagnostics.spark_facts import START_SECONDS, Request, SparkFacts, describe, not_started
+from sparkkeras.diagnostics.spark_facts import START_SECONDS, Request, describe, not_started
 from sparkkeras.errors import SparkKerasError, counted
+from sparkkeras.spark.cluster import max_result_bytes
+from sparkkeras.spark.connect import active_session, check_session, is_remote
+from sparkkeras.spark.job_errors import translated
 
 if TYPE_CHECKING:
     import keras
@@ -63,8 +66,6 @@ def diagnose(
         diagnosis = sparkkeras.diagnose(spark, model, train_df)
         assert diagnosis.is_ok(strict=True)
     """
-    from sparkkeras.spark.connect import check_session
-
     request = Request(host, bind, port, start_seconds)
     if spark is not None:
         check_session(_session_of(spark))
@@ -110,7 +111,8 @@ def examine_spark(
         yield finding
     needs = Needs(state_bytes, data_bytes, backend)
     yield from checks.check_resources(facts, driver, needs)
-    yield from checks.check_settings(facts, needs, _result_bytes(session, facts))
+    result_bytes = None if facts.is_remote else max_result_bytes(session.sparkContext)
+    yield from checks.check_settings(facts, needs, result_bytes)
 
 
 def backend_name() -> str:
@@ -162,8 +164,6 @@ def _active_session() -> tuple[SparkSession | None, list[Finding]]:
     """The active session or a new one on this machine, and what was found before it starts; ``None`` if it does not."""
     from pyspark import SparkContext
 
-    from sparkkeras.spark.connect import active_session
-
     findings = []
     has_java = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
     if not has_java and "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
@@ -201,9 +201,6 @@ def _is_on_cluster(data: Any) -> bool:
 
 def _check_data(data: Any, session: SparkSession) -> tuple[Finding, int]:
     """Count the rows, and estimate the size of all; also returns this size in bytes."""
-    from sparkkeras.spark.connect import is_remote
-    from sparkkeras.spark.job_errors import translated
-
     if _is_on_cluster(data):
         try:
             rows, first = data.count(), data.take(1)
@@ -239,11 +236,3 @@ def _arrays(data: Any) -> list[Any]:
     else:
         return [data] if getattr(data, "shape", ()) and hasattr(data, "nbytes") else []
     return [array for part in parts for array in part] if all(parts) else []
-
-
-def _result_bytes(session: SparkSession, facts: SparkFacts) -> int | None:
-    if facts.is_remote:
-        return None
-    from sparkkeras.spark.cluster import max_result_bytes
-
-    return max_result_bytes(session.sparkContext)

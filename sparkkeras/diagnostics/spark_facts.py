@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from sparkkeras import arguments
 from sparkkeras.data.dataset import DriverAddress
+from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.diagnostics import inspection
 from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.diagnostics.inspection import Inspection, TokenServer
@@ -163,7 +164,8 @@ def start_spark(
         return Finding(ERROR, "Spark", f"cannot be started with {where}: {problem[0]}.", problem[1])
     with _standard_error() as log:
         started = in_time(start, seconds)
-        written = _written(log)
+        log.seek(0)
+        written = log.read().decode(errors="replace")
     if isinstance(started, TimeoutError):
         return Finding(
             ERROR,
@@ -212,11 +214,6 @@ def _standard_error() -> Iterator[IO[bytes]]:
         finally:
             os.dup2(before, 2)
             os.close(before)
-
-
-def _written(log: IO[bytes]) -> str:
-    log.seek(0)
-    return log.read().decode(errors="replace")
 
 
 def not_started(error: Exception, where: str, log: str = "") -> Finding:
@@ -270,12 +267,46 @@ def describe(session: SparkSession, backend: str, request: Request) -> SparkFact
         backend: Keras's backend.
         request: The address and port that workers have to reach, and how long they may take to start.
     """
-    facts = replace(_settings_of(session), is_any_port=not request.port)
+    facts, seconds = replace(_settings_of(session), is_any_port=not request.port), request.start_seconds
+    context = None if facts.is_remote else session.sparkContext
     try:
         ports = worker_ports(facts.settings)
     except SparkKerasError as error:
         return replace(facts, findings=(Finding.rejected("settings", error, "Correct the setting."),))
-    return (_inspect_remote if facts.is_remote else _inspect)(session, facts, backend, ports, request)
+    slots: int | Exception
+    try:
+        if context is None:
+            slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
+            address, executors = client_address(session), ()
+        elif _executors_started(context, facts, seconds):
+            slots, address = slots_of(context), driver_address(context)
+            executors = () if facts.is_local else executor_addresses(context)
+        else:
+            return replace(facts, findings=(_no_executor(facts.settings, seconds),))
+    except SparkKerasError as error:
+        slots = error
+    if isinstance(slots, Exception):
+        return replace(facts, findings=(_not_run(slots, seconds),))
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        unreached = inspection.unreached_executors(executors, pool)
+    with _token_server(address, request) as (server, findings):
+        facts = replace(facts, slots=slots, findings=findings, unreached_executors=tuple(unreached))
+        described = Inspection(backend, server, not facts.is_dynamic, ports, executors)
+        return _with_workers(facts, _running(session, context, described, min(slots, MOST_TASKS)), seconds, context)
+
+
+def _running(session: SparkSession, context: SparkContext | None, task: Inspection, tasks: int) -> LocalRunning[Any]:
+    """Start the inspection as a job that can be cancelled."""
+    from pyspark import cloudpickle
+
+    for module in (inspection, addresses):  # which workers may lack
+        cloudpickle.register_pickle_by_value(module)
+    if context is None:
+        frame = session.range(0, tasks, 1, tasks).mapInArrow(task.on_batches, "result string", barrier=task.is_barrier)
+        return RemoteRunning(session, lambda: [json.loads(row["result"]) for row in frame.collect()])
+    rdd: Any = context.parallelize(range(tasks), tasks)
+    mapped = (rdd.barrier() if task.is_barrier else rdd).mapPartitionsWithIndex(task.on_partition)
+    return SparkRunning(context, mapped.collect)
 
 
 def _settings_of(session: SparkSession) -> SparkFacts:
@@ -285,23 +316,6 @@ def _settings_of(session: SparkSession) -> SparkFacts:
     context = session.sparkContext
     java = str(cast(Any, context._jvm).java.lang.System.getProperty("java.version"))
     return SparkFacts(context.version, context.master or "", False, dict(context.getConf().getAll()), java)
-
-
-def _inspect(session: SparkSession, facts: SparkFacts, backend: str, ports: range | None, request: Request) -> SparkFacts:
-    context, seconds = session.sparkContext, request.start_seconds
-    if not _executors_started(context, facts, seconds):
-        return replace(facts, findings=(_no_executor(facts.settings, seconds),))
-    facts = replace(facts, slots=slots_of(context))
-    executors = () if facts.is_local else executor_addresses(context)
-    with ThreadPoolExecutor(_CONNECTIONS) as pool:
-        unreached = inspection.unreached_executors(executors, pool)
-    with _token_server(driver_address(context), request) as (server, findings):
-        facts = replace(facts, findings=findings, unreached_executors=tuple(unreached))
-        tasks = min(facts.slots, MOST_TASKS)
-        rdd: Any = context.parallelize(range(tasks), tasks)
-        task = Inspection(backend, server, not facts.is_dynamic, ports, executors).on_partition
-        mapped = rdd.mapPartitionsWithIndex(task) if facts.is_dynamic else rdd.barrier().mapPartitionsWithIndex(task)
-        return _with_workers(facts, lambda call: SparkRunning(context, call), mapped.collect, seconds, context)
 
 
 def _no_executor(settings: Mapping[str, str], seconds: float) -> Finding:
@@ -315,44 +329,8 @@ def _no_executor(settings: Mapping[str, str], seconds: float) -> Finding:
     )
 
 
-def _inspect_remote(
-    session: SparkSession, facts: SparkFacts, backend: str, ports: range | None, request: Request
-) -> SparkFacts:
-    seconds = request.start_seconds
-    slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
-    if isinstance(slots, Exception):
-        return replace(facts, findings=(_not_run(slots, seconds),))
-    facts = replace(facts, slots=slots)
-    slots = min(slots, MOST_TASKS)
-    frame = session.range(0, slots, 1, slots)
-    try:
-        address = client_address(session)
-    except SparkKerasError as error:
-        return replace(facts, findings=(_not_run(error, seconds),))
-    with _token_server(address, request) as (server, findings):
-        facts = replace(facts, findings=findings)
-        task = Inspection(backend, server, not facts.is_dynamic, ports).on_batches
-        mapped = frame.mapInArrow(task, "result string", barrier=not facts.is_dynamic)
-
-        def collect() -> list[dict[str, Any]]:
-            return [json.loads(row["result"]) for row in mapped.collect()]
-
-        return _with_workers(facts, lambda call: RemoteRunning(session, call), collect, seconds, None)
-
-
-def _with_workers(
-    facts: SparkFacts,
-    running: Callable[[Callable[[], Any]], Any],
-    collect: Callable[[], list[dict[str, Any]]],
-    seconds: float,
-    context: SparkContext | None,
-) -> SparkFacts:
-    """Run the inspection as a job that can be cancelled."""
-    from pyspark import cloudpickle
-
-    for module in (inspection, addresses):  # which workers may lack
-        cloudpickle.register_pickle_by_value(module)
-    job = running(collect)
+def _with_workers(facts: SparkFacts, job: LocalRunning[Any], seconds: float, context: SparkContext | None) -> SparkFacts:
+    """Wait for the inspection."""
     try:
         found = in_time(job.result, seconds + inspection.LOAD_SECONDS)
     finally:

@@ -123,7 +123,8 @@ def task_failed(traceback: str, where: str = "") -> WorkerError:
     first = ending[0] if len(ending[0]) <= 300 else f"{ending[0][:297]}..."
     found = f"{first.rstrip('.')}.{f' {reader}' if reader else ''}"
     shortened = _without_frames_of(_OURS, traceback)
-    return WorkerError(f"a task failed{where or ' on a worker'}: {found} The traceback:\n\n{shortened}", traceback)
+    shown = shortened if "\n  File " in shortened else traceback
+    return WorkerError(f"a task failed{where or ' on a worker'}: {found} The traceback:\n\n{shown}", traceback)
 
 
 _NO_PYTHON = re.compile(r'Cannot run program "[^"]+": [^\n]*')
@@ -163,35 +164,24 @@ def kerberos_advice(reason: str) -> str:
     )
 
 
-_OURS = re.compile(r'^  File ".*/sparkkeras/')
+_OURS, _PYSPARK = re.compile(r'^  File ".*/sparkkeras/'), re.compile(r"^  File .*/pyspark(\.zip)?/")
 
 
 def _without_frames_of(package: re.Pattern[str], traceback: str) -> str:
-    """A traceback without the frames of a package, unless it has no others."""
+    """A traceback without the frames of a package."""
     kept, skipping = [], False
     for line in traceback.splitlines():
         if not line.startswith("    "):
             skipping = bool(package.match(line))
         if not skipping:
             kept.append(line)
-    return "\n".join(kept) if any(line.startswith("  File ") for line in kept) else traceback
+    return "\n".join(kept)
 
 
 def worker_traceback(text: str) -> str:
     """The Python traceback in a message of Spark, without PySpark's frames; empty if there is none."""
     start = text.find(_TRACEBACK)
-    if start < 0:
-        return ""
-    lines = _until_java(text, start).splitlines()
-    kept, skipping = [], False
-    for line in lines:
-        if line.startswith("  File "):
-            skipping = "/pyspark.zip/" in line or "/pyspark/" in line
-        elif not line.startswith("    "):
-            skipping = False
-        if not skipping:
-            kept.append(line)
-    return "\n".join(kept)
+    return "" if start < 0 else _without_frames_of(_PYSPARK, _until_java(text, start))
 
 
 def _executor_silent(text: str) -> str:
