@@ -309,16 +309,13 @@ def cores() -> int:
 
 def available_memory() -> int | None:
     """The bytes of memory that all processes of this machine or container can still use; ``None`` if unknown."""
-    bounds = [_available_on_machine(), *_available_in_groups()]
-    known = [bound for bound in bounds if bound is not None]
-    return min(known, default=None)
+    return min([*_available_on_machine(), *_available_in_groups()], default=None)
 
 
-def _available_on_machine() -> int | None:
+def _available_on_machine() -> Iterator[int]:
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+            yield int(line.split()[1]) * 1024
 
 
 def _available_in_groups() -> Iterator[int]:
@@ -370,19 +367,12 @@ def executor_process() -> int:
 
 
 def java_of(process: int) -> str:
-    """The version of Java that runs a process; empty if unknown."""
-    try:
+    """The version of Java that runs a process, from the file ``release`` of its folder; empty if unknown."""
+    with suppress(OSError, RuntimeError):
         home = Path(f"/proc/{process}/exe").resolve(strict=True).parent.parent
-    except (OSError, RuntimeError):
-        return ""
-    return java_version(home)
-
-
-def java_version(home: Path) -> str:
-    """The version of the Java in a folder, from its file ``release``; empty if unknown."""
-    for line in _read(str(home / "release")).splitlines():
-        if line.startswith("JAVA_VERSION="):
-            return line.partition("=")[2].strip('"')
+        for line in _read(str(home / "release")).splitlines():
+            if line.startswith("JAVA_VERSION="):
+                return line.partition("=")[2].strip('"')
     return ""
 
 

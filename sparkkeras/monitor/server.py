@@ -105,8 +105,13 @@ class PageServer:
 
     def __init__(self, messages: Messages, host: str, port: int) -> None:
         self.token = secrets.token_urlsafe(16)
-        self._server = _listening(host, port)
-        self._server.messages, self._server.token = messages, self.token
+        try:
+            self._server = _HTTPServer(host, port, messages, self.token)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"Monitor(host={host!r}, port={port}) cannot listen there: {error}. Use port=0 for any free port, and an "
+                'address of this machine as host: "127.0.0.1" for this machine only, "0.0.0.0" for all that can reach it.'
+            ) from error
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
         shown = f"[{shown}]" if ":" in shown else shown
         self.url = f"http://{shown}:{self._server.server_address[1]}/{self.token}/"
@@ -129,29 +134,15 @@ class PageServer:
             self._thread = None
 
 
-def _listening(host: str, port: int) -> _HTTPServer:
-    class Server(_HTTPServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-    try:
-        return Server((host, port), _PageHandler)
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(
-            f"Monitor(host={host!r}, port={port}) cannot listen there: {error}. Use port=0 for any free port, and an "
-            'address of this machine as host: "127.0.0.1" for this machine only, "0.0.0.0" for all that can reach it.'
-        ) from error
-
-
 class _HTTPServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 32
-    messages: Messages
-    token: str
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self.id = secrets.token_hex(8)
+    def __init__(self, host: str, port: int, messages: Messages, token: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _PageHandler)
+        self.messages, self.token, self.id = messages, token, secrets.token_hex(8)
         self.requests = RateLimit(REQUESTS_PER_SECOND)
         self._connections = RateLimit(CONNECTIONS_PER_SECOND)
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -278,7 +269,7 @@ def live_page(nonce: str) -> bytes:
     Args:
         nonce: The nonce of its scripts in the Content-Security-Policy.
     """
-    return f'nonce="{nonce}"'.encode().join(_parts_of_live_page())
+    return _with_data("null").replace('nonce="NONCE"', f'nonce="{nonce}"').encode()
 
 
 def saved_page(messages: str, selects_all: bool = False) -> str:
@@ -290,11 +281,6 @@ def saved_page(messages: str, selects_all: bool = False) -> str:
     """
     select = '"select":"all",' if selects_all else ""
     return _with_data("{" + select + '"messages":' + messages.replace("<", "\\u003c") + "}")
-
-
-@cache
-def _parts_of_live_page() -> list[bytes]:
-    return _with_data("null").encode().split(b'nonce="NONCE"')
 
 
 def _with_data(data: str) -> str:

@@ -17,31 +17,28 @@ LOGS_BYTES = 1 << 20
 """The largest size of the metrics of a report."""
 
 
-class ProgressService(Service):
-    """Handles the reports of workers.
-
-    Args:
-        take: Called with each report, from several threads.
-    """
-
-    def __init__(self, take: Callable[[WorkerProgress], None]) -> None:
-        def handle(call: Call) -> Reply:
-            logs = {str(name): float(value) for name, value in json.loads(bytes(call.body)).items()}
-            worker, epoch, rows = (call.field(name, int) for name in ("worker", "epoch", "rows"))
-            take(WorkerProgress(worker, epoch, rows, call.field("seconds", float), logs))
-            return Reply({})
-
-        super().__init__({"progress": (handle, LOGS_BYTES)}, lambda lease: None)
-
-
 @contextmanager
 def receiving(
     take: Callable[[WorkerProgress], None], driver: DriverAddress, options: ServerOptions, num_workers: int
 ) -> Iterator[Address]:
-    """Receive reports until the context ends; yields the address to which workers send them.
+    """Receive the reports of workers until the context ends; yields the address to which workers send them.
+
+    Args:
+        take: Called with each report, from several threads.
+        driver: The driver's addresses.
+        options: The settings of the server.
+        num_workers: The number of workers that run at the same time.
 
     Raises:
         ConfigurationError: The driver cannot listen at its address.
     """
-    with serving("socket", ProgressService(take), options, 0, driver, num_workers) as address:
+
+    def handle(call: Call) -> Reply:
+        logs = {str(name): float(value) for name, value in json.loads(bytes(call.body)).items()}
+        worker, epoch, rows = (call.field(name, int) for name in ("worker", "epoch", "rows"))
+        take(WorkerProgress(worker, epoch, rows, call.field("seconds", float), logs))
+        return Reply({})
+
+    service = Service({"progress": (handle, LOGS_BYTES)}, lambda lease: None)
+    with serving("socket", service, options, 0, driver, num_workers) as address:
         yield address

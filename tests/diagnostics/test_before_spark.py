@@ -216,6 +216,6 @@ def test_limits_of_the_control_groups_around_a_process(monkeypatch, membership, 
     files = {f"/sys/fs/cgroup{folder}/{name}": text for folder, of in folders.items() for name, text in of.items()}
     files |= {"/proc/self/cgroup": membership, "/proc/meminfo": "MemFree: 1 kB\n"}
     monkeypatch.setattr(inspection, "_read", lambda path: files.get(path, ""))
-    monkeypatch.setattr(inspection, "_available_on_machine", lambda: 1000)
+    monkeypatch.setattr(inspection, "_available_on_machine", lambda: [1000])
     monkeypatch.setattr(inspection.os, "sched_getaffinity", lambda process: range(8), raising=False)
     assert (inspection.available_memory(), inspection.cores()) == (memory, cores)
