@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,7 +48,7 @@ def read_bytes(path: str) -> bytes:
         return remote.read(path)
     hadoop = _Hadoop(path)
     with hadoop.errors("read"), _temporary() as local:
-        is_data_set = not hadoop.files.exists(hadoop.path(path)) and hadoop.files.exists(hadoop.path(path + SUFFIX))
+        is_data_set = not hadoop.files.exists(hadoop.target) and hadoop.files.exists(hadoop.path(path + SUFFIX))
         source = path + SUFFIX if is_data_set else path
         hadoop.files.copyToLocalFile(False, hadoop.path(source), hadoop.path(local.as_uri()), True)
         if is_data_set:
@@ -144,7 +144,7 @@ def folders_in(folder: str) -> list[str]:
     Raises:
         StorageError: The folder cannot be read.
     """
-    return _names(folder, folders=True)
+    return _entries(folder)[1]
 
 
 def names_in(folder: str) -> list[str]:
@@ -153,34 +153,26 @@ def names_in(folder: str) -> list[str]:
     Raises:
         StorageError: The folder cannot be read.
     """
-    return _names(folder, folders=False)
+    return _entries(folder)[0]
 
 
-def _names(folder: str, folders: bool) -> list[str]:
+def _entries(folder: str) -> tuple[list[str], list[str]]:
+    """The sorted names of the files in a folder, which data sets are as well, and of the other folders in it."""
+    found: Collection[tuple[str, bool]] = ()
     if not has_scheme(folder):
         with _local_errors("read", folder), suppress(FileNotFoundError):
-            return _chosen(((path.name, path.is_dir()) for path in Path(folder).iterdir()), folders)
-        return []
-    if remote := _remote_files():
-        names = (file.partition("/") for file in remote.files(folder))
-        return sorted({name for name, inside, _ in names if bool(inside) == folders})
-    hadoop = _Hadoop(folder)
-    with hadoop.errors("read"):
-        if not hadoop.files.exists(hadoop.path(folder)):
-            return []
-        found = hadoop.files.listStatus(hadoop.path(folder))
-        return _chosen(((each.getPath().getName(), each.isDirectory()) for each in found), folders)
-
-
-def _chosen(names: Iterable[tuple[str, bool]], folders: bool) -> list[str]:
-    """The sorted names of folders, or of files, which data sets are as well."""
-    if folders:
-        return sorted(name for name, is_folder in names if is_folder and not name.endswith(SUFFIX))
-    return sorted(
-        name.removesuffix(SUFFIX) if is_folder else name
-        for name, is_folder in names
-        if not is_folder or name.endswith(SUFFIX)
-    )
+            found = [(path.name, path.is_dir()) for path in Path(folder).iterdir()]
+    elif remote := _remote_files():
+        found = {(name, bool(slash)) for name, slash, _ in (file.partition("/") for file in remote.files(folder))}
+    else:
+        hadoop = _Hadoop(folder)
+        with hadoop.errors("read"):
+            if hadoop.files.exists(hadoop.target):
+                found = [(each.getPath().getName(), each.isDirectory()) for each in hadoop.files.listStatus(hadoop.target)]
+    data_sets = {name for name, is_folder in found if is_folder and name.endswith(SUFFIX)}
+    files = [name for name, is_folder in found if not is_folder]
+    folders = [name for name, is_folder in found if is_folder and name not in data_sets]
+    return sorted([*files, *(name.removesuffix(SUFFIX) for name in data_sets)]), sorted(folders)
 
 
 def make_folder(folder: str) -> None:
@@ -195,7 +187,7 @@ def make_folder(folder: str) -> None:
     elif not _remote_files():  # of which queries that write create it
         hadoop = _Hadoop(folder)
         with hadoop.errors("create"):
-            hadoop.files.mkdirs(hadoop.path(folder))
+            hadoop.files.mkdirs(hadoop.target)
 
 
 def remove(path: str) -> None:
@@ -213,7 +205,7 @@ def remove(path: str) -> None:
     else:
         hadoop = _Hadoop(path)
         with hadoop.errors("remove"):
-            hadoop.files.delete(hadoop.path(path), False)
+            hadoop.files.delete(hadoop.target, False)
             hadoop.files.delete(hadoop.path(path + SUFFIX), True)
 
 
@@ -231,7 +223,7 @@ def remove_folder(folder: str) -> None:
     else:
         hadoop = _Hadoop(folder)
         with hadoop.errors("remove"):
-            hadoop.files.delete(hadoop.path(folder), True)
+            hadoop.files.delete(hadoop.target, True)
 
 
 def exists(uri: str) -> bool:
@@ -242,13 +234,13 @@ def exists(uri: str) -> bool:
     """
     hadoop = _Hadoop(uri)
     with hadoop.errors("read"):
-        return bool(hadoop.files.exists(hadoop.path(uri)))
+        return bool(hadoop.files.exists(hadoop.target))
 
 
 def qualified(path: str) -> str:
     """The URI of a path on a file system of Hadoop; a path without a scheme is on Spark's default file system."""
     hadoop = _Hadoop(path)
-    return str(hadoop.files.makeQualified(hadoop.path(path)).toString())
+    return str(hadoop.files.makeQualified(hadoop.target).toString())
 
 
 @contextmanager
@@ -267,7 +259,7 @@ def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
             Then the old folder is unchanged, and the message names the new one.
     """
     hadoop = _Hadoop(folder)
-    target, previous, draft = hadoop.path(folder), hadoop.beside(folder, "previous"), hadoop.beside(folder, uuid.uuid4().hex)
+    target, previous, draft = hadoop.target, hadoop.beside("previous"), hadoop.beside(uuid.uuid4().hex)
     name = str(draft.toString())
     try:
         yield name
@@ -295,7 +287,7 @@ def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
 
 def previous_folder(folder: str) -> str:
     """The path of a folder on a file system of Hadoop while `new_folder` replaces it."""
-    return str(_Hadoop(folder).beside(folder, "previous").toString())
+    return str(_Hadoop(folder).beside("previous").toString())
 
 
 def has_scheme(path: str) -> bool:
@@ -334,14 +326,14 @@ def _local_errors(verb: str, path: str) -> Iterator[None]:
 
 def _put_hadoop(path: str, source: Path, overwrite: bool, atomic: bool = True) -> None:
     hadoop = _Hadoop(path)
-    target = hadoop.path(path)
+    target = hadoop.target
     with hadoop.errors("write"):
         if not overwrite and hadoop.files.exists(target):
             raise StorageError(_exists(path))
         if not atomic or path.partition(":")[0] in _OBJECT_STORES:
             hadoop.put(source, target)
             return
-        draft = hadoop.beside(path, f"{uuid.uuid4().hex}.tmp")
+        draft = hadoop.beside(f"{uuid.uuid4().hex}.tmp")
         try:
             hadoop.put(source, draft)
             hadoop.rename(draft, target, overwrite)
@@ -370,14 +362,15 @@ class _Hadoop:
         self._conf = context._jsc.hadoopConfiguration()
         self._given = path
         with self.errors("reach"):
-            self.files = self.path(path).getFileSystem(self._conf)
+            self.target = self.path(path)
+            self.files = self.target.getFileSystem(self._conf)
 
     def path(self, path: str) -> Any:
         return self._fs.Path(path)
 
-    def beside(self, path: str, end: str) -> Any:
-        """The path of a hidden file or folder next to another one."""
-        target = self.files.makeQualified(self.path(path))
+    def beside(self, end: str) -> Any:
+        """The path of a hidden file or folder next to this one."""
+        target = self.files.makeQualified(self.target)
         return self._fs.Path(target.getParent() or target, f".{target.getName()}.{end}")
 
     def move(self, source: Any, target: Any) -> None:
