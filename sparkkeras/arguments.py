@@ -243,21 +243,17 @@ def is_number(value: Any) -> bool:
     return is_integer(value) or isinstance(value, (float, np.floating))
 
 
-def integer(name: str, value: Any, low: int = 1) -> int:
-    """An integer of at least ``low``."""
-    return _integer(name, value, low, "")
-
-
-def optional_integer(name: str, value: Any, low: int = 1) -> int | None:
-    """An integer of at least ``low``, or ``None``."""
-    return None if value is None else _integer(name, value, low, " or None")
-
-
-def _integer(name: str, value: Any, low: int, otherwise: str) -> int:
+def integer(name: str, value: Any, low: int = 1, otherwise: str = "") -> int:
+    """An integer of at least ``low``; ``otherwise`` is what else is accepted, for the message."""
     if not is_integer(value) or value < low:
         expected = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
         raise ConfigurationError(f"{name}={value!r}: expected {expected}{otherwise}.")
     return int(value)
+
+
+def optional_integer(name: str, value: Any, low: int = 1) -> int | None:
+    """An integer of at least ``low``, or ``None``."""
+    return None if value is None else integer(name, value, low, " or None")
 
 
 def optional(check: Callable[[str, Any], R]) -> Callable[[str, Any], R | None]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from sparkkeras import arguments
@@ -106,7 +106,7 @@ class SparkFacts:
     java: str = ""
     slots: int = 0
     workers: tuple[dict[str, Any], ...] = ()
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
     unreached_executors: tuple[str, ...] = ()
     is_any_port: bool = False
 

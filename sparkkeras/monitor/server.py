@@ -98,6 +98,7 @@ class PageServer:
 
     Attributes:
         url: The address of the page, with the token.
+        is_closed: Whether `close` has been called.
 
     Raises:
         ConfigurationError: The address cannot be used.
@@ -115,23 +116,19 @@ class PageServer:
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
         shown = f"[{shown}]" if ":" in shown else shown
         self.url = f"http://{shown}:{self._server.server_address[1]}/{self.token}/"
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="sparkkeras-monitor", daemon=True)
-        thread.start()
-        self._thread: threading.Thread | None = thread
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._thread is None
+        self.is_closed = False
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(0.1,), name="sparkkeras-monitor", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop serving. A second call does nothing."""
-        if self._thread is not None:
+        if not self.is_closed:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
             self._server.close_connections()
-            self._thread = None
+            self.is_closed = True
 
 
 class _HTTPServer(ThreadingHTTPServer):

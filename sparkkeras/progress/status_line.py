@@ -29,25 +29,23 @@ class StatusLine:
     Args:
         verbose: 0: silent; 1: with the line that changes; 2: without it.
         wait_seconds: How long the first line waits where no line can change, for what writes lines of its own.
+
+    Attributes:
+        changes: Whether there is a line that changes.
     """
 
     def __init__(self, verbose: int, wait_seconds: float = 0.0) -> None:
         self._verbose = verbose
         self._lock = threading.Lock()
-        self._changes = verbose == 1 and _can_change()
+        self.changes = verbose == 1 and _can_change()
         self._shown = ""
-        self._next = time.monotonic() + wait_seconds if wait_seconds and not self._changes else 0.0
-
-    @property
-    def changes(self) -> bool:
-        """Whether there is a line that changes."""
-        return self._changes
+        self._next = time.monotonic() + wait_seconds if wait_seconds and not self.changes else 0.0
 
     def write(self, text: str) -> None:
         """Write a line that stays, in place of the one that changes."""
         if self._verbose:
             with self._lock:
-                if not self._changes and not self._next:
+                if not self.changes and not self._next:
                     self._next = time.monotonic() + FIRST_LOG_SECONDS
                 self._replace(f"{text}\n")
 
@@ -59,15 +57,15 @@ class StatusLine:
             now = time.monotonic()
             if now < self._next and not begins:
                 return
-            self._next = now + (UPDATE_SECONDS if self._changes else LOG_SECONDS)
+            self._next = now + (UPDATE_SECONDS if self.changes else LOG_SECONDS)
             if sys.stdout.isatty():  # where a line that wraps could not be erased; in notebooks, it can
                 text = text[: shutil.get_terminal_size().columns - 1]
-            self._replace(text if self._changes else f"{text}\n")
+            self._replace(text if self.changes else f"{text}\n")
 
     @contextmanager
     def showing(self, text: str, in_log: bool = True) -> Iterator[None]:
         """Show what begins until the context ends; ``in_log``: also where no line can change."""
-        if in_log or self._changes:
+        if in_log or self.changes:
             self.update(text, begins=True)
         try:
             yield
