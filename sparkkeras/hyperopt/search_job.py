@@ -94,40 +94,33 @@ class SearchTask:
             )
         if settings.in_child_processes:
             device.prepare_to_fork(context.cores)
-        loaded = _Loaded.of(settings, self.data, blocks)
+        loaded = _load(settings, self.data, blocks)
         worker = Worker(f"{socket.gethostname()}/{context.worker}", context.worker, context.attempt)
         with SearchClient(self.address, worker) as client:
             while (assignment := client.ask()) is not None:
                 with suppress(LeaseLostError):
-                    if loaded.error is not None:  # not the fault of the hyper-parameters, so do not fail more trials
-                        client.finish(assignment.lease, loaded.error)
+                    if isinstance(loaded, Outcome):  # not the fault of the hyper-parameters, so do not fail more trials
+                        client.finish(assignment.lease, loaded)
                         break
-                    _run_assignment(settings, client, assignment, loaded.data)
+                    _run_assignment(settings, client, assignment, loaded)
         return iter(())
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """The data, or the error that prevented reading it."""
-
-    data: Data
-    error: Outcome | None = None
-
-    @classmethod
-    def of(cls, settings: TrialSettings, shared: Shared[Data], blocks: Iterator[Block]) -> _Loaded:
-        on_disk = dict(zip(settings.kept, blocks, strict=False))
-        for _ in blocks:  # Spark ends a Python worker that leaves rows unread
-            pass
-        if on_disk:
-            return cls(RowsOnDisk(shared.value, on_disk, settings.labels))
-        if settings.read is None:
-            return cls(shared.value)
-        read = _ReadData(settings.read, isinstance(settings.objective, Fit))
-        run = run_in_child if settings.in_child_processes else run_inline
-        try:
-            return run(read, lambda _: None, lambda: True, HEARTBEAT_SECONDS)
-        except (ChildLostError, TypeError) as error:  # for example too large, or not picklable
-            return cls(None, Outcome(FAILED, error=f"{_READ_FAILED}: {error}", is_definition_error=True))
+def _load(settings: TrialSettings, shared: Shared[Data], blocks: Iterator[Block]) -> Data | Outcome:
+    """The data, or the outcome of all trials if reading it has failed."""
+    on_disk = dict(zip(settings.kept, blocks, strict=False))
+    for _ in blocks:  # Spark ends a Python worker that leaves rows unread
+        pass
+    if on_disk:
+        return RowsOnDisk(shared.value, on_disk, settings.labels)
+    if settings.read is None:
+        return shared.value
+    read = _ReadData(settings.read, isinstance(settings.objective, Fit))
+    run = run_in_child if settings.in_child_processes else run_inline
+    try:
+        return run(read, lambda _: None, lambda: True, HEARTBEAT_SECONDS)
+    except (ChildLostError, TypeError) as error:  # for example too large, or not picklable
+        return Outcome(FAILED, error=f"{_READ_FAILED}: {error}", is_definition_error=True)
 
 
 _READ_FAILED = "the function that reads the data failed"
@@ -140,13 +133,13 @@ class _ReadData:
     function: ByValue[Callable[[], Any]]
     checks: bool
 
-    def __call__(self, ask: Any) -> _Loaded:
+    def __call__(self, ask: Any) -> Data | Outcome:
         try:
             data = self.function.fresh()()
-            return _Loaded(fit_data(data) if self.checks else data)
+            return fit_data(data) if self.checks else data
         except (Exception, SystemExit) as error:
             message = f"{_READ_FAILED}: {type(error).__name__}: {error}"
-            return _Loaded(None, Outcome(FAILED, error=message, traceback=traceback.format_exc(), is_definition_error=True))
+            return Outcome(FAILED, error=message, traceback=traceback.format_exc(), is_definition_error=True)
 
 
 def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: Assignment, data: Data) -> None:
