@@ -96,7 +96,7 @@ def check_driver(driver: Described, backend: str, requirements: Requirements) ->
             f"Keras's backend is set to {backend!r}, and training works with {', '.join(BACKENDS)}.",
             "Set the environment variable KERAS_BACKEND to one of these, or correct Keras's file keras.json.",
         )
-    elif {"keras", backend} <= set(driver["packages"]):
+    else:
         yield from _check_backends("backend", [("the driver", driver)], backend)
 
 

@@ -200,9 +200,10 @@ def reader_of(data: Any) -> ByValue[Callable[[], Any]] | None:
         CustomObjectError: The function cannot be sent to workers.
         ConfigurationError: It cannot be called without arguments.
     """
-    if callable(data):
-        _check_signature(data)
-    return ByValue.dump(data, "data") if callable(data) else None
+    if not callable(data):
+        return None
+    _check_signature(data)
+    return ByValue.dump(data, "data")
 
 
 def _check_signature(function: Callable[..., Any]) -> None:
