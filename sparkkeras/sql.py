@@ -139,7 +139,7 @@ def register_keras_udf(
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigurationError(f"name={name!r}: expected a name of letters, digits and underscores, such as 'classify'.")
     check_session(spark)
-    if _is_built_in(spark, name):
+    if spark.sql(f"SHOW SYSTEM FUNCTIONS LIKE '{name.lower()}'").take(1):
         raise ConfigurationError(
             f"name={name!r}: Spark has a built-in function of this name, which SQL would call instead. Choose another name."
         )
@@ -147,10 +147,6 @@ def register_keras_udf(
     with cluster_of(spark).training_workers():
         registered: Callable[..., Column] = spark.udf.register(name, function)
     return _CheckedFunction(registered, read, spark)
-
-
-def _is_built_in(spark: SparkSession, name: str) -> bool:
-    return bool(spark.sql(f"SHOW SYSTEM FUNCTIONS LIKE '{name.lower()}'").take(1))
 
 
 def _function(
