@@ -92,7 +92,7 @@ class TrialSaver:
     def _save(self, trial: Trial, model: UploadedModel | None) -> None:
         if model is not None:
             self._journal.keep_model(trial.number, trial.values, model.draft, model.suffix)
-            model.draft.unlink()
+            model.draft.unlink(missing_ok=True)
         if trial.status != STOPPED:
             self._journal.write(trial)
         self._journal.drop_surplus()
