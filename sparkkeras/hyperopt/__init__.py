@@ -13,58 +13,17 @@ Names are imported on first use, so that workers do not need the hyperopt librar
 
 from __future__ import annotations
 
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
+import pkgutil
+from typing import Any
 
-if TYPE_CHECKING:
-    from sparkkeras.hyperopt.ask_tell import Search
-    from sparkkeras.hyperopt.distributions import choice, integer, loguniform, normal, uniform
-    from sparkkeras.hyperopt.hypermodel import HyperModel
-    from sparkkeras.hyperopt.pruners import ASHAPruner, BracketPruner, HyperbandPruner, MedianPruner, Pruner
-    from sparkkeras.hyperopt.reporting import ReportCallback, report
-    from sparkkeras.hyperopt.search import HyperParamModel
-    from sparkkeras.hyperopt.spark_trials import SparkTrials
-    from sparkkeras.hyperopt.trials import Trial
+_STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or "")
+_IMPORTS = [each for each in _STUB.body if isinstance(each, ast.ImportFrom)]
+_MODULES = {name.name: str(each.module).rpartition(".")[2] for each in _IMPORTS for name in each.names}
+"""The modules of the public names, which `__getattr__` imports when they are first used."""
 
-__all__ = [
-    "ASHAPruner",
-    "BracketPruner",
-    "HyperModel",
-    "HyperParamModel",
-    "HyperbandPruner",
-    "MedianPruner",
-    "Pruner",
-    "ReportCallback",
-    "Search",
-    "SparkTrials",
-    "Trial",
-    "choice",
-    "integer",
-    "loguniform",
-    "normal",
-    "report",
-    "uniform",
-]
-
-_MODULES = {
-    "ASHAPruner": "pruners",
-    "BracketPruner": "pruners",
-    "HyperModel": "hypermodel",
-    "HyperParamModel": "search",
-    "HyperbandPruner": "pruners",
-    "MedianPruner": "pruners",
-    "Pruner": "pruners",
-    "ReportCallback": "reporting",
-    "Search": "ask_tell",
-    "SparkTrials": "spark_trials",
-    "Trial": "trials",
-    "choice": "distributions",
-    "integer": "distributions",
-    "loguniform": "distributions",
-    "normal": "distributions",
-    "report": "reporting",
-    "uniform": "distributions",
-}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
