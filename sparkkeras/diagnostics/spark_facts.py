@@ -274,13 +274,15 @@ def describe(session: SparkSession, backend: str, request: Request) -> SparkFact
     except SparkKerasError as error:
         return replace(facts, findings=(Finding.rejected("settings", error, "Correct the setting."),))
     slots: int | Exception
+    executors: tuple[tuple[str, int], ...] = ()
     try:
         if context is None:
             slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
-            address, executors = client_address(session), ()
+            address = client_address(session)
         elif _executors_started(context, facts, seconds):
             slots, address = slots_of(context), driver_address(context)
-            executors = () if facts.is_local else executor_addresses(context)
+            if not facts.is_local:
+                executors = executor_addresses(context)
         else:
             return replace(facts, findings=(_no_executor(facts.settings, seconds),))
     except SparkKerasError as error:
