@@ -23,10 +23,14 @@ Every message says what was received, what was expected, and how to fix it.
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
+from typing import Any, Concatenate, ParamSpec
+
+P = ParamSpec("P")
 
 
 class SparkKerasError(Exception):
@@ -124,6 +128,20 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def guarded(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """Run a method of what watches a run under its ``_lock``; its ``_warn`` gets errors, which must not end the run."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        with self._lock:  # events come from other threads than Keras's calls
+            try:
+                method(self, *args, **kwargs)
+            except Exception as error:
+                self._warn(error)
+
+    return guarded
 
 
 _NOT_THE_USERS = (__package__, "pyspark", "contextlib")

@@ -14,16 +14,13 @@ A Keras callback of the driver that has a method ``on_event(event)`` gets them, 
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from sparkkeras.errors import TrainingInterruptedError
-
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -419,20 +416,6 @@ class Events:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-
-def guarded(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """Run a method of what watches a run under its ``_lock``; its ``_warn`` gets errors, which must not end the run."""
-
-    @functools.wraps(method)
-    def guarded(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        with self._lock:  # events come from other threads than Keras's calls
-            try:
-                method(self, *args, **kwargs)
-            except Exception as error:
-                self._warn(error)
-
-    return guarded
 
 
 def listeners(objects: Iterable[Any]) -> list[EventListener]:

@@ -18,8 +18,8 @@ import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.errors import ConfigurationError, StorageError, warn
-from sparkkeras.events import Event, RunEnded, RunStarted, guarded
+from sparkkeras.errors import ConfigurationError, StorageError, guarded, warn
+from sparkkeras.events import Event, RunEnded, RunStarted
 from sparkkeras.modeling.description import describe_model
 from sparkkeras.modeling.state import has_settable_rate, learning_rate
 from sparkkeras.monitor.messages import Messages, RunReporter

@@ -11,7 +11,7 @@ import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.errors import ConfigurationError, warn
+from sparkkeras.errors import ConfigurationError, guarded, warn
 from sparkkeras.events import (
     CheckpointWritten,
     EpochMeasured,
@@ -23,7 +23,6 @@ from sparkkeras.events import (
     RunStarted,
     TrialChanged,
     WorkersChanged,
-    guarded,
 )
 from sparkkeras.modeling.optimizers import optimizer_of
 from sparkkeras.tracking.mlflow_model import check_example, log_model
