@@ -49,6 +49,7 @@ See docs/contributing/design.md.
 
 LIBRARIES = {
     "cryptography": {"rpc"},
+    "flask": {"rpc"},
     "google_crc32c": {"formats"},
     "h5py": {"modeling", "training"},
     "hyperopt": {"hyperopt"},

@@ -1,6 +1,6 @@
-"""The ``http`` transport: a server on `http.server` of Python's library, and clients with persistent connections.
+"""The ``http`` transport: a Flask application on a server of Python's library, and clients with persistent connections.
 
-A session starts with ``POST /hello``. Every other path is the name of a call (``/parameters``, ``/update``, ``/health``,
+A session starts with ``POST /hello``. Every other route is the name of a call (``/parameters``, ``/update``, ``/health``,
 ...). The handshake and the sealed message header travel in the HTTP header ``Authorization``, the body and its
 authentication tag in the request's body. The reply's message header is in the HTTP header ``X-Sparkkeras``.
 
@@ -15,17 +15,17 @@ import http.client
 import io
 import logging
 import socket
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import Any, cast
-from urllib.parse import quote, unquote
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+from wsgiref.simple_server import WSGIRequestHandler
 
 from sparkkeras.rpc.acceptor import Capacity, serving
-from sparkkeras.rpc.transport import Address, ConnectionCaller, Endpoint, Handler, Reply, reply_body
+from sparkkeras.rpc.transport import Address, ConnectionCaller, Endpoint, Handler, reply_body
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     TAG_BYTES,
@@ -38,6 +38,9 @@ from sparkkeras.rpc.wire import (
     Session,
     WireError,
 )
+
+if TYPE_CHECKING:
+    from flask import Response
 
 SCHEME = "Sparkkeras"
 REPLY_HEADER = "X-Sparkkeras"
@@ -102,38 +105,79 @@ class _Peer:
 
 
 class _Server:
-    """The sessions of a server, which are not bound to connections."""
+    """The Flask application, and the sessions, which are not bound to connections."""
 
     def __init__(self, handler: Handler, acceptor: Acceptor, endpoint: Endpoint) -> None:
-        self.handler, self.timeout, self.capacity = handler, endpoint.timeout, Capacity(endpoint.timeout)
-        self._acceptor, self._max_sessions = acceptor, endpoint.max_sessions
+        from flask import Flask  # not needed on workers
+
+        self.timeout, self.capacity = endpoint.timeout, Capacity(endpoint.timeout)
+        self._handler, self._acceptor, self._max_sessions = handler, acceptor, endpoint.max_sessions
         self._lock = threading.Lock()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
+        self.application = Flask("sparkkeras", static_folder=None)
+        self.application.add_url_rule("/hello", "hello", self._hello, methods=["POST"])
+        self.application.add_url_rule("/<name>", "call", self._call, methods=["POST"])
+        self.application.register_error_handler(WireError, _forbidden)
+        self.application.register_error_handler(OSError, _forbidden)
+        self.base_environ = {
+            "wsgi.version": (1, 0), "wsgi.url_scheme": "http", "wsgi.errors": sys.stderr, "wsgi.run_once": False,
+            "wsgi.multithread": True, "wsgi.multiprocess": False,
+            "SERVER_NAME": endpoint.host, "SERVER_PORT": str(endpoint.port), "SCRIPT_NAME": "",
+        }  # fmt: skip
 
-    def accept(self, hello: bytes) -> bytes:
-        """The answer to a client's handshake, with which a session begins."""
-        answer, session = self._acceptor.accept(hello)
+    def _hello(self) -> Response:
+        from flask import Response
+
+        answer, session = self._acceptor.accept(_authorized()[1])
         with self._lock:
             self._peers[_identity(answer)] = _Peer(session)
             evicted = self._peers.popitem(last=False)[1] if len(self._peers) > self._max_sessions else None
         if evicted is not None:
-            self.handler.closed(evicted)
-        return answer
+            self._handler.closed(evicted)
+        return Response(answer)
 
-    def peer(self, identity: str) -> _Peer:
-        """The peer of a session."""
+    def _call(self, name: str) -> Response:
+        from flask import Response, request
+        from werkzeug.wsgi import ClosingIterator
+
+        identity, sealed = _authorized()
         with self._lock:
             if identity not in self._peers:
                 raise WireError("a request is of no known session")
             self._peers.move_to_end(identity)
-            return self._peers[identity]
+            peer = self._peers[identity]
+        session = peer.session
+        with peer.lock:
+            call = session.open(sealed)
+            if call.name != name or request.headers.get("Content-Length") != _content_length(call.body):
+                raise WireError("a message header belongs to another request")
+            reply = self.capacity.reply(self._handler, call, session, request.environ["wsgi.input"].readinto, peer)
+            size = sum(len(part) for part in reply.body)
+            header = base64.b64encode(session.seal(Header("", reply.fields, size))).decode()
+            body: Any = session.outgoing(reply.body) if size else ()
+        headers = {REPLY_HEADER: header, "Content-Length": _content_length(size)}
+        return Response(ClosingIterator(body, [reply.sent]), headers=headers, direct_passthrough=True)
 
 
-_Response = tuple[Reply, Mapping[str, str], Iterable[bytes | memoryview]]
-"""A reply, and the headers and the body of its HTTP response."""
+def _authorized() -> tuple[str, bytes]:
+    """The session identity and the sealed bytes in the HTTP header of a request."""
+    from flask import request
+
+    scheme, identity, sealed = (request.headers.get("Authorization", "").split(" ", 2) + ["", "", ""])[:3]
+    if scheme != SCHEME:
+        raise WireError("a request has no authorization")
+    return identity, _from_base64(sealed)
 
 
-class _Connection(BaseHTTPRequestHandler):
+def _forbidden(error: Exception) -> Response:
+    """The response to a request that is not authenticated, or whose body does not arrive."""
+    from flask import Response
+
+    _log.debug("rejected a request: %s", error)
+    return Response(status=403)
+
+
+class _Connection(WSGIRequestHandler):
     """Handles the requests of a connection, of which the first header has been received already.
 
     All requests but the first one count as calls: the client of that one may be unauthenticated, and must neither wait for
@@ -162,41 +206,21 @@ class _Connection(BaseHTTPRequestHandler):
             with self._server.capacity.call():
                 self.handle_one_request()
 
-    def do_POST(self) -> None:
-        """Respond to a request. Called by `handle_one_request`."""
-        try:
-            scheme, identity, sealed = (self.headers.get("Authorization", "").split(" ", 2) + ["", "", ""])[:3]
-            if scheme != SCHEME:
-                raise WireError("a request has no authorization")
-            is_hello = self.path == "/hello"
-            reply, headers, body = self._hello(sealed) if is_hello else self._call(self._server.peer(identity), sealed)
-        except (WireError, OSError) as error:
-            _log.debug("rejected a request: %s", error)
-            self.send_error(HTTPStatus.FORBIDDEN)
-            return
-        try:
-            self.send_response(HTTPStatus.OK)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.writelines(body)
-        finally:
-            reply.sent()
+    def do_POST(self) -> None:  # noqa: N802
+        """Respond with the application. Called by `handle_one_request`."""
+        environ = self.get_environ() | {"wsgi.input": self._stream}  # whose ``readinto`` copies nothing
+        with closing(cast(Any, self._server.application(environ, self._start_response))) as response:
+            self.end_headers()  # here, so that the response is closed if this fails
+            self.wfile.writelines(response)
 
-    def _hello(self, sealed: str) -> _Response:
-        return Reply({}), {"Content-Length": str(HELLO_BYTES)}, (self._server.accept(_from_base64(sealed)),)
-
-    def _call(self, peer: _Peer, sealed: str) -> _Response:
-        session = peer.session
-        with peer.lock:
-            call, length = session.open(_from_base64(sealed)), self.headers.get("Content-Length")
-            if call.name != unquote(self.path[1:]) or length != _content_length(call.body):
-                raise WireError("a message header belongs to another request")
-            reply = self._server.capacity.reply(self._server.handler, call, session, self._stream.readinto, peer)
-            size = sum(len(part) for part in reply.body)
-            header = base64.b64encode(session.seal(Header("", reply.fields, size))).decode()
-            body = session.outgoing(reply.body) if size else ()
-        return reply, {REPLY_HEADER: header, "Content-Length": _content_length(size)}, body
+    def _start_response(self, status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], Any]:
+        code, _, reason = status.partition(" ")
+        self.send_response(int(code), reason)
+        for name, value in headers:
+            self.send_header(name, value)
+        if not code.startswith("2"):  # rejected, with its body unread
+            self.send_header("Connection", "close")
+        return self.wfile.write
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)
