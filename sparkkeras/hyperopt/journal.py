@@ -110,6 +110,7 @@ class Journal:
         name = f"{number:05d}.{suffix}"
         with draft.open("rb") as source, filesystem.new_file(f"{self.folder}/models/{name}") as file:
             shutil.copyfileobj(source, file)
+        draft.unlink()
         with self._lock:
             self._kept[number], self._files[number] = losses(values, self._signs), name
 
