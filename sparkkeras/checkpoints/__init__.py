@@ -2,5 +2,5 @@
 
 - `store.py`: what users set; the folders and files, and how a reader knows that they are complete.
 - `values.py`: nested values with arrays, as JSON and one file of raw arrays.
-- `writer.py`: the thread that writes.
+- `background_writer.py`: the thread that writes.
 """

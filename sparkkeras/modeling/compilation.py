@@ -13,9 +13,9 @@ import keras
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ModelError, nearest_name
 from sparkkeras.modeling.archive_errors import load_error
+from sparkkeras.modeling.compile_arguments import deserialize, serialize
 from sparkkeras.modeling.optimizers import has_several, inner_optimizer, optimizers_of, step_is_stateless
 from sparkkeras.modeling.own_methods import overrides
-from sparkkeras.modeling.serialization import deserialize, serialize
 from sparkkeras.modeling.state import is_built
 
 

@@ -23,8 +23,7 @@ import numpy as np
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling import optimizers
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
-from sparkkeras.modeling.own_methods import overrides
-from sparkkeras.modeling.serialization import (
+from sparkkeras.modeling.compile_arguments import (
     Saved,
     deserialize,
     function_arguments,
@@ -32,6 +31,7 @@ from sparkkeras.modeling.serialization import (
     serialize,
     set_function_arguments,
 )
+from sparkkeras.modeling.own_methods import overrides
 
 
 def collect(model: keras.Model) -> Saved:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sparkkeras.checkpoints.background_writer import BackgroundWriter
 from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.runner.rank_context import Saved
 from sparkkeras.runner.service import pack

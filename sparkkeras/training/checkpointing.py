@@ -15,8 +15,8 @@ import keras
 import numpy as np
 
 from sparkkeras.checkpoints import values
+from sparkkeras.checkpoints.background_writer import BackgroundWriter
 from sparkkeras.checkpoints.store import Checkpoint, CheckpointStore
-from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.errors import (
     ConfigurationError,
     DivergenceError,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkkeras import Checkpoint
-from sparkkeras.checkpoints.writer import BackgroundWriter
+from sparkkeras.checkpoints.background_writer import BackgroundWriter
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
 
 

@@ -169,7 +169,7 @@ import os, signal, sys, time
 import keras, numpy as np
 from pyspark import SparkConf, SparkContext
 from sparkkeras import Checkpoint, SparkModel
-from sparkkeras.checkpoints.writer import BackgroundWriter
+from sparkkeras.checkpoints.background_writer import BackgroundWriter
 from tests.models import classifier
 
 path, rounds, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]

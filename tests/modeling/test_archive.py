@@ -23,9 +23,9 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive, copy_of
 from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate
+from sparkkeras.modeling.compile_arguments import serialize
 from sparkkeras.modeling.optimizers import iterations, optimizers_of
 from sparkkeras.modeling.schema import schema_of
-from sparkkeras.modeling.serialization import serialize
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
 from tests.conftest import long
 from tests.models import Distilled

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from sparkkeras import Checkpoint, SparkModel
+from sparkkeras.checkpoints.background_writer import BackgroundWriter
 from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError, TrainingInterruptedError
