@@ -173,7 +173,7 @@ class CheckpointStore:
 
         Raises:
             DamagedError: All checkpoints are damaged.
-            StorageError: The folder or a file cannot be read, or a later version of sparkkeras wrote a checkpoint.
+            StorageError: The folder or a file cannot be read, or another version of sparkkeras wrote a checkpoint.
             ConfigurationError: The checkpoint is of another kind.
         """
         damaged: dict[str, DamagedError] = {}
@@ -287,7 +287,7 @@ class CheckpointStore:
 
         Raises:
             DamagedError: A file is not as it was written.
-            StorageError: It cannot be read, or a later version of sparkkeras wrote it.
+            StorageError: It cannot be read, or another version of sparkkeras wrote it.
             ConfigurationError: It is of another kind.
         """
         text, _, digest = _bytes(f"{self.path}/{name}/{_MANIFEST}").rpartition(b"\n")
