@@ -38,7 +38,7 @@ from sparkkeras.spark import filesystem
 from sparkkeras.spark.remote_files import ChecksumError
 
 _ARRAYS, _MANIFEST = "arrays.bin", "manifest.json"
-_FORMAT = 2
+_FORMAT = 1
 _FOLDER = re.compile(r"checkpoint-([0-9]{8,})-([0-9a-f]{8})")
 
 
@@ -173,7 +173,7 @@ class CheckpointStore:
 
         Raises:
             DamagedError: All checkpoints are damaged.
-            StorageError: The folder or a file cannot be read, or another version of sparkkeras wrote a checkpoint.
+            StorageError: The folder or a file cannot be read, or a later version of sparkkeras wrote a checkpoint.
             ConfigurationError: The checkpoint is of another kind.
         """
         damaged: dict[str, DamagedError] = {}
@@ -287,19 +287,15 @@ class CheckpointStore:
 
         Raises:
             DamagedError: A file is not as it was written.
-            StorageError: It cannot be read, or another version of sparkkeras wrote it.
+            StorageError: It cannot be read, or a later version of sparkkeras wrote it.
             ConfigurationError: It is of another kind.
         """
         text, _, digest = _bytes(f"{self.path}/{name}/{_MANIFEST}").rpartition(b"\n")
         if digest != _digest(text):
             raise DamagedError(f"{_MANIFEST} is not valid.")
         content = json.loads(text)
-        if content["format"] != _FORMAT:
-            other = "a later" if content["format"] > _FORMAT else "an earlier"
-            raise StorageError(
-                f"{self.path}/{name} was written by {other} version of sparkkeras: use that version to read it, or pass "
-                "another path."
-            )
+        if content["format"] > _FORMAT:
+            raise StorageError(f"{self.path}/{name} was written by a later version of sparkkeras: upgrade to read it.")
         if kind is not None and content["kind"] != kind:
             raise ConfigurationError(
                 f"the checkpoint {self.path}/{name} is of {content['kind']}, and this is {kind}: pass another path."

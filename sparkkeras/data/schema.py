@@ -52,9 +52,10 @@ class InputSpec:
         """Whether rows of this shape fit, or may fit. As in Keras, a trailing axis of size 1 is optional."""
         if self.shape is None:
             return True
+        wanted, given = self.shape, [shape, (*shape, 1), *([shape[:-1]] if shape[-1:] == (1,) else [])]
         return any(
-            len(wanted) == len(given) and all(w is None or g is None or w == g for w, g in zip(wanted, given, strict=True))
-            for wanted, given in ((self.shape, shape), (self.shape, (*shape, 1)), ((*self.shape, 1), shape))
+            len(wanted) == len(each) and all(w is None or g is None or w == g for w, g in zip(wanted, each, strict=True))
+            for each in given
         )
 
 

@@ -273,7 +273,9 @@ def read_text(column: pa.Array, width: int | None) -> Masked:
                 "of strings. Join them to one string, for instance with array_join."
             )
         shape = (rows, int(lengths[0]))
-        column = pc.list_flatten(pc.coalesce(column, pa.scalar([""] * shape[1], column.type)))
+        if column.null_count:
+            column = pc.coalesce(column, pa.scalar([""] * shape[1], column.type))
+        column = pc.list_flatten(column)
         good &= not_null(column).reshape(shape).all(axis=1)
     values = column.cast(pa.large_string())
     if values.null_count:

@@ -278,7 +278,8 @@ def describe(session: SparkSession, backend: str, request: Request) -> SparkFact
     try:
         if context is None:
             slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
-            address = client_address(session)
+            if not isinstance(slots, Exception):
+                address = client_address(session)
         elif _executors_started(context, facts, seconds):
             slots, address = slots_of(context), driver_address(context)
             if not facts.is_local:

@@ -206,7 +206,8 @@ def _check_probabilities(number: int, model: keras.Model, voting: str) -> None:
 def _outputs(model: keras.Model) -> Iterator[tuple[Any, OutputTask]]:
     """Each output tensor with its task."""
     outputs = outputs_of(model)
-    for tensor, output, loss in zip(model.outputs, outputs, losses_of(model), strict=True):
+    losses = losses_of(model, [output.name for output in outputs])
+    for tensor, output, loss in zip(model.outputs, outputs, losses, strict=True):
         yield tensor, OutputTask.of(loss, output, tuple(tensor.shape[1:]))
 
 

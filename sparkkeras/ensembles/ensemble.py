@@ -32,7 +32,7 @@ from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import Source, is_distributed
+from sparkkeras.sources.source import is_batch_function, is_distributed
 from sparkkeras.spark import filesystem
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
@@ -161,7 +161,7 @@ class EnsembleModel:
         """
         policy = self._rows.policy_to_predict(data, on_invalid)
         model, rows, transform = self.model, None, self._rows.without_transform("predict", transform)
-        if collect and not keyed and not is_distributed(data):
+        if collect and not arguments.flag("keyed", keyed) and self._is_here(data):
             arguments.on_invalid_to_predict("on_invalid", policy)
             arguments.one_of("verbose", verbose, get_args(Verbose))
             source, options = inference.check_predict(
@@ -172,7 +172,7 @@ class EnsembleModel:
                 transform=transform,
                 on_invalid=policy,
             )
-            rows = self._rows_here(source)
+            rows = None if source.block is None or source.block.is_sparse else source.block
         if rows is not None:
             here = [compatibility.predicted(model, transformed(rows, options).x, options.batch_size)] if rows.rows else []
             return inference.concatenated(here, model, verbose)
@@ -280,7 +280,7 @@ class EnsembleModel:
                 "ensemble.model.compile(loss=..., metrics=[...]) first."
             )
         model, rows, transform = self.model, None, self._rows.without_transform("evaluate", transform)
-        if not is_distributed(data):
+        if self._is_here(data):
             source, options = inference.check_evaluate(
                 model,
                 data,
@@ -292,7 +292,7 @@ class EnsembleModel:
                 on_invalid=self._rows.policy(data, on_invalid),
                 verbose=verbose,
             )
-            rows = self._rows_here(source)
+            rows = None if source.block is None or source.block.is_sparse else source.block
         if rows is not None:
             found = _evaluated_here(model, rows, options)
             return inference.reported(model, inference.results(model, found), return_dict, verbose)
@@ -352,10 +352,9 @@ class EnsembleModel:
         spark_model._rows = self._rows
         return spark_model
 
-    def _rows_here(self, source: Source) -> Block | None:
-        """The rows that are processed in this process: dense arrays. ``None``: Spark processes them."""
-        stateful = fixed_batch_size(self._model) is not None
-        return None if source.block is None or source.block.is_sparse or stateful else source.block
+    def _is_here(self, data: Any) -> bool:
+        """Whether this process may predict and evaluate the data: arrays, unless layers are stateful."""
+        return fixed_batch_size(self._model) is None and not is_distributed(data) and not is_batch_function(data)
 
 
 _BATCH_SIZE = 32

@@ -208,7 +208,7 @@ def _of_keras(
                 'metric="loss": none of the models was compiled with a loss. Pass a Keras loss, such as '
                 "keras.losses.SparseCategoricalCrossentropy(), or compile one of the models."
             )
-        (loss,) = losses_of(compiled)
+        (loss,) = losses_of(compiled, [spec.name for spec in schema_of(compiled).outputs])
         check_labels(compiled, rows.spec, label_ranges(rows))
     inputs = keras.Input(prediction.shape[1:], dtype=str(prediction.dtype))
     evaluator = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,8 +125,9 @@ class TFRecordWriter(DataSourceArrowWriter):
 
     def _write(self, path: str, batches: Iterator[pa.RecordBatch]) -> int:
         with self.files.open_output_stream(path, compression=None, buffer_size=BUFFER_BYTES) as file:
-            for data in encoded(batches, self.fields, self.compression):
-                file.write(data)
+            for pieces in encoded(batches, self.fields, self.compression):
+                for piece in pieces:
+                    file.write(piece)
             return int(file.tell())
 
     def commit(self, messages: Sequence[Any]) -> None:
@@ -198,12 +199,14 @@ class TFRecordWriter(DataSourceArrowWriter):
                 self.files.delete_dir(self.temporary)
 
 
-def encoded(batches: Iterator[pa.RecordBatch], fields: Sequence[Field], compression: str | None) -> Iterator[bytes]:
-    """Encode rows as the bytes of a file, in pieces."""
+def encoded(
+    batches: Iterator[pa.RecordBatch], fields: Sequence[Field], compression: str | None
+) -> Iterator[Iterable[bytes]]:
+    """Encode rows as the bytes of a file: pieces of them for each batch, and at the end."""
     packed = compressor(compression)
     for batch in batches:
-        yield b"".join(packed.compress(framed(record)) for record in encode(batch, fields))
-    yield packed.flush()
+        yield (packed.compress(framed(record)) for record in encode(batch, fields))
+    yield (packed.flush(),)
 
 
 def _beside(path: str) -> str:

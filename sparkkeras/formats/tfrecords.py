@@ -155,8 +155,8 @@ class _Encode:
         import pyarrow as pa
 
         part = pa.array([task_context().worker], pa.int32())
-        for data in encoded(batches, self.fields, self.compression):
-            yield pa.RecordBatch.from_arrays([part, pa.array([data], pa.binary())], ["part", "data"])
+        for pieces in encoded(batches, self.fields, self.compression):
+            yield pa.RecordBatch.from_arrays([part, pa.array([b"".join(pieces)], pa.binary())], ["part", "data"])
 
 
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()

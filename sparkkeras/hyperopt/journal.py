@@ -108,9 +108,7 @@ class Journal:
     def keep_model(self, number: int, values: Sequence[float], draft: Path, suffix: str) -> None:
         """Keep the model of a trial; once the trial is written, `drop_surplus` can remove a worse one in exchange."""
         name = f"{number:05d}.{suffix}"
-        with draft.open("rb") as source, filesystem.new_file(f"{self.folder}/models/{name}") as file:
-            shutil.copyfileobj(source, file)
-        draft.unlink()
+        filesystem.put_file(f"{self.folder}/models/{name}", draft)
         with self._lock:
             self._kept[number], self._files[number] = losses(values, self._signs), name
 

@@ -185,7 +185,7 @@ def columns_of(params: KerasParams, model: keras.Model) -> list[OutputColumns]:
     names = [_names(each, get(each), ends) for each in KerasParams._new_columns]
     found = []
     for output, tensor, loss, task, limit, *named in zip(
-        outputs, model.outputs, losses_of(model), tasks, limits, *names, strict=True
+        outputs, model.outputs, losses_of(model, ends), tasks, limits, *names, strict=True
     ):
         shape = tuple(tensor.shape[1:])
         predicts = OutputTask.of(loss, output, shape, task)

@@ -545,13 +545,18 @@ def _assets(layer: Any) -> list[tuple[str, bytes]]:
         return [(path.relative_to(folder).as_posix(), path.read_bytes()) for path in files]
 
 
-def without_rates(value: Any) -> Any:
-    """Configurations without learning rates that are numbers: they are variables, which are part of the state."""
+def without_rates(value: Any, are_arguments: bool = False) -> Any:
+    """Compile arguments without the learning rates of optimizers that are numbers: variables, which are part of the state.
+
+    Args:
+        value: The arguments, as nested values for JSON.
+        are_arguments: Whether they are those of an object, such as an optimizer.
+    """
     if isinstance(value, dict):
         return {
-            key: without_rates(member)
+            key: without_rates(member, key == "config")
             for key, member in value.items()
-            if not (key == "learning_rate" and isinstance(member, float))
+            if not (are_arguments and key == "learning_rate" and isinstance(member, float))
         }
     return [without_rates(member) for member in value] if isinstance(value, list) else value
 

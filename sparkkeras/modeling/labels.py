@@ -77,7 +77,8 @@ def check_label_structure(model: keras.Model, structure: Structure | None) -> li
 def _outputs(model: keras.Model) -> tuple[list[Any], list[str], list[Any]]:
     """The outputs of a model, their names, and their losses; empty if they are unknown."""
     outputs = list(getattr(model, "outputs", None) or ())
-    return outputs, [spec.name for spec in schema_of(model).outputs], losses_of(model)
+    names = list(getattr(model, "output_names", None) or [""] * len(outputs))
+    return outputs, names, losses_of(model, names)
 
 
 def _check_names(labels: Structure, schema: Schema, losses: Sequence[Any]) -> None:

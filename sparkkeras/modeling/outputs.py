@@ -133,7 +133,7 @@ def names_by_output(argument: str, given: Any, outputs: Sequence[str]) -> list[A
         ConfigurationError: A dict has the name of an unknown output.
     """
     if isinstance(given, str) and len(outputs) > 1:
-        return [given and f"{given}_{in_column_name(name)}" for name in outputs]
+        return [f"{given}_{in_column_name(name)}" for name in outputs]
     return list(given) if isinstance(given, (list, tuple)) else by_output(argument, given, outputs, "")
 
 
@@ -151,13 +151,17 @@ def by_output(argument: str, given: Any, outputs: Sequence[str], default: Any) -
     return [given.get(name, default) for name in outputs]
 
 
-def losses_of(model: keras.Model) -> list[Any]:
-    """The loss of each output of a model, as passed to ``compile``; ``None`` for outputs without a loss."""
-    loss = model.loss if model.compiled else None
-    outputs = schema_of(model).outputs
+def losses_of(model: keras.Model, names: Sequence[str]) -> list[Any]:
+    """The loss of each output of a model, as passed to ``compile``; ``None`` for outputs without a loss.
+
+    Args:
+        model: The model.
+        names: The names of its outputs.
+    """
+    loss, outputs = model.loss if model.compiled else None, names
     if isinstance(loss, Mapping):
         found = by_name(loss, output_structure(model))
-        return [found.get(spec.name) for spec in outputs]
+        return [found.get(name) for name in names]
     if isinstance(loss, (list, tuple)):
         return list(loss) if len(loss) == len(outputs) else [None] * len(outputs)
     return [loss] * len(outputs)

@@ -282,8 +282,10 @@ class Capacity:
             raise
 
         def sent() -> None:
-            reply.sent()
-            self.give_back(buffer)
+            try:
+                reply.sent()
+            finally:
+                self.give_back(buffer)
 
         return replace(reply, sent=sent)
 

@@ -134,7 +134,7 @@ class _Server:
             evicted = self._peers.popitem(last=False)[1] if len(self._peers) > self._max_sessions else None
         if evicted is not None:
             self._handler.closed(evicted)
-        return Response(answer)
+        return Response(answer, mimetype="application/octet-stream")
 
     def _call(self, name: str) -> Response:
         from flask import Response, request
@@ -156,7 +156,8 @@ class _Server:
             header = base64.b64encode(session.seal(Header("", reply.fields, size))).decode()
             body: Any = session.outgoing(reply.body) if size else ()
         headers = {REPLY_HEADER: header, "Content-Length": _content_length(size)}
-        return Response(ClosingIterator(body, [reply.sent]), headers=headers, direct_passthrough=True)
+        pieces = ClosingIterator(body, [reply.sent])
+        return Response(pieces, headers=headers, mimetype="application/octet-stream", direct_passthrough=True)
 
 
 def _authorized() -> tuple[str, bytes]:

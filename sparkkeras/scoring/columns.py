@@ -78,10 +78,11 @@ class Scorer:
         check_can_predict(model)
         if batch_size == BATCH_SIZE:
             batch_size = fixed_batch_size(model) or batch_size
+        options = batch_options(model, batch_size, transform)  # first, since packing takes long
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
-            batch_options(model, batch_size, transform),
+            options,
             Reader(schema_of(model).before(transform), False, on_invalid),
             outputs_of(model),
         )

@@ -94,7 +94,6 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
 
 @contextmanager
 def _new_local_file(path: str, overwrite: bool = True) -> Iterator[BinaryIO]:
-    folder = Path(path).parent
     try:
         with draft_of(Path(path), overwrite) as draft, draft.open("xb") as file:
             yield file
@@ -105,9 +104,33 @@ def _new_local_file(path: str, overwrite: bool = True) -> Iterator[BinaryIO]:
     except FileExistsError as error:
         raise StorageError(_exists(path)) from error
     except OSError as error:
-        missing = f"the folder {str(folder)!r} does not exist. Create it first."
-        reason = f"{error.strerror or error}." if folder.exists() else missing
-        raise StorageError(f"cannot write {path!r}: {reason}") from error
+        raise _write_error(path, error) from error
+
+
+def _write_error(path: str, error: OSError) -> StorageError:
+    """The error for a local path that cannot be written."""
+    folder = Path(path).parent
+    missing = f"the folder {str(folder)!r} does not exist. Create it first."
+    reason = f"{error.strerror or error}." if folder.exists() else missing
+    return StorageError(f"cannot write {path!r}: {reason}")
+
+
+def put_file(path: str, source: Path) -> None:
+    """Move or copy a local file to a path, atomically. The source may be gone afterwards; an existing file is replaced.
+
+    Raises:
+        StorageError: The folder does not exist or is not writable.
+    """
+    if has_scheme(path):
+        _put_hadoop(path, source, overwrite=True)
+        return
+    try:
+        with draft_of(Path(path)) as draft:
+            shutil.move(source, draft)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise _write_error(path, error) from error
 
 
 @contextmanager
