@@ -133,7 +133,7 @@ def names_by_output(argument: str, given: Any, outputs: Sequence[str]) -> list[A
         ConfigurationError: A dict has the name of an unknown output.
     """
     if isinstance(given, str) and len(outputs) > 1:
-        return [f"{given}_{in_column_name(name)}" for name in outputs]
+        return [given and f"{given}_{in_column_name(name)}" for name in outputs]
     return list(given) if isinstance(given, (list, tuple)) else by_output(argument, given, outputs, "")
 
 
