@@ -12,7 +12,7 @@ import psutil
 import pyspark
 import pytest
 
-from sparkkeras.spark import cluster
+from sparkkeras.spark import cluster, worker_checks
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 
@@ -141,5 +141,5 @@ def test_a_new_context_uses_the_daemon_if_its_workers_can(monkeypatch):
     monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
     assert module() is None
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setattr(cluster, "PACKAGE", Path("/another/copy/sparkkeras"))  # which Python cannot import
+    monkeypatch.setattr(worker_checks, "PACKAGE", Path("/another/copy/sparkkeras"))  # which Python cannot import
     assert module() is None

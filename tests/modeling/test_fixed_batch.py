@@ -193,7 +193,7 @@ def test_the_batch_size_does_not_matter_to_batches_that_are_read(model, monkeypa
     class ChecksPassed(Exception):
         pass
 
-    monkeypatch.setattr("sparkkeras.spark_model.prepare_fit", Mock(side_effect=ChecksPassed))
+    monkeypatch.setattr("sparkkeras.spark_model.rows_stored", Mock(side_effect=ChecksPassed))
     make = reading(model, (8,)).read.make.load()
     with pytest.raises(ChecksPassed):
         SparkModel(model, batch_size=32).fit(make, validation_data=make, shuffle=False)
