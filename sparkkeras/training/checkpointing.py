@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -47,10 +50,6 @@ from sparkkeras.weights import Array
 if TYPE_CHECKING:
     from sparkkeras.parameter.ledger import LedgerProgress
     from sparkkeras.training.run import Run
-import signal
-import threading
-from dataclasses import dataclass
-from types import FrameType
 
 
 class CheckpointRecorder(Recorder):
