@@ -21,7 +21,7 @@ from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
-from sparkkeras.modeling.archive import ModelArchive, copy_of
+from sparkkeras.modeling.archive import ModelArchive, copy_of, without_rates
 from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate
 from sparkkeras.modeling.compile_arguments import serialize
 from sparkkeras.modeling.optimizers import iterations, optimizers_of
@@ -1525,3 +1525,14 @@ def test_a_loss_has_the_current_weights_of_its_teacher(monkeypatch, is_attribute
         assert copy is not teacher
         assert all(map(np.array_equal, copy.get_weights(), teacher.get_weights()))
     assert ModelArchive.pack(model).digest != archive.digest
+
+
+def test_only_the_rates_of_optimizers_are_left_out_of_what_identifies_a_model():
+    """A class that compiles with a rate of its own would otherwise train with the one that a worker has kept."""
+    optimizer = {"class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.9}}
+    found = without_rates({"learning_rate": 0.1, "optimizer": optimizer, "loss": [{"schedule": {"learning_rate": 0.1}}]})
+    assert found == {
+        "learning_rate": 0.1,
+        "optimizer": {"class_name": "SGD", "config": {"momentum": 0.9}},
+        "loss": [{"schedule": {"learning_rate": 0.1}}],
+    }
