@@ -335,8 +335,9 @@ def test_a_call_waits_for_no_write(served, monkeypatch):
     """Neither of its own model nor of any other trial."""
     ledger, journal, address = served
     can_write = threading.Event()
-    new_file = filesystem.new_file
-    monkeypatch.setattr(filesystem, "new_file", lambda *given: can_write.wait(10) and new_file(*given))
+    put_file, write_bytes = filesystem.put_file, filesystem.write_bytes
+    monkeypatch.setattr(filesystem, "put_file", lambda *given: can_write.wait(10) and put_file(*given))
+    monkeypatch.setattr(filesystem, "write_bytes", lambda *given: can_write.wait(10) and write_bytes(*given))
     address = replace(address, timeout=2.0)
     with SearchClient(address, Worker("a/0")) as one, SearchClient(address, Worker("b/1", 1)) as other:
         first, second = one.ask(), other.ask()
