@@ -312,7 +312,7 @@ class SparkModel:
         self._check_mode()
         self._check_model()
         recorder = CheckpointRecorder.open(given["checkpoint"], given["resume"], self.mode)
-        limit = self._slot_limit(recorder)
+        limit = self._slot_limit()
         saved = None if recorder is None else recorder.saved
         verbose = 1 if given["verbose"] == "auto" else given["verbose"]
         checked: Mapping[str, Any] = given
@@ -620,15 +620,15 @@ class SparkModel:
         spark_model.training_histories.extend(saved.progress.record.histories)
         return spark_model
 
-    def _slot_limit(self, recorder: CheckpointRecorder | None) -> SlotLimit | None:
+    def _slot_limit(self) -> SlotLimit | None:
         """How many workers the mode can have; ``None`` for as many as wanted."""
         if self.mode == "synchronous":
             return None
         if self.mode in ASYNCHRONOUS_MODES:
             return free_slots
-        from sparkkeras.training.allreduce_hosts import all_slots, all_slots_but_one
+        from sparkkeras.training.allreduce_hosts import all_slots
 
-        return all_slots_but_one if recorder is not None and recorder.needs_slot else all_slots
+        return all_slots
 
     def _run(self, given: Mapping[str, Any], recorder: Recorder, events: Events) -> Run:
         """A call of `fit` with these arguments."""

@@ -35,7 +35,7 @@ from sparkkeras.arguments import known_fields
 from sparkkeras.checkpoints import values
 from sparkkeras.errors import ConfigurationError, StorageError, counted, warn
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.remote_files import ChecksumError
+from sparkkeras.spark.filesystem import ChecksumError
 
 _ARRAYS, _MANIFEST = "arrays.bin", "manifest.json"
 _FORMAT = 1
@@ -148,11 +148,6 @@ class CheckpointStore:
             )
         return store
 
-    @property
-    def needs_slot(self) -> bool:
-        """Whether writing takes a slot of Spark, which training must leave free: with Spark Connect, for a URI."""
-        return filesystem.needs_slot(self.path)
-
     def names(self) -> list[str]:
         """The names of the checkpoints that were completed, also of damaged ones, the newest first.
 
@@ -253,8 +248,6 @@ class CheckpointStore:
             StorageError: It cannot be written.
         """
         self._number_of_newest()
-        if self.needs_slot:
-            return  # a query for each file would take seconds
         filesystem.make_folder(self.path)
         probe = f"{self.path}/.{self._suffix}"
         with filesystem.new_file(probe, atomic=False):

@@ -50,7 +50,6 @@ from sparkkeras.sources.source import is_distributed
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.connect import active_remote_session, is_remote
 from sparkkeras.spark.connectivity import serving
-from sparkkeras.spark.filesystem import has_scheme
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
@@ -278,11 +277,6 @@ class HyperParamModel:
         events = Events([*([progress] if verbose else []), *monitors])
         with progress.status.showing("Starting workers ..."):
             workers = self._workers()
-        if folder is not None and has_scheme(folder) and isinstance(workers, ConnectWorkers):
-            raise ConfigurationError(
-                f"save_to={folder!r}: with Spark Connect, only a query could write there, and the trials hold all slots. "
-                "Give a local path."
-            )
         journal = Journal(folder, num_models, *metrics.values())
         definition = SearchDefinition(search_space, algorithm, metrics, choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")

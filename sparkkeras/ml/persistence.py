@@ -1,46 +1,32 @@
 """Saving and loading of estimators and transformers: a folder with Spark's metadata and a ``model.keras`` file.
 
-With Spark Connect, queries write the folder, so ``model.keras`` is a data set (`sparkkeras.spark.remote_files`). Either kind
-of session loads both. Param values that JSON can hold are saved as Spark saves them. Functions and classes are saved as
+Param values that JSON can hold are saved as Spark saves them. Functions and classes are saved as
 ``module:name`` (`sparkkeras.training.references`). Loading never unpickles anything.
 """
 
 from __future__ import annotations
 
 import inspect
-import io
 import json
-import posixpath
+import re
 import sys
-import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import keras
-from pyspark.errors import PySparkRuntimeError
+import pyspark
 from pyspark.ml.param import Params
-from pyspark.ml.util import (
-    BaseReadWrite,
-    DefaultParamsReader,
-    DefaultParamsWriter,
-    MLReadable,
-    MLReader,
-    MLWritable,
-    MLWriter,
-)
-from pyspark.sql import SparkSession
+from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWritable, MLWriter
 
 from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
 from sparkkeras.modeling.archive import ModelArchive, custom_objects_of
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.connect import is_remote
-from sparkkeras.spark.remote_files import RemoteFiles, local_part, reason_of
 from sparkkeras.training import persistence
 from sparkkeras.training.references import decode, encode, find_code, is_registered, reference_to_code
 
-_MODEL = "model.keras"
+_MODEL, _METADATA = "model.keras", "metadata"
 _METADATA_KEY = "sparkkeras"
 _NOT_SAVED = ("callbacks", "worker_callbacks", "validation_data")
 
@@ -48,8 +34,8 @@ _NOT_SAVED = ("callbacks", "worker_callbacks", "validation_data")
 class Savable(Params, MLWritable, MLReadable[Any]):
     """Adds ``write``, ``save``, ``read`` and ``load``, for any file system that Spark can access.
 
-    A path without a scheme is on Spark's default file system (``fs.defaultFS``). Saving to an existing path raises
-    `StorageError`; ``write().overwrite().save(path)`` replaces it.
+    A path without a scheme is on Spark's default file system (``fs.defaultFS``); with Spark Connect, it is on this machine,
+    and fsspec opens URIs. Saving to an existing path raises `StorageError`; ``write().overwrite().save(path)`` replaces it.
 
     Functions and classes among the params are saved as ``module:name`` and imported by ``load``. Saving raises
     `CustomObjectError` for lambdas, closures and functions of a script or notebook. A model's custom code can be registered
@@ -131,7 +117,6 @@ class KerasWriter(MLWriter):
         """Write to a temporary folder and rename it, so that a failure does not change an existing folder.
 
         If the process dies while it replaces a folder, the old folder or the new one is complete, and ``load`` finds it.
-        Spark Connect cannot rename folders: there, the new one is complete beside an existing one before that is replaced.
 
         Raises:
             ConfigurationError: ``path`` is not a path.
@@ -141,26 +126,28 @@ class KerasWriter(MLWriter):
             ModelError: The model cannot be saved.
         """
         kind = _checked_class(type(self.instance))
-        target = arguments.path("path", path)
-        session = _session(self, "saving")
+        given = arguments.path("path", path)
+        target = _qualified(given, "saving")
+        if not re.sub("^[^/]*:(//[^/]*)?", "", given).strip("/"):
+            raise StorageError(f"{given!r} is the root of a file system: choose the path of a folder below it.")
         model, params, notes = content_of(self.instance)
-        extra = {"class": _saved_name(kind), _METADATA_KEY: notes}
+        if not self.shouldOverwrite and any(map(filesystem.exists, (target, filesystem.previous_folder(target)))):
+            raise StorageError(f"{given!r} already exists: use write().overwrite().save(path), or another path.")
+        metadata = {
+            "class": _saved_name(kind),
+            "timestamp": round(1000 * time.time()),
+            "sparkVersion": pyspark.__version__,
+            "uid": self.instance.uid,
+            "paramMap": params,
+            "defaultParamMap": {param.name: value for param, value in self.instance._defaultParamMap.items()},
+            _METADATA_KEY: notes,
+        }
         data = None if model is None else persistence.pack(model, {}, {})
-
-        def write(folder: str) -> None:
-            if data is not None and is_remote(session):
-                RemoteFiles(session).write(f"{folder}/{_MODEL}", io.BytesIO(data))
-            elif data is not None:
-                filesystem.write_bytes(f"{folder}/{_MODEL}", data)
-            DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, params)
-
-        if is_remote(session):
-            _replace_remote(RemoteFiles(session), target, self.shouldOverwrite, write)
-            return
-        places = (target, filesystem.previous_folder(target))
-        _check_target(target, not self.shouldOverwrite and any(map(filesystem.exists, places)))
         with filesystem.new_folder(target, overwrite=self.shouldOverwrite) as folder:
-            write(folder)
+            filesystem.make_folder(f"{folder}/{_METADATA}")
+            if data is not None:
+                filesystem.write_bytes(f"{folder}/{_MODEL}", data)
+            filesystem.write_bytes(f"{folder}/{_METADATA}/part-00000.txt", f"{json.dumps(metadata)}\n".encode())
 
 
 class KerasReader(MLReader[Any]):
@@ -182,9 +169,8 @@ class KerasReader(MLReader[Any]):
             ModelError: The folder holds something else, was written by a later version, or its model cannot be loaded.
             CustomObjectError: A module that the folder refers to is missing, or a file may not refer to the object.
         """
-        session = _session(self, "loading")
-        path = _location(session, str(path))
-        metadata = _metadata(session, path)
+        path = _location(_qualified(arguments.path("path", path), "loading"))
+        metadata = _metadata(path)
         expected = _saved_name(self.kind)
         if metadata.get("class") != expected:
             raise ModelError(f"{path!r} holds a {metadata.get('class')}; expected a {expected}. Load it with that class.")
@@ -202,9 +188,7 @@ class KerasReader(MLReader[Any]):
             instance._set(custom_objects=objects)
         instance._loaded_notes(notes)
         if notes["has_model"]:
-            file = f"{path}/{_MODEL}"
-            remote = is_remote(session)
-            data = RemoteFiles(session).read(file) if remote else filesystem.read_bytes(filesystem.qualified(file))
+            data = filesystem.read_bytes(f"{path}/{_MODEL}")
             instance._loaded_model(_model_of(data, {**_import_missing(notes["code"]), **objects}, path))
         return instance
 
@@ -241,44 +225,38 @@ def _checked_class(kind: type[Savable]) -> type[Savable]:
     return kind
 
 
-def _session(of: BaseReadWrite, doing: str) -> SparkSession:
-    """The session that was set with ``session(...)``, or the active one.
+def _qualified(path: str, doing: str) -> str:
+    """The path, as in `filesystem.qualified`.
 
     Raises:
-        StorageError: There is no session.
+        StorageError: It needs Spark, and Spark does not run.
     """
-    from pyspark import SparkContext
-
-    try:
-        return of.sparkSession
-    except PySparkRuntimeError as error:
-        if SparkContext._active_spark_context is not None:
-            return SparkSession(SparkContext._active_spark_context)
+    if not filesystem.can_open_uris():
         raise StorageError(
             f"{doing} an estimator or transformer needs a Spark session, and none is active: start one with "
             "SparkSession.builder.getOrCreate(). To use only the Keras model, no session is needed: model.save(path) and "
             "KerasTransformer(model=keras.saving.load_model(path))."
-        ) from error
+        )
+    return filesystem.qualified(path)
 
 
-def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
+def _metadata(path: str) -> dict[str, Any]:
+    folder = f"{path}/{_METADATA}"
+    names = [name for name in filesystem.names_in(folder) if name.startswith("part-")]
+    if not names and not filesystem.exists(path):
+        raise StorageError(f"there is no saved estimator or transformer at {path!r}: it does not exist.")
     try:
-        found = DefaultParamsReader.loadMetadata(path, session)
-    except (TypeError, ValueError) as error:  # an empty folder, or a folder with other files
+        found = json.loads(b"".join(filesystem.read_bytes(f"{folder}/{name}") for name in names))
+    except ValueError as error:  # an empty folder, or a folder with other files
         raise ModelError(f"{path!r} was not written by sparkkeras: its metadata cannot be read ({error}).") from error
-    except Exception as error:
-        raise StorageError(
-            f"there is no saved estimator or transformer at {path!r}, or it cannot be read. A path without a scheme is on "
-            f"Spark's default file system. Spark's error: {reason_of(error)}"
-        ) from error
     if not isinstance(found, dict):
         raise ModelError(f"{path!r} was not written by sparkkeras: its metadata is {found!r}.")
     return found
 
 
-def _location(session: SparkSession, path: str) -> str:
+def _location(path: str) -> str:
     """Where the folder of a path is: there, or under its other name if a process died while it replaced the folder."""
-    if is_remote(session) or filesystem.exists(path):
+    if filesystem.exists(path):
         return path
     previous = filesystem.previous_folder(path)
     if not filesystem.exists(previous):
@@ -288,41 +266,6 @@ def _location(session: SparkSession, path: str) -> str:
         "rename that folder."
     )
     return previous
-
-
-def _replace_remote(files: RemoteFiles, path: str, overwrite: bool, write: Callable[[str], None]) -> None:
-    """Write a folder with queries, which cannot rename one: an existing one is removed when a copy beside it is complete.
-
-    Raises:
-        StorageError: The path exists and ``overwrite`` is false, or it cannot be written.
-    """
-    exists = local_part(path) != "/" and files.exists(path)
-    _check_target(path, exists and not overwrite)
-    parent, name = posixpath.split(path.rstrip("/"))
-    draft = posixpath.join(parent, f".{name}.{uuid.uuid4().hex}") if exists else path
-    try:
-        with files.query("write", path):
-            write(draft)
-    except BaseException:
-        with suppress(Exception):
-            files.remove_folder(draft)
-        raise
-    if not exists:
-        return
-    try:
-        files.remove_folder(path)
-        with files.query("write", path):
-            write(path)
-    except StorageError as error:
-        raise StorageError(f"the new folder {draft!r} is complete, but cannot be written to its path: {error}") from error
-    files.remove_folder(draft)
-
-
-def _check_target(path: str, exists: bool) -> None:
-    if local_part(path) == "/":
-        raise StorageError(f"{path!r} is the root of a file system: choose the path of a folder below it.")
-    if exists:
-        raise StorageError(f"{path!r} already exists: use write().overwrite().save(path) to replace it, or another path.")
 
 
 def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model:

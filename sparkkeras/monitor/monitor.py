@@ -254,14 +254,12 @@ def _html_path(name: str, value: Any) -> str:
     """The path of a file to write.
 
     Raises:
-        ConfigurationError: It does not end in ``.html``, or is a URI with Spark Connect, which cannot write plain files.
+        ConfigurationError: It does not end in ``.html``.
         StorageError: Its folder on this machine does not exist, or cannot be written.
     """
     given = arguments.path(name, value)
     if not given.endswith(".html"):
         raise ConfigurationError(f"{name}={given!r} must end in .html: the file is a web page.")
-    if filesystem.needs_slot(given):
-        raise ConfigurationError(f"{name}={given!r}: expected a local path, since Spark Connect cannot write plain files.")
     if filesystem.has_scheme(given):
         return given
     path = Path(given).expanduser()

@@ -43,16 +43,7 @@ def check_static_allocation(settings: Settings, otherwise: str = INDEPENDENT_RAN
         )
 
 
-def checkpoints_need_slot(ranks: int, slots: int) -> str:
-    """The message for ranks that leave no slot free for the queries that write checkpoints."""
-    fewer = f"Use num_workers={slots - 1} or less, give" if slots > 1 else "Give"
-    return (
-        f"num_workers={ranks}, and Spark has {counted(slots, 'slot')}: with Spark Connect, checkpoints on a URI are written "
-        f"by queries, which need another one meanwhile. {fewer} Spark more cores, or write them to a local path."
-    )
-
-
-def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_worker: int | None, spare: int = 0) -> None:
+def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_worker: int | None) -> None:
     """Reject more ranks than slots, in which they would never start together.
 
     Args:
@@ -60,7 +51,6 @@ def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_wo
         settings: Its settings.
         ranks: The number of ranks.
         gpus_per_worker: The number of GPUs for each, which limit the slots further: Spark checks that itself.
-        spare: The number of slots to leave free for the queries that write checkpoints.
 
     Raises:
         ConfigurationError: Spark has too few slots.
@@ -69,9 +59,7 @@ def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_wo
         return  # the known slots are those of tasks with this number of GPUs
     if isinstance(cluster, RemoteCluster) and settings.get("spark.default.parallelism", ""):
         return  # which replaces the number of slots where they are counted by a query
-    slots = registered_slots(cluster, ranks + spare)
-    if ranks <= slots < ranks + spare:
-        raise ConfigurationError(checkpoints_need_slot(ranks, slots))
+    slots = registered_slots(cluster, ranks)
     if slots < ranks:
         raise ConfigurationError(
             f"num_workers={ranks}, but Spark has {counted(slots, 'slot')} (master {settings.get('spark.master', '')!r}), "

@@ -52,11 +52,6 @@ class RunCheckpoints:
             )
         return None if store is None else cls(store, bool(resume))
 
-    @property
-    def needs_slot(self) -> bool:
-        """See `CheckpointStore.needs_slot`."""
-        return self._store.needs_slot
-
     def save(self, saved: Saved) -> None:
         """Write what rank 0 has saved soon, in a thread."""
         self._warn_of(self._writer.new_error())

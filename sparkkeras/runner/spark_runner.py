@@ -191,8 +191,7 @@ class SparkRunner:
             if self.local_mode:
                 ranks = self._on_driver(stack, group, work, source)
             elif session is not None:
-                spare = 0 if checkpoints is None or not checkpoints.needs_slot else 1
-                ranks = self._on_connect(stack, session, work, source, moves_rows, spare)
+                ranks = self._on_connect(stack, session, work, source, moves_rows)
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
             return run_group(
@@ -226,7 +225,6 @@ class SparkRunner:
         work: RankWork,
         source: Source | None,
         moves_rows: bool,
-        spare_slots: int,
     ) -> Ranks:
         if source is not None and (moves_rows or not self.barrier):
             raise ConfigurationError(
@@ -235,12 +233,12 @@ class SparkRunner:
                 "function, with context().rank and context().world_size."
             )
         cluster = RemoteCluster(session)
-        self._check(cluster, session.conf, spare_slots)
+        self._check(cluster, session.conf)
         shared = cluster.keep(work.with_source() if isinstance(work, Script) else work)
         parts = self._stored(stack, source, everywhere=False)
         return Ranks(ConnectTasks(cluster, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker), shared, parts)
 
-    def _check(self, cluster: AnyCluster, settings: Settings, spare_slots: int = 0) -> None:
+    def _check(self, cluster: AnyCluster, settings: Settings) -> None:
         """Reject ranks that Spark cannot start, before any rows are read."""
         worker_ports(settings)
         if self.barrier:
@@ -248,7 +246,7 @@ class SparkRunner:
         if self.use_gpu:
             check_gpus(settings, self.num_workers, self.gpus_per_worker)
         if self.barrier:
-            check_slots(cluster, settings, self.num_workers, self.gpus_per_worker, spare_slots)
+            check_slots(cluster, settings, self.num_workers, self.gpus_per_worker)
 
     def _stored(self, stack: ExitStack, source: Source | None, everywhere: bool) -> Parts:
         return Parts() if source is None else stack.enter_context(stored_on_workers(source, self.num_workers, everywhere))

@@ -1,8 +1,7 @@
-"""Atomic reads and writes of files on any file system that Spark can access.
+"""Files on any file system: reads, atomic writes, and replacement of files and folders.
 
-Paths without a scheme are local. Paths with a scheme (``file:``, ``hdfs://``, ``s3a://``) use Spark's Hadoop file systems,
-in the JVM of the driver; with Spark Connect, where this process has no JVM, queries of the session
-(`sparkkeras.spark.remote_files`). These cannot write plain files, but data sets that the functions here read as files.
+Paths without a scheme are local. URIs (``file:``, ``hdfs://``, ``s3a://``) are opened by Hadoop's file systems, in the JVM
+of the driver. A client of Spark Connect has none: there, fsspec opens them, with the credentials of this process.
 """
 
 from __future__ import annotations
@@ -12,19 +11,22 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, BinaryIO
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Self
 
 from sparkkeras.data.files import draft_of
 from sparkkeras.errors import StorageError
-from sparkkeras.spark.connect import active_remote_session
 from sparkkeras.spark.job_errors import kerberos_advice
-from sparkkeras.spark.remote_files import SUFFIX, ChecksumError, RemoteFiles, read_data_set
 
-_OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "cosn"}
+_OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "gcs", "oss", "cosn", "abfs", "abfss", "az"}
 """The schemes of stores in which a file is complete as soon as it exists, and a rename is a copy."""
+
+
+class ChecksumError(StorageError):
+    """The contents of a file are not those that were written."""
 
 
 def read_bytes(path: str) -> bytes:
@@ -34,39 +36,17 @@ def read_bytes(path: str) -> bytes:
         ChecksumError: The file system has checksums, and the file has other contents.
         StorageError: The file does not exist or cannot be read.
     """
-    if not has_scheme(path):
-        with _local_errors("read", path):
-            try:
-                return Path(path).read_bytes()
-            except IsADirectoryError as error:
-                raise _folder_error(path, Path(path)) from error
-            except FileNotFoundError:
-                if not Path(path + SUFFIX).is_dir():
-                    raise
-                return read_data_set(Path(path + SUFFIX), path)
-    if remote := _remote_files():
-        return remote.read(path)
-    hadoop = _Hadoop(path)
-    with hadoop.errors("read"), _temporary() as local:
-        is_data_set = not hadoop.files.exists(hadoop.target) and hadoop.files.exists(hadoop.path(path + SUFFIX))
-        source = path + SUFFIX if is_data_set else path
-        hadoop.files.copyToLocalFile(False, hadoop.path(source), hadoop.path(local.as_uri()), True)
-        if is_data_set:
-            return read_data_set(local, path)
-        if local.is_dir():
-            raise _folder_error(path, local)
-        return local.read_bytes()
-
-
-def _folder_error(path: str, local: Path) -> StorageError:
-    """The error for a folder in place of a file; ``local`` is that folder, or a copy of it on this machine."""
-    models = [f"{path.rstrip('/')}/{each.name}" for each in sorted(local.glob("*.keras"))]
-    hint = f" It contains {', '.join(map(repr, models))}." if models else ""
-    return StorageError(f"cannot read {path!r}: it is a folder; expected a file.{hint}")
+    place = _place(path)
+    with place.errors("read"):
+        if place.is_folder():
+            models = [f"{path.rstrip('/')}/{name}" for name in names_in(path) if name.endswith(".keras")]
+            hint = f" It contains {', '.join(map(repr, models))}." if models else ""
+            raise StorageError(f"cannot read {path!r}: it is a folder; expected a file.{hint}")
+        return place.read()
 
 
 def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
-    """Write a file atomically: write a temporary file in the same folder, then rename it, so readers see no partial file.
+    """Write a file, like `new_file`.
 
     Args:
         path: The path.
@@ -76,43 +56,9 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
     Raises:
         StorageError: The folder does not exist or is not writable, the file exists and ``overwrite`` is ``False``, or the
             path is a directory.
-        ClusterError: The path is a URI, and this process uses Spark Connect.
     """
-    if has_scheme(path):
-        with _temporary() as local:
-            local.write_bytes(data)
-            _put_hadoop(path, local, overwrite)
-        return
-    target = Path(path)
-    if target.name in ("", ".."):
-        raise StorageError(f"cannot write {path!r}: it is a directory; pass the path of a file.")
-    if not overwrite and target.exists():
-        raise StorageError(_exists(path))
-    with _new_local_file(path, overwrite) as file:
+    with _place(path).new_file(overwrite) as file:
         file.write(data)
-
-
-@contextmanager
-def _new_local_file(path: str, overwrite: bool = True) -> Iterator[BinaryIO]:
-    try:
-        with draft_of(Path(path), overwrite) as draft, draft.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except StorageError:
-        raise
-    except FileExistsError as error:
-        raise StorageError(_exists(path)) from error
-    except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _write_error(path: str, error: OSError) -> StorageError:
-    """The error for a local path that cannot be written."""
-    folder = Path(path).parent
-    missing = f"the folder {str(folder)!r} does not exist. Create it first."
-    reason = f"{error.strerror or error}." if folder.exists() else missing
-    return StorageError(f"cannot write {path!r}: {reason}")
 
 
 def put_file(path: str, source: Path) -> None:
@@ -121,23 +67,13 @@ def put_file(path: str, source: Path) -> None:
     Raises:
         StorageError: The folder does not exist or is not writable.
     """
-    if has_scheme(path):
-        _put_hadoop(path, source, overwrite=True)
-        return
-    try:
-        with draft_of(Path(path)) as draft:
-            shutil.move(source, draft)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise _write_error(path, error) from error
+    place = _place(path)
+    with place.errors("write"):
+        place.put(source)
 
 
-@contextmanager
-def new_file(path: str, *, atomic: bool = True) -> Iterator[BinaryIO]:
+def new_file(path: str, *, atomic: bool = True) -> AbstractContextManager[BinaryIO]:
     """A file to write, which is at the path when the ``with`` block has ended without an error, and not before.
-
-    With Spark Connect, a URI gets a data set in place of a plain file, and replacing it is not atomic.
 
     Args:
         path: The path.
@@ -147,18 +83,7 @@ def new_file(path: str, *, atomic: bool = True) -> Iterator[BinaryIO]:
     Raises:
         StorageError: The folder does not exist or is not writable, or its disk is full.
     """
-    if not has_scheme(path):
-        with _new_local_file(path) as file:
-            yield file
-        return
-    with _temporary() as local:
-        with local.open("wb") as file:
-            yield file
-        if remote := _remote_files():
-            with local.open("rb") as file:
-                remote.write(path, file)
-        else:
-            _put_hadoop(path, local, overwrite=True, atomic=atomic)
+    return _place(path).new_file(atomic=atomic)
 
 
 def folders_in(folder: str) -> list[str]:
@@ -167,7 +92,7 @@ def folders_in(folder: str) -> list[str]:
     Raises:
         StorageError: The folder cannot be read.
     """
-    return _entries(folder)[1]
+    return _names(folder, folders=True)
 
 
 def names_in(folder: str) -> list[str]:
@@ -176,26 +101,13 @@ def names_in(folder: str) -> list[str]:
     Raises:
         StorageError: The folder cannot be read.
     """
-    return _entries(folder)[0]
+    return _names(folder, folders=False)
 
 
-def _entries(folder: str) -> tuple[list[str], list[str]]:
-    """The sorted names of the files in a folder, which data sets are as well, and of the other folders in it."""
-    found: Collection[tuple[str, bool]] = ()
-    if not has_scheme(folder):
-        with _local_errors("read", folder), suppress(FileNotFoundError):
-            found = [(path.name, path.is_dir()) for path in Path(folder).iterdir()]
-    elif remote := _remote_files():
-        found = {(name, bool(slash)) for name, slash, _ in (file.partition("/") for file in remote.files(folder))}
-    else:
-        hadoop = _Hadoop(folder)
-        with hadoop.errors("read"):
-            if hadoop.files.exists(hadoop.target):
-                found = [(each.getPath().getName(), each.isDirectory()) for each in hadoop.files.listStatus(hadoop.target)]
-    data_sets = {name for name, is_folder in found if is_folder and name.endswith(SUFFIX)}
-    files = [name for name, is_folder in found if not is_folder]
-    folders = [name for name, is_folder in found if is_folder and name not in data_sets]
-    return sorted([*files, *(name.removesuffix(SUFFIX) for name in data_sets)]), sorted(folders)
+def _names(folder: str, folders: bool) -> list[str]:
+    place = _place(folder)
+    with place.errors("read"):
+        return sorted(name for name, is_folder in place.entries() if is_folder == folders)
 
 
 def make_folder(folder: str) -> None:
@@ -204,13 +116,9 @@ def make_folder(folder: str) -> None:
     Raises:
         StorageError: The folder cannot be created.
     """
-    if not has_scheme(folder):
-        with _local_errors("create the folder", folder):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-    elif not _remote_files():  # of which queries that write create it
-        hadoop = _Hadoop(folder)
-        with hadoop.errors("create"):
-            hadoop.files.mkdirs(hadoop.target)
+    place = _place(folder)
+    with place.errors("create the folder"):
+        place.make_folder()
 
 
 def remove(path: str) -> None:
@@ -219,17 +127,9 @@ def remove(path: str) -> None:
     Raises:
         StorageError: The file exists and cannot be removed.
     """
-    if not has_scheme(path):
-        with _local_errors("remove", path):
-            Path(path).unlink(missing_ok=True)
-        remove_folder(path + SUFFIX)
-    elif remote := _remote_files():
-        remote.remove(path)
-    else:
-        hadoop = _Hadoop(path)
-        with hadoop.errors("remove"):
-            hadoop.files.delete(hadoop.target, False)
-            hadoop.files.delete(hadoop.path(path + SUFFIX), True)
+    place = _place(path)
+    with place.errors("remove"):
+        place.remove()
 
 
 def remove_folder(folder: str) -> None:
@@ -238,37 +138,33 @@ def remove_folder(folder: str) -> None:
     Raises:
         StorageError: It cannot be removed.
     """
-    if not has_scheme(folder):
-        with _local_errors("remove", folder), suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-    elif remote := _remote_files():
-        remote.remove_folder(folder)
-    else:
-        hadoop = _Hadoop(folder)
-        with hadoop.errors("remove"):
-            hadoop.files.delete(hadoop.target, True)
+    place = _place(folder)
+    with place.errors("remove"):
+        place.remove_folder()
 
 
-def exists(uri: str) -> bool:
-    """Whether a URI names a file or folder, on a file system of Hadoop.
+def exists(path: str) -> bool:
+    """Whether there is a file or folder.
 
     Raises:
         StorageError: The file system cannot be read.
     """
-    hadoop = _Hadoop(uri)
-    with hadoop.errors("read"):
-        return bool(hadoop.files.exists(hadoop.target))
+    place = _place(path)
+    with place.errors("read"):
+        return place.exists()
 
 
 def qualified(path: str) -> str:
-    """The URI of a path on a file system of Hadoop; a path without a scheme is on Spark's default file system."""
+    """The same path; one without a scheme is on Spark's default file system (``fs.defaultFS``), with Spark Connect here."""
+    if has_scheme(path) or _is_client():
+        return path
     hadoop = _Hadoop(path)
     return str(hadoop.files.makeQualified(hadoop.target).toString())
 
 
 @contextmanager
 def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
-    """A folder to write on a file system of Hadoop, which has its name when the ``with`` block has ended without an error.
+    """A folder to write, which has its name when the ``with`` block has ended without an error.
 
     A rename cannot replace a folder. So an existing one is renamed to `previous_folder` first, and removed when the new one
     has its name. If the process dies in between, both are complete.
@@ -281,36 +177,35 @@ def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
         StorageError: Another process has created the folder and ``overwrite`` is ``False``, or a folder cannot be renamed.
             Then the old folder is unchanged, and the message names the new one.
     """
-    hadoop = _Hadoop(folder)
-    target, previous, draft = hadoop.target, hadoop.beside("previous"), hadoop.beside(uuid.uuid4().hex)
-    name = str(draft.toString())
+    target = _place(folder)
+    previous, draft = target.beside("previous"), target.beside(uuid.uuid4().hex)
     try:
-        yield name
+        yield draft.path
         if not overwrite and exists(folder):  # a rename would move the new folder into it
             raise StorageError(f"another process created {folder!r} in the meantime: save to another path.")
     except BaseException:
         with suppress(Exception):
-            hadoop.files.delete(draft, True)
+            draft.remove_folder()
         raise
     try:
-        with hadoop.errors("write"):
-            if overwrite and hadoop.files.exists(target):
-                hadoop.files.delete(previous, True)  # a process died before it removed it
-                hadoop.move(target, previous)
-            hadoop.move(draft, target)
+        with target.errors("write"):
+            if overwrite and target.exists():
+                previous.remove_folder()  # a process died before it removed it
+                target.move(previous)
+            draft.move(target)
     except StorageError as error:
         with suppress(Exception):
-            if overwrite and not hadoop.files.exists(target):
-                hadoop.files.rename(previous, target)
-        raise StorageError(f"the new folder {name!r} is complete, but cannot be renamed: {error}") from error
+            if overwrite and not target.exists():
+                previous.move(target)
+        raise StorageError(f"the new folder {draft.path!r} is complete, but cannot be renamed: {error}") from error
     if overwrite:
         with suppress(Exception):  # the new folder has its name
-            hadoop.files.delete(previous, True)
+            previous.remove_folder()
 
 
 def previous_folder(folder: str) -> str:
-    """The path of a folder on a file system of Hadoop while `new_folder` replaces it."""
-    return str(_Hadoop(folder).beside("previous").toString())
+    """The path of a folder while `new_folder` replaces it."""
+    return _place(folder).beside("previous").path
 
 
 def has_scheme(path: str) -> bool:
@@ -318,52 +213,255 @@ def has_scheme(path: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
 
 
-def is_reachable(path: str) -> bool:
-    """Whether Spark runs, if a path needs it. Other functions here start it."""
+def can_open_uris() -> bool:
+    """Whether URIs can be opened now. If they need Spark, and it does not run, the other functions start it."""
     from pyspark import SparkContext
 
-    return not has_scheme(path) or _remote_files() is not None or SparkContext._active_spark_context is not None
+    return _is_client() or SparkContext._active_spark_context is not None
 
 
-def needs_slot(path: str) -> bool:
-    """Whether writing to a path takes a slot of Spark: with Spark Connect, a URI is written by a query."""
-    return has_scheme(path) and _remote_files() is not None
+def is_reachable(path: str) -> bool:
+    """Whether a path can be opened now; see `can_open_uris`."""
+    return not has_scheme(path) or can_open_uris()
 
 
-def _remote_files() -> RemoteFiles | None:
-    """The file systems of the Spark Connect server, if this process uses one."""
-    session = active_remote_session()
-    return None if session is None else RemoteFiles(session)
+def _is_client() -> bool:
+    """Whether this process uses Spark Connect, and so has no JVM."""
+    from pyspark.sql import is_remote
+
+    return bool(is_remote())
 
 
-@contextmanager
-def _local_errors(verb: str, path: str) -> Iterator[None]:
-    """Errors of local files become a `StorageError`."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(f"cannot {verb} {path!r}: {error.strerror or error}.") from error
+def _place(path: str) -> _Place:
+    if not has_scheme(path):
+        return _Local(path)
+    if not _is_client():
+        return _Hadoop(path)
+    return _Local(path, re.sub("^file:(/*(?=/))?", "", path)) if path.startswith("file:") else _Fsspec(path)
 
 
-def _put_hadoop(path: str, source: Path, overwrite: bool, atomic: bool = True) -> None:
-    hadoop = _Hadoop(path)
-    target = hadoop.target
-    with hadoop.errors("write"):
-        if not overwrite and hadoop.files.exists(target):
-            raise StorageError(_exists(path))
-        if not atomic or path.partition(":")[0] in _OBJECT_STORES:
-            hadoop.put(source, target)
-            return
-        draft = hadoop.beside(f"{uuid.uuid4().hex}.tmp")
+class _Place(ABC):
+    """A path on a file system.
+
+    Attributes:
+        path: The path, as it was given.
+    """
+
+    path: str
+
+    @abstractmethod
+    def errors(self, verb: str) -> AbstractContextManager[None]:
+        """Errors of the file system become a `StorageError`."""
+
+    @abstractmethod
+    def read(self) -> bytes: ...
+
+    @abstractmethod
+    def put(self, source: Path, overwrite: bool = True, atomic: bool = True) -> None:
+        """Copy or move a local file to this path."""
+
+    @abstractmethod
+    def entries(self) -> list[tuple[str, bool]]:
+        """The names in this folder, and whether each is a folder; empty if there is none."""
+
+    @abstractmethod
+    def make_folder(self) -> None: ...
+
+    @abstractmethod
+    def remove(self) -> None: ...
+
+    @abstractmethod
+    def remove_folder(self) -> None: ...
+
+    @abstractmethod
+    def exists(self) -> bool: ...
+
+    @abstractmethod
+    def is_folder(self) -> bool: ...
+
+    @abstractmethod
+    def beside(self, end: str) -> Self:
+        """The path of a hidden file or folder next to this one."""
+
+    @abstractmethod
+    def move(self, target: Self) -> None:
+        """Rename to a path that does not exist."""
+
+    @contextmanager
+    def new_file(self, overwrite: bool = True, atomic: bool = True) -> Iterator[BinaryIO]:
+        """See `new_file`."""
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+            local = Path(folder) / "file"
+            with local.open("wb") as file:
+                yield file
+            with self.errors("write"):
+                if not overwrite and self.exists():
+                    raise StorageError(_exists(self.path))
+                self.put(local, overwrite, atomic and self.path.partition(":")[0] not in _OBJECT_STORES)
+
+
+class _Local(_Place):
+    """A path on this machine."""
+
+    def __init__(self, path: str, target: str | Path | None = None) -> None:
+        self.path, self.target = path, Path(path if target is None else target)
+
+    @contextmanager
+    def errors(self, verb: str) -> Iterator[None]:
         try:
-            hadoop.put(source, draft)
-            hadoop.rename(draft, target, overwrite)
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            if verb == "write" and isinstance(error, FileExistsError):
+                raise StorageError(_exists(self.path)) from error
+            folder = self.target.parent
+            missing = f"the folder {str(folder)!r} does not exist. Create it first."
+            is_missing = verb == "write" and not folder.exists()
+            reason = missing if is_missing else f"{error.strerror or error}."
+            raise StorageError(f"cannot {verb} {self.path!r}: {reason}") from error
+
+    def read(self) -> bytes:
+        return self.target.read_bytes()
+
+    @contextmanager
+    def new_file(self, overwrite: bool = True, atomic: bool = True) -> Iterator[BinaryIO]:
+        """See `new_file`; always atomic."""
+        if self.target.name in ("", ".."):
+            raise StorageError(f"cannot write {self.path!r}: it is a directory; pass the path of a file.")
+        if not overwrite and self.target.exists():
+            raise StorageError(_exists(self.path))
+        with self.errors("write"), draft_of(self.target, overwrite) as draft, draft.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def put(self, source: Path, overwrite: bool = True, atomic: bool = True) -> None:
+        with draft_of(self.target, overwrite) as draft:
+            shutil.move(source, draft)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def entries(self) -> list[tuple[str, bool]]:
+        with suppress(FileNotFoundError):
+            return [(path.name, path.is_dir()) for path in self.target.iterdir()]
+        return []
+
+    def make_folder(self) -> None:
+        self.target.mkdir(parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        self.target.unlink(missing_ok=True)
+
+    def remove_folder(self) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.target)
+
+    def exists(self) -> bool:
+        return self.target.exists()
+
+    def is_folder(self) -> bool:
+        return self.target.is_dir()
+
+    def beside(self, end: str) -> Self:
+        path = self.target.absolute()
+        return type(self)(str(path.with_name(f".{path.name}.{end}")))
+
+    def move(self, target: Self) -> None:
+        target.target.parent.mkdir(parents=True, exist_ok=True)
+        self.target.rename(target.target)
+
+
+class _Fsspec(_Place):
+    """A URI on a file system that fsspec knows."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            from fsspec.core import has_magic, url_to_fs
+        except ImportError as error:
+            raise StorageError(
+                f"{path!r}: URIs with Spark Connect need fsspec, which is not installed. Use a local path, or pip install "
+                "'sparkkeras[connect]'."
+            ) from error
+        self.path = path
+        if has_magic(path):
+            raise StorageError(f"{path!r}: with Spark Connect, *, ? and [ are patterns in URIs. Use a path without them.")
+        with self.errors("reach"):
+            self._given, self.target = url_to_fs(path)
+
+    @property
+    def files(self) -> Any:
+        """The file system, without what it remembers of files that others may have changed."""
+        self._given.invalidate_cache()
+        return self._given
+
+    @contextmanager
+    def errors(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:  # each file system has its own
+            lines = str(error).splitlines() or [type(error).__name__]
+            reason = "it does not exist" if isinstance(error, FileNotFoundError) else lines[0].rstrip(".")
+            advice = _NO_HDFS if self.path.startswith(("hdfs:", "viewfs:")) else ""
+            raise StorageError(f"cannot {verb} {self.path!r} with fsspec, which Connect needs: {reason}.{advice}") from error
+
+    def read(self) -> bytes:
+        return bytes(self.files.cat_file(self.target))
+
+    def put(self, source: Path, overwrite: bool = True, atomic: bool = True) -> None:
+        self._make(self.target.rpartition("/")[0])
+        if not atomic:
+            self.files.put_file(str(source), self.target)
+            return
+        draft = self.beside(f"{uuid.uuid4().hex}.tmp")
+        try:
+            self.files.put_file(str(source), draft.target)
+            self.remove()
+            draft.move(self)
         finally:
             with suppress(Exception):
-                hadoop.files.delete(draft, False)
+                draft.remove()
 
+    def entries(self) -> list[tuple[str, bool]]:
+        with suppress(FileNotFoundError):
+            found = self.files.ls(self.target, detail=True)
+            return [(PurePosixPath(each["name"]).name, each["type"] == "directory") for each in found]
+        return []
+
+    def make_folder(self) -> None:
+        self._make(self.target)
+
+    def _make(self, folder: str) -> None:
+        if self.path.partition(":")[0] not in _OBJECT_STORES:  # which have no folders
+            self.files.makedirs(folder, exist_ok=True)
+
+    def remove(self) -> None:
+        if self.exists():
+            self.files.rm_file(self.target)
+
+    def remove_folder(self) -> None:
+        if self.exists():
+            self.files.rm(self.target, recursive=True)
+
+    def exists(self) -> bool:
+        return bool(self.files.exists(self.target))
+
+    def is_folder(self) -> bool:
+        return bool(self.files.isdir(self.target))
+
+    def beside(self, end: str) -> Self:
+        folder, slash, name = self.path.rstrip("/").rpartition("/")
+        return type(self)(f"{folder}{slash}.{name}.{end}")
+
+    def move(self, target: Self) -> None:
+        self.files.mv(self.target, target.target, recursive=True)
+        if not target.exists():  # not all report it
+            raise OSError(f"the rename of {self.path!r} failed")
+
+
+_NO_HDFS = " Unless Hadoop's native client is installed here, use webhdfs://HOST:9870/PATH, s3a://, or a local path."
 
 _NO_CLIENT = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S+ not found")
 _ADD_CLIENT = (
@@ -372,8 +470,8 @@ _ADD_CLIENT = (
 )
 
 
-class _Hadoop:
-    """The Hadoop file system of a URI."""
+class _Hadoop(_Place):
+    """A path on a file system of Hadoop."""
 
     def __init__(self, path: str) -> None:
         from sparkkeras.spark.cluster import active_context
@@ -383,34 +481,64 @@ class _Hadoop:
         self._jvm = jvm
         self._fs = jvm.org.apache.hadoop.fs
         self._conf = context._jsc.hadoopConfiguration()
-        self._given = path
+        self.path = path
         with self.errors("reach"):
-            self.target = self.path(path)
+            self.target = self._fs.Path(path)
             self.files = self.target.getFileSystem(self._conf)
 
-    def path(self, path: str) -> Any:
-        return self._fs.Path(path)
+    def read(self) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+            local = Path(folder) / "file"
+            self.files.copyToLocalFile(False, self.target, self._fs.Path(local.as_uri()), True)
+            return local.read_bytes()
 
-    def beside(self, end: str) -> Any:
-        """The path of a hidden file or folder next to this one."""
+    def put(self, source: Path, overwrite: bool = True, atomic: bool = True) -> None:
+        if not atomic:
+            self._copy(source)
+            return
+        draft = self.beside(f"{uuid.uuid4().hex}.tmp")
+        try:
+            draft._copy(source)
+            draft._rename(self, overwrite)
+        finally:
+            with suppress(Exception):
+                draft.remove()
+
+    def _copy(self, source: Path) -> None:
+        """Copy a local file here; as a stream, since ``copyFromLocalFile`` of S3A waits forever for some servers."""
+        local = self._fs.Path(source.as_uri())
+        self._fs.FileUtil.copy(local.getFileSystem(self._conf), local, self.files, self.target, False, True, self._conf)
+
+    def entries(self) -> list[tuple[str, bool]]:
+        if not self.exists():
+            return []
+        return [(each.getPath().getName(), each.isDirectory()) for each in self.files.listStatus(self.target)]
+
+    def make_folder(self) -> None:
+        self.files.mkdirs(self.target)
+
+    def remove(self) -> None:
+        self.files.delete(self.target, False)
+
+    def remove_folder(self) -> None:
+        self.files.delete(self.target, True)
+
+    def exists(self) -> bool:
+        return bool(self.files.exists(self.target))
+
+    def is_folder(self) -> bool:
+        return bool(self.files.getFileStatus(self.target).isDirectory())
+
+    def beside(self, end: str) -> Self:
         target = self.files.makeQualified(self.target)
-        return self._fs.Path(target.getParent() or target, f".{target.getName()}.{end}")
+        parent = target.getParent() or target
+        return type(self)(str(self._fs.Path(parent, f".{target.getName()}.{end}").toString()))
 
-    def move(self, source: Any, target: Any) -> None:
-        """Rename a file or folder to a name that does not exist.
+    def move(self, target: Self) -> None:
+        if not self.files.rename(self.target, target.target):  # Hadoop only returns that it could not
+            raise OSError(f"the rename of {self.target.toString()} failed")
 
-        Raises:
-            OSError: Hadoop only returns that it could not.
-        """
-        if not self.files.rename(source, target):
-            raise OSError(f"the rename of {source.toString()} failed")
-
-    def put(self, source: Path, target: Any) -> None:
-        """Copy a local file; as a stream, since ``copyFromLocalFile`` of S3A waits forever for some servers."""
-        local = self.path(source.as_uri())
-        self._fs.FileUtil.copy(local.getFileSystem(self._conf), local, self.files, target, False, True, self._conf)
-
-    def rename(self, draft: Any, target: Any, overwrite: bool) -> None:
+    def _rename(self, target: Self, overwrite: bool) -> None:
         """Rename a file, optionally over the target; atomic if the file system supports it."""
         try:
             context = self._fs.FileContext.getFileContext(self.files.getUri(), self._conf)
@@ -418,15 +546,15 @@ class _Hadoop:
             if "UnsupportedFileSystemException" not in str(error):
                 raise
             if overwrite:
-                self.files.delete(target, False)
-            self.move(draft, target)  # some vendors' file systems have only this rename, which cannot overwrite
+                target.remove()
+            self.move(target)  # some vendors' file systems have only this rename, which cannot overwrite
             return
         option = self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename")
         chosen = self._jvm.java.lang.Enum.valueOf(option, "OVERWRITE" if overwrite else "NONE")
         options = self._jvm.java.lang.reflect.Array.newInstance(option, 1)
         options[0] = chosen
         # In a FileContext, hdfs:///user is no path: it has no authority, which a FileSystem takes from fs.defaultFS.
-        context.rename(self.files.makeQualified(draft), self.files.makeQualified(target), options)
+        context.rename(self.files.makeQualified(self.target), self.files.makeQualified(target.target), options)
 
     @contextmanager
     def errors(self, verb: str) -> Iterator[None]:
@@ -439,16 +567,10 @@ class _Hadoop:
             reason = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
             reason = reason.partition("\n\tat ")[0]  # the stack of a NameNode
             if "FileAlreadyExists" in reason:
-                raise StorageError(_exists(self._given)) from error
+                raise StorageError(_exists(self.path)) from error
             kind = ChecksumError if "ChecksumException" in reason else StorageError
             advice = _ADD_CLIENT if _NO_CLIENT.search(reason) else kerberos_advice(reason)
-            raise kind(f"cannot {verb} {self._given!r}: {reason}{advice}") from error
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
-        yield Path(folder) / "file"
+            raise kind(f"cannot {verb} {self.path!r}: {reason}{advice}") from error
 
 
 def _exists(path: str) -> str:

@@ -14,7 +14,7 @@ from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.groups import Ranks
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.rank import DelayedWork, RankWork
-from sparkkeras.runner.requirements import checkpoints_need_slot, registered_slots
+from sparkkeras.runner.requirements import registered_slots
 from sparkkeras.runner.spark_hosts import SparkLauncher
 from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset, OpenedRemoteReaderDataset
@@ -34,26 +34,10 @@ def all_slots(cluster: AnyCluster, num_workers: int | None) -> int:
     Raises:
         ConfigurationError: There are fewer slots than ``num_workers``.
     """
-    return _slots(cluster, num_workers, 0)
-
-
-def all_slots_but_one(cluster: AnyCluster, num_workers: int | None) -> int:
-    """A `SlotLimit` that leaves one of `all_slots` free for the queries that write checkpoints.
-
-    Raises:
-        ConfigurationError: There are fewer slots than ``num_workers`` and that one.
-    """
-    return _slots(cluster, num_workers, 1)
-
-
-def _slots(cluster: AnyCluster, num_workers: int | None, spare: int) -> int:
     held = held_slots()
-    slots = registered_slots(cluster, (num_workers or 1) + held + spare)
+    slots = registered_slots(cluster, (num_workers or 1) + held)
     check_free_slots(slots)
     slots -= held
-    if spare and slots < (num_workers or 1) + spare:
-        raise ConfigurationError(checkpoints_need_slot(num_workers or 1, slots))
-    slots -= spare
     if num_workers is not None and num_workers > slots:
         besides = " besides those of the fit around this callback" if held else ""
         raise ConfigurationError(

@@ -98,11 +98,6 @@ class CheckpointRecorder(Recorder):
         assert isinstance(checkpoint, Checkpoint)
         return cls(checkpoint, store, SavedRun.newest(store) if resume else None, mode == "allreduce")
 
-    @property
-    def needs_slot(self) -> bool:
-        """See `CheckpointStore.needs_slot`."""
-        return self._store.needs_slot
-
     def check(self, run: Run, kept: Mapping[str, Any]) -> None:
         """Check that a run can continue from the checkpoint, as far as it is known without the rows.
 

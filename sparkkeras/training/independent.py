@@ -19,7 +19,6 @@ import numpy as np
 from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import (
     Dataset,
-    DriverDataset,
     Results,
     Rows,
     Running,
@@ -241,11 +240,7 @@ class IndependentStrategy:
             _finish(model, trained[number], run)
 
     def _train_each(self, results: Results[Trained | Diverged], run: Run) -> list[Trained | Diverged]:
-        """Train the members that are not in a checkpoint, each in a Spark job of its own; keep and report each.
-
-        With Spark Connect a checkpoint may be written by a query, which would wait for all jobs that were started before:
-        so there are never more of these than slots.
-        """
+        """Train the members that are not in a checkpoint, each in a Spark job of its own; keep and report each."""
         checkpoints, dataset = self._checkpoints, run.dataset
         trained = {} if checkpoints is None else checkpoints.trained
         found: list[Trained | Diverged] = [*trained.values()]
@@ -260,16 +255,15 @@ class IndependentStrategy:
                     if checkpoints is not None:
                         checkpoints.keep(each)
 
-        pending = [number for number in range(len(run.models)) if number not in trained]
-        most = len(pending) if isinstance(dataset, DriverDataset) else dataset.slots
         running: list[Running[list[Trained | Diverged]]] = []
         try:
-            while running or pending:
+            for number in range(len(run.models)):
+                if number not in trained:
+                    running.append(dataset.background(partial(results.of, number)))
+            while running:
                 for each in [each for each in running if each.done]:
                     running.remove(each)  # if it has failed, those that ended with it are still kept below
                     take(each)
-                while pending and len(running) < most:
-                    running.append(dataset.background(partial(results.of, pending.pop(0))))
                 time.sleep(TICK_SECONDS)
         except BaseException:
             _end(running)

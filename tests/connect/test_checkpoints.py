@@ -11,21 +11,13 @@ from sparkkeras import Checkpoint, ConfigurationError, SparkEnsemble, SparkModel
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.runner import context
 from sparkkeras.sources.connect import RemoteResults
-from sparkkeras.spark import filesystem, remote_files
+from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.saved_run import SavedRun
 from tests.connect import cases
 from tests.connect.conftest import stored
 from tests.models import classifier
 from tests.processes import interrupted_when
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A local folder with its URI; its name has characters with a meaning in patterns and URIs."""
-    path = tmp_path / "a [0-9]{b,c}*?%20 d"
-    path.mkdir()
-    return path, f"file:{path}"
 
 
 def write(path, data):
@@ -36,80 +28,94 @@ def write(path, data):
 # Files
 
 
-@pytest.mark.soak
-def test_files_of_a_uri(spark, folder, monkeypatch):
-    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 20)
-    monkeypatch.setattr(remote_files, "PIECES_READ", 1)
-    path, uri = folder
-    assert filesystem.names_in(uri) == filesystem.folders_in(f"{uri}/missing") == []
+@pytest.fixture(params=["file:", "memory:/"])
+def folder(request, tmp_path):
+    """The URI of a folder, of this machine and of fsspec."""
+    return f"{request.param}{tmp_path}"
+
+
+def test_files_of_a_uri(spark, folder, tmp_path):
+    assert filesystem.names_in(folder) == filesystem.folders_in(f"{folder}/missing") == []
     content = {"long": bytes(range(35)), "empty": b"", "a/short": b"\0\1"}
-    (path / "plain.txt").write_bytes(b"of a classic session")
+    filesystem.make_folder(f"{folder}/a")
     for name, data in content.items():
-        write(f"{uri}/{name}", data)
-    content["plain.txt"] = b"of a classic session"
-    assert filesystem.names_in(uri) == filesystem.names_in(str(path)) == ["empty", "long", "plain.txt"]
-    assert filesystem.folders_in(uri) == filesystem.folders_in(str(path)) == ["a"]
-    for place in (uri, str(path)):  # the latter without Spark
-        assert {name: filesystem.read_bytes(f"{place}/{name}") for name in content} == content
-    write(f"{uri}/long", b"other")
-    assert filesystem.read_bytes(f"{uri}/long") == b"other"
-    for name in ("long", "plain.txt", "missing"):
-        filesystem.remove(f"{uri}/{name}")
-    assert filesystem.names_in(uri) == ["empty"]
-    filesystem.remove_folder(f"{uri}/a")
-    filesystem.remove_folder(f"{uri}/a")
-    filesystem.remove(f"{path}/empty")
-    assert list(path.iterdir()) == []
+        write(f"{folder}/{name}", data)
+    assert {name: filesystem.read_bytes(f"{folder}/{name}") for name in content} == content
+    assert filesystem.names_in(folder) == ["empty", "long"]
+    assert filesystem.folders_in(folder) == ["a"]
+    write(f"{folder}/long", b"other")
+    assert filesystem.read_bytes(f"{folder}/long") == b"other"
+    with pytest.raises(StorageError, match="long' already exists: pass overwrite=True"):
+        filesystem.write_bytes(f"{folder}/long", b"third", overwrite=False)
+    local = tmp_path / "local"
+    local.write_bytes(b"put")
+    filesystem.put_file(f"{folder}/long", local)
+    assert filesystem.read_bytes(f"{folder}/long") == b"put"
+    for name in ("long", "empty", "missing"):
+        filesystem.remove(f"{folder}/{name}")
+    filesystem.remove_folder(f"{folder}/a")
+    filesystem.remove_folder(f"{folder}/a")
+    assert filesystem.names_in(folder) in ([], ["local"])
+    assert filesystem.folders_in(folder) == []
 
 
-def test_files_that_cannot_be_used_are_errors(spark, tmp_path):
-    uri = f"file:{tmp_path}"
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").touch()
-    with pytest.raises(StorageError, match="cannot read 'file:.*/missing': it does not exist"):
-        filesystem.read_bytes(f"{uri}/missing")
-    with pytest.raises(StorageError, match="cannot read 'file:.*/folder': it is a folder; expected a file"):
-        filesystem.read_bytes(f"{uri}/folder")
-    with pytest.raises(StorageError, match="cannot write 'file:/proc/a' with Spark Connect: "):
-        write("file:/proc/a", b"1")
-    with pytest.raises(StorageError, match="cannot read 'nothing://a/b' with Spark Connect: .*nothing"):
-        filesystem.names_in("nothing://a/b")
-    (tmp_path / "lost.parquet").mkdir()
-    for place in (uri, str(tmp_path)):
-        with pytest.raises(StorageError, match="lost.*(not complete|does not exist)"):
-            filesystem.read_bytes(f"{place}/lost")
+def test_folders_of_a_uri_are_replaced(spark, folder):
+    def replace_with(content):
+        with filesystem.new_folder(f"{folder}/run", overwrite=True) as draft:
+            filesystem.make_folder(f"{draft}/inside")
+            write(f"{draft}/inside/file", content)
+            assert content != b"third"
+
+    for content in (b"first", b"second"):
+        replace_with(content)
+        assert filesystem.read_bytes(f"{folder}/run/inside/file") == content
+    with pytest.raises(AssertionError):
+        replace_with(b"third")
+    assert filesystem.folders_in(folder) == ["run"]
+    assert filesystem.read_bytes(f"{folder}/run/inside/file") == b"second"
 
 
-@pytest.mark.soak
-def test_a_dynamic_overwrite_mode_of_the_session_does_not_keep_files(spark, settings, tmp_path):
-    settings("spark.sql.sources.partitionOverwriteMode", "dynamic")
-    write(f"file:{tmp_path}/a/file", b"1")
-    filesystem.remove_folder(f"file:{tmp_path}/a")
-    assert list(tmp_path.iterdir()) == []
+def test_files_that_cannot_be_used_are_errors(spark, folder):
+    filesystem.make_folder(f"{folder}/folder")
+    with pytest.raises(StorageError, match=r"cannot read '.*/missing'.*(it does not exist|No such file)"):
+        filesystem.read_bytes(f"{folder}/missing")
+    write(f"{folder}/folder/a.keras", b"1")
+    with pytest.raises(
+        StorageError, match="cannot read '.*/folder': it is a folder; expected a file. It contains '.*/a.keras'"
+    ):
+        filesystem.read_bytes(f"{folder}/folder")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("file:/proc/a", "cannot write 'file:/proc/a': "),
+        ("nothing://a/b", "cannot reach 'nothing://a/b' with fsspec, which Connect needs: .*nothing"),
+        ("hdfs://nowhere/a", "cannot reach 'hdfs://nowhere/a' .* use webhdfs://HOST:9870/PATH, s3a://, or a local path"),
+        ("memory://a/b*", r"'memory://a/b\*': with Spark Connect, .* are patterns in URIs"),
+    ],
+)
+def test_uris_that_cannot_be_written_are_errors(spark, path, message):
+    with pytest.raises(StorageError, match=message):
+        write(path, b"1")
 
 
 # Stores
 
 
-def test_a_store_on_a_uri(spark, tmp_path):
-    store = CheckpointStore(f"file:{tmp_path}/run", keep=2)
+def test_a_store_on_a_uri(spark, folder):
+    store = CheckpointStore(f"{folder}/run", keep=2)
     assert store.newest() is None
+    store.check_writable()
     thread = threading.Thread(target=lambda: [store.write("a test", (number, np.arange(5))) for number in range(3)])
     thread.start()  # as checkpoints are written: a thread that has no session of its own
     thread.join()
-    local = CheckpointStore(str(tmp_path / "run"))
-    for each in (store, local):
-        assert [int(name.split("-")[1]) for name in each.names()] == [3, 2]
-        assert each.newest().value[0] == 2
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(store.names())
-    newest = tmp_path / "run" / store.names()[0]
-    next((newest / "arrays.bin.parquet").glob("part-*")).unlink()
+    assert [int(name.split("-")[1]) for name in store.names()] == [3, 2]
+    assert store.newest().value[0] == 2
+    assert filesystem.folders_in(store.path) == sorted(store.names())
+    filesystem.remove(f"{store.path}/{store.names()[0]}/arrays.bin")
     with pytest.warns(UserWarning, match="is damaged, and checkpoint-.* is used"):
         assert store.newest().value[0] == 1
-    filesystem.remove(f"file:{newest}/manifest.json")
-    assert [int(name.split("-")[1]) for name in store.names()] == [2]
-    assert local.write("a test", 9) in store.names()  # and a plain checkpoint is read as well
-    assert store.newest().value == 9
 
 
 # Training
@@ -136,7 +142,7 @@ def trained(epochs=3, mode="synchronous", num_workers=None, **given):
     ],
 )
 def test_training_continues_with_the_same_bits(spark, tmp_path, mode, is_uri):
-    workers = 1 if (mode, is_uri) == ("allreduce", True) else 2
+    workers = 2
     checkpoint = place(tmp_path / "run", is_uri)
     trained(1, mode, workers, checkpoint=checkpoint)
     found = trained(2, mode, workers, checkpoint=checkpoint, resume=True)
@@ -150,7 +156,7 @@ def test_training_continues_with_the_same_bits(spark, tmp_path, mode, is_uri):
 @pytest.mark.soak
 def test_an_interrupted_training_continues_with_the_same_bits(spark, tmp_path):
     checkpoint = place(tmp_path / "run", True)
-    with interrupted_when(lambda: len(list(tmp_path.glob("run/*/manifest.json.parquet/_SUCCESS"))) > 1, 30):
+    with interrupted_when(lambda: len(list(tmp_path.glob("run/*/manifest.json"))) > 1, 30):
         trained(100, checkpoint=checkpoint)
     reached = SavedRun.newest(CheckpointStore(checkpoint.path)).progress.part.epoch
     assert 1 < reached < 100
@@ -171,15 +177,6 @@ def test_checkpoints_are_written_while_workers_train(spark, tmp_path):
     assert look.written[-1] > 0
 
 
-def test_workers_that_leave_no_slot_to_write_checkpoints_are_errors(spark, tmp_path):
-    given = {"checkpoint": place(tmp_path, True)}
-    message = "num_workers=2, and Spark has 2 slots: with Spark Connect, checkpoints on a URI .* Use num_workers=1 or less"
-    with pytest.raises(ConfigurationError, match=message):
-        trained(1, "allreduce", 2, **given)
-    with pytest.raises(ConfigurationError, match=message):
-        SparkRunner(2).run(print, **given)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("is_uri", [False, True])
 def test_a_run_continues(spark, tmp_path, is_uri):
@@ -193,7 +190,7 @@ def test_a_run_continues(spark, tmp_path, is_uri):
             time.sleep(1)
         return found and (found.epoch, found.state["array"].tolist())
 
-    runner, given = SparkRunner(1 if is_uri else 2), {"checkpoint": place(tmp_path / "run", is_uri), "resume": True}
+    runner, given = SparkRunner(2), {"checkpoint": place(tmp_path / "run", is_uri), "resume": True}
     with pytest.raises(WorkerError, match="on purpose"):
         runner.run(train, 2, **given)
     assert runner.run(train, None, **given)[0] == (1, [1, 1, 1])
@@ -265,7 +262,7 @@ def test_a_failed_member_keeps_the_trained_ones(spark, tmp_path):
 
 @pytest.mark.soak
 def test_an_interrupt_cancels_the_members(spark, tmp_path, local_dir):
-    with interrupted_when(lambda: list(tmp_path.glob("run/checkpoint-*/manifest.json.parquet/_SUCCESS"))):
+    with interrupted_when(lambda: list(tmp_path.glob("run/checkpoint-*/manifest.json"))):
         members(checkpoint=place(tmp_path / "run", True), epochs=10_000)
     assert stored(local_dir) == []
     assert cases.CASES["plain"].train(spark)  # the slots are free

@@ -71,8 +71,13 @@ def test_a_data_frame_without_rows_is_rejected(spark):
 def test_what_needs_a_spark_context_is_refused(spark):
     with pytest.raises(ConfigurationError, match=r"need a SparkContext.*spark\.task\.cpus"):
         HyperParamModel(cores_per_trial=2).minimize(objective=abs, space=uniform(0, 1), max_evals=1)
-    with pytest.raises(ConfigurationError, match="save_to='file:/nowhere': .* Give a local path"):
-        minimized(objective=abs, max_evals=1, save_to="file:/nowhere")
+
+
+def test_a_search_on_a_uri_is_resumed(spark):
+    given = {"objective": abs, "save_to": "memory://searches/first"}
+    first = minimized(max_evals=2, **given)
+    again = minimized(max_evals=3, **given)
+    assert [trial.value for trial in again.trials][:2] == [trial.value for trial in first.trials]
 
 
 @pytest.mark.soak

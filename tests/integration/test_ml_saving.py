@@ -1,6 +1,7 @@
 """Saving and loading of estimators and transformers, with errors that leave existing folders unchanged."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -141,12 +142,16 @@ def test_a_save_that_fails_half_way_leaves_only_the_old_folder(tmp_path, monkeyp
     kept = KerasTransformer(model=small())
     kept.save(path)
 
-    def full(*arguments):
-        assert len(list(tmp_path.iterdir())) == 2
-        raise OSError("no space left")
+    write = filesystem.write_bytes
+
+    def full(path, data):
+        write(path, data)
+        if "metadata" in path:
+            assert len(list(tmp_path.iterdir())) == 2
+            raise OSError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr("sparkkeras.ml.persistence.DefaultParamsWriter.saveMetadata", full)
+        patched.setattr(filesystem, "write_bytes", full)
         for writer in (KerasTransformer(model=small()).write().overwrite(), KerasTransformer(model=small()).write()):
             with pytest.raises((OSError, StorageError), match="no space left|already exists"):
                 writer.save(path)
@@ -157,15 +162,15 @@ def test_a_save_that_fails_half_way_leaves_only_the_old_folder(tmp_path, monkeyp
 
 
 class Faulty:
-    """A Hadoop file system on which a process dies, or gets an answer, in one of its calls that change something."""
+    """A Hadoop file system on which a process dies, or gets an answer, in the last of these calls that change something."""
 
-    def __init__(self, files, call, fault):
-        self._files, self._left, self._fault = files, call, fault
+    def __init__(self, files, calls, fault):
+        self._files, self._calls, self._fault = files, calls, fault
 
     def __getattr__(self, name):
-        if name in ("delete", "rename"):
-            self._left -= 1
-            if self._left == -1:
+        if name in ("delete", "rename") and self._calls:
+            self._calls.pop()
+            if not self._calls:
                 return self._fault
         return getattr(self._files, name)
 
@@ -175,11 +180,13 @@ def killed(*arguments):
 
 
 def replace_with_fault(monkeypatch, stage, path, call, fault):
+    calls = list(range(call + 1))
+
     class Hadoop(filesystem._Hadoop):
         def __init__(self, given):
             super().__init__(given)
-            if given == path:
-                self.files = Faulty(self.files, call, fault)
+            if re.search(r"here(\.previous|\.[0-9a-f]{32})?$", given):  # the folders, without the files in them
+                self.files = Faulty(self.files, calls, fault)
 
     with monkeypatch.context() as patched:
         patched.setattr(filesystem, "_Hadoop", Hadoop)
@@ -211,7 +218,7 @@ def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch, call):
     old, new = (KerasTransformer(model=small(seed=seed)) for seed in range(2))
     old.save(path)
     with pytest.raises(
-        StorageError, match=f"the new folder .* is complete, .*: cannot write '{path}': the rename of .* failed"
+        StorageError, match=f"the new folder .* is complete, .*: cannot write 'file:{path}': the rename of .* failed"
     ):
         replace_with_fault(monkeypatch, new, path, call, lambda *_: False)
     same_model(KerasTransformer.load(path).get_model(), old.get_model())

@@ -5,14 +5,11 @@ import os
 import stat
 from unittest.mock import Mock
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from sparkkeras.errors import StorageError
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.filesystem import has_scheme, read_bytes, write_bytes
-from sparkkeras.spark.remote_files import ChecksumError, WritePieces
+from sparkkeras.spark.filesystem import ChecksumError, has_scheme, read_bytes, write_bytes
 
 
 def names(folder):
@@ -185,28 +182,6 @@ def test_an_error_names_a_file_that_cannot_be_read(tmp_path, name):
         read_bytes(path)
     assert path in str(caught.value)
     assert isinstance(caught.value, OSError)
-    assert isinstance(caught.value.__cause__, OSError)
-
-
-def data_set(path, pieces):
-    """Write a file as a session of Spark Connect does; see tests/connect/test_checkpoints.py."""
-    path.mkdir(parents=True)
-    for number, (start, piece) in enumerate(pieces.items()):
-        table = pyarrow.Table.from_batches(WritePieces(start, piece)(iter(())))
-        pyarrow.parquet.write_table(table, path / f"part-{number}.parquet")
-    (path / "_SUCCESS").touch()
-
-
-def test_data_sets_of_spark_connect_are_files(tmp_path):
-    data_set(tmp_path / "file.parquet", {1: b"second", 0: b"first "})
-    data_set(tmp_path / "damaged.parquet", {1: b"second"})
-    assert read_bytes(str(tmp_path / "file")) == b"first second"
-    assert filesystem.names_in(str(tmp_path)) == ["damaged", "file"]
-    assert filesystem.folders_in(str(tmp_path)) == []
-    with pytest.raises(StorageError, match=r"cannot read '.*/damaged': '.*/damaged\.parquet' is not complete"):
-        read_bytes(str(tmp_path / "damaged"))
-    filesystem.remove(str(tmp_path / "file"))
-    assert names(tmp_path) == ["damaged.parquet"]
 
 
 @pytest.mark.parametrize("path", ["hdfs://host/m.keras", "s3a://bucket/m", "file:/tmp/m", "file:///tmp/m", "abfs+x://y"])
@@ -221,7 +196,7 @@ def test_local_paths(path):
 
 def test_a_checksum_of_hadoop_that_differs_has_its_own_error():
     hadoop, error = filesystem._Hadoop.__new__(filesystem._Hadoop), Exception()
-    hadoop._given, error.java_exception = "hdfs://a", Mock()
+    hadoop.path, error.java_exception = "hdfs://a", Mock()
     error.java_exception.getClass().getSimpleName.return_value = "ChecksumException"
     with pytest.raises(ChecksumError, match="cannot read 'hdfs://a': ChecksumException"), hadoop.errors("read"):
         raise error
