@@ -22,17 +22,31 @@ MOTO = "moto[server,s3]>=5.2"
 CLIENT = "org.apache.hadoop:hadoop-aws:{version}"
 
 
+def _installed(folder, package, *commands):
+    """Install a package into a folder, unless that was done."""
+    for command in [] if folder.exists() else commands:
+        done = subprocess.run([sys.executable, "-m", "uv", "--quiet", *command], capture_output=True, text=True)
+        if done.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise MissingError(f"{package} cannot be installed: {done.stderr[-500:]}")
+
+
 def _moto():
     """The program of Moto's server."""
     python = ENVIRONMENT / "bin" / "python"
-    if not python.exists():
-        uv = [sys.executable, "-m", "uv", "--quiet"]
-        for command in (["venv", "--clear", ENVIRONMENT], ["pip", "install", "--python", python, MOTO]):
-            done = subprocess.run([*uv, *command], capture_output=True, text=True)
-            if done.returncode:
-                shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-                raise MissingError(f"{MOTO} cannot be installed: {done.stderr[-500:]}")
+    _installed(ENVIRONMENT, MOTO, ["venv", ENVIRONMENT], ["pip", "install", "--python", python, MOTO])
     return python.with_name("moto_server")
+
+
+def s3fs():
+    """The folder of s3fs, with which fsspec reads and writes S3, for the import path.
+
+    Raises:
+        MissingError: It cannot be installed.
+    """
+    folder = ENVIRONMENT.with_name("s3fs")
+    _installed(folder, "s3fs", ["pip", "install", "--python", sys.executable, "--target", folder, "s3fs"])
+    return folder
 
 
 LOST = LastBytes()

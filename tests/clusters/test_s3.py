@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hadoop import MissingError
-from tests.clusters.s3 import LOST, S3, answer
+from tests.clusters.s3 import LOST, S3, answer, s3fs
 from tests.processes import SHORT_LIVED_JAVA, clean_environment
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
@@ -28,18 +28,25 @@ def s3():
         yield server
 
 
-def spark(s3, *command, seconds=1200, **settings):
+def spark(s3, *command, seconds=1200, variables=None, **settings):
     """Run a program whose Spark has two slots and reads ``s3a://``."""
     chosen = {"spark.driver.extraJavaOptions": SHORT_LIVED_JAVA, "spark.ui.enabled": "false"} | s3.settings() | settings
     given = " ".join(f"--conf '{name}={value}'" for name, value in chosen.items())
     environment = clean_environment() | {"PYSPARK_SUBMIT_ARGS": f"--master local[2] {given} pyspark-shell"}
-    environment |= {"PYTHONPATH": str(ROOT)} | s3.environment()
+    environment |= {"PYTHONPATH": str(ROOT)} | s3.environment() | (variables or {})
     command = [sys.executable, *map(str, command)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
 
 
 def test_everything_that_takes_a_path(s3):
     done = spark(s3, ROOT / "tests/clusters/tour.py", "s3a://data/tour")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+def test_with_spark_connect_fsspec_opens_the_paths(s3):
+    variables = {"SPARK_REMOTE": "local[2]", "PYTHONPATH": f"{ROOT}:{s3fs()}"}
+    parts = ("synchronous", "checkpoints", "pipeline", "search")
+    done = spark(s3, ROOT / "tests/clusters/tour.py", "s3a://data/connect", *parts, variables=variables)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
 
 
