@@ -434,8 +434,12 @@ class _Fsspec(_Place):
         self._make(self.target)
 
     def _make(self, folder: str) -> None:
-        if self.path.partition(":")[0] not in _OBJECT_STORES:  # which have no folders
+        if self._has_folders:
             self.files.makedirs(folder, exist_ok=True)
+
+    @property
+    def _has_folders(self) -> bool:
+        return self.path.partition(":")[0] not in _OBJECT_STORES
 
     def remove(self) -> None:
         if self.exists():
@@ -456,7 +460,12 @@ class _Fsspec(_Place):
         return type(self)(f"{folder}{slash}.{name}.{end}")
 
     def move(self, target: Self) -> None:
-        self.files.mv(self.target, target.target, recursive=True)
+        if self._has_folders:
+            self.files.mv(self.target, target.target, recursive=True)
+        else:
+            for file in self.files.find(self.target):
+                self.files.cp_file(file, target.target + file[len(self.target) :])
+            self.remove_folder()
         if not target.exists():  # not all report it
             raise OSError(f"the rename of {self.path!r} failed")
 
