@@ -16,7 +16,6 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import AS_IN_FIT, AsInFit, declared, documented, known_arguments, taking
 from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
 from sparkkeras.events import Events, PhaseStarted, WorkersChanged, listeners
@@ -39,12 +38,12 @@ from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
-from sparkkeras.sources.connect import check_driver
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.source import SlotLimit, check_row_count, free_slots, is_batch_function
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import missing_settings, start_workers
+from sparkkeras.spark.connect import check_driver
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
@@ -350,7 +349,7 @@ class SparkModel:
             if recorder is not None and recorder.is_complete(run.epochs):
                 return recorder.restore_result(run)
             warn_of_sorted_rows(run, averages=self.mode != "allreduce")
-            if self.mode == "synchronous" and self.num_workers is None and isinstance(run.dataset, DriverDataset):
+            if self.mode == "synchronous" and self.num_workers is None and run.dataset.is_driver_here:
                 batches = run.batches if run.frequency == "epoch" else min(run.batches, int(run.frequency))
                 warn_of_partitions(run.num_workers, run.dataset.slots, batches, run.options.batch_size)
             rows = [run.rows_of_epoch([worker]) for worker in range(len(run.split.train))]

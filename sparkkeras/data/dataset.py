@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.files import Handle
@@ -178,6 +178,15 @@ class Dataset(Protocol):
         """The limit on the size of all results of one job, in bytes; 0: no limit."""
         ...
 
+    @property
+    def driver(self) -> DriverAddress:
+        """The network address at which tasks may reach this process.
+
+        Raises:
+            ClusterError: It is unknown.
+        """
+        ...
+
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """Make a value available to the tasks of this dataset inside the ``with`` block."""
         ...
@@ -216,6 +225,15 @@ class StoredDataset(Dataset, Protocol):
         """The number of tasks that can run at the same time."""
         ...
 
+    @property
+    def is_driver_here(self) -> bool:
+        """Whether this process is the driver of the cluster. With Spark Connect, that is the server."""
+        ...
+
+    def without_rows(self, count: int) -> Dataset:
+        """A dataset of ``count`` empty partitions on the same cluster, for tasks that need no rows of their own."""
+        ...
+
     def background(self, call: Callable[[], R]) -> Running[R]:
         """Run a call that uses this dataset in a background thread."""
         ...
@@ -233,48 +251,13 @@ class StoredDataset(Dataset, Protocol):
         ...
 
 
-@runtime_checkable
-class ReachesClient(Protocol):
-    """Rows on Spark Connect, whose tasks can connect to this process if the network permits it."""
-
-    def client_address(self) -> DriverAddress:
-        """The network address at which tasks may reach this process.
-
-        Raises:
-            ClusterError: It is unknown.
-        """
-        ...
-
-
-@runtime_checkable
-class ReachesDriver(Protocol):
-    """Rows on a cluster whose driver is this process, so that tasks can connect to it.
-
-    Spark Connect has no such datasets: there the driver is the server.
-    """
-
-    @property
-    def driver(self) -> DriverAddress:
-        """The network address at which tasks reach this process."""
-        ...
-
-
-@runtime_checkable
-class DriverDataset(StoredDataset, ReachesDriver, Protocol):
-    """Stored rows of which that is true."""
-
-    def without_rows(self, count: int) -> Dataset:
-        """A dataset of ``count`` empty partitions on the same cluster, for tasks that need no rows of their own."""
-        ...
-
-
-def driver_dataset(dataset: StoredDataset, otherwise: str) -> DriverDataset:
-    """The same dataset, whose tasks can reach this process.
+def driver_dataset(dataset: StoredDataset, otherwise: str) -> StoredDataset:
+    """The same dataset, on a cluster whose driver is this process.
 
     Raises:
-        ConfigurationError: They cannot; the message is ``otherwise``.
+        ConfigurationError: It is a client of Spark Connect; the message is ``otherwise``.
     """
-    if not isinstance(dataset, DriverDataset):
+    if not dataset.is_driver_here:
         raise ConfigurationError(otherwise)
     return dataset
 

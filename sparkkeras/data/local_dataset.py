@@ -142,7 +142,7 @@ class LocalStream:
 
 @dataclass(frozen=True)
 class LocalDataset:
-    """Blocks or streams in memory, one per partition: a `DriverDataset`.
+    """Blocks or streams in memory, one per partition: a `StoredDataset`.
 
     Tasks are pickled and unpickled for every partition, as on a cluster.
     """
@@ -154,6 +154,9 @@ class LocalDataset:
 
     slots = 1
     """Tasks run sequentially."""
+
+    is_driver_here = True
+    """They run in this process."""
 
     driver = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
     """The loopback address."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +15,9 @@ from sparkkeras.hyperopt.data import source_of
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.connect_hosts import check_connection
 from sparkkeras.runner.new_python import InNewPython
-from sparkkeras.sources.connect import RemoteResults
+from sparkkeras.sources.connect_partitions import over
 from sparkkeras.sources.frame import ColumnMapping
+from sparkkeras.sources.spark_dataset import SparkResults
 from sparkkeras.sources.tasks import Collect
 from sparkkeras.spark.connect import RemoteCluster, check_session
 from sparkkeras.worker import device
@@ -58,7 +59,7 @@ class ConnectWorkers:
     @property
     def driver(self) -> DriverAddress:
         """The address of this process in the network of the server."""
-        return self._cluster.client_address()
+        return self._cluster.driver
 
     def dataset(self, count: int) -> EmptyTasks:
         """Tasks without rows."""
@@ -122,10 +123,9 @@ class EmptyTasks:
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """See `Dataset.share`; large values are files of the session."""
-        return nullcontext(self.cluster.keep(value))
+        return self.cluster.share(value)
 
     def run(self, task: Task[R]) -> Results[R]:
         """See `Dataset.run`."""
-        numbers = self.cluster.session.range(0, self.count, 1, self.count)
         call = InNewPython(pickle.dumps(task), self.cluster.task_cores, self.cluster.carried_environment)
-        return RemoteResults(self.cluster, numbers, call)
+        return SparkResults(over(self.cluster, (), self.count), call)

@@ -17,7 +17,7 @@ from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.spark_hosts import ConnectionCheck, TaskHost
 from sparkkeras.sources.frame_blocks import PicklesResults
 from sparkkeras.sources.tasks import task_context
-from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, client_address, session_files, unpack_cells
+from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, session_files, unpack_cells
 from sparkkeras.spark.connectivity import Preflight, check_reached
 from sparkkeras.spark.settings import TaskResources, worker_ports
 
@@ -44,8 +44,8 @@ class ConnectTasks:
 
     @property
     def driver(self) -> DriverAddress:
-        """See `client_address`."""
-        return client_address(self.cluster.session)
+        """See `RemoteCluster.driver`."""
+        return self.cluster.driver
 
     @property
     def ports(self) -> range | None:

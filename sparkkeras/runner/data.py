@@ -21,8 +21,9 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.runner.hosts import Parts
-from sparkkeras.sources.connect import StoredRemoteDataset
+from sparkkeras.sources.connect_partitions import StoredConnectPartitions
 from sparkkeras.sources.frame import Columns, is_frame
+from sparkkeras.sources.partitions import StoredRdd
 from sparkkeras.sources.source import NamedColumns, Source, as_source, is_batch_function, is_rdd
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.sources.tasks import Collect
@@ -76,21 +77,19 @@ def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[
     with source.dataset(ranks) as dataset, dataset.stored() as stored:
         common_spec(stored.handles)
         counts = _counts(stored.handles, ranks)
-        if isinstance(stored, StoredRemoteDataset):
+        partitions = stored.partitions if isinstance(stored, StoredSparkDataset) else None
+        # There are fewer partitions than ranks if there are fewer rows.
+        stay_in_place = source.on_cluster and stored.num_partitions == ranks and not everywhere
+        if isinstance(partitions, StoredConnectPartitions):
             if stored.num_partitions < ranks:
                 raise DataError(f"num_workers={ranks}, but data has {counted(sum(counts), 'row')}; each rank needs one.")
-            yield Parts(counts=counts, handles=stored.handle_frame)
-        elif isinstance(stored, StoredSparkDataset) and not everywhere and _stay_on_workers(stored, source, ranks):
-            with stored.in_place(ranks) as handles:
+            yield Parts(counts=counts, handles=partitions.frame)
+        elif isinstance(partitions, StoredRdd) and stay_in_place and not partitions.cluster.is_local:
+            with partitions.in_place(ranks) as handles:
                 yield Parts(counts=counts, handles=handles)
         else:
             with stored.everywhere() as rows:
                 yield _one_each(rows, counts)
-
-
-def _stay_on_workers(stored: StoredSparkDataset, source: Source, ranks: int) -> bool:
-    """Whether each rank runs where its rows are. There are fewer partitions than ranks if there are fewer rows."""
-    return source.on_cluster and not stored.cluster.is_local and stored.num_partitions == ranks
 
 
 @contextmanager

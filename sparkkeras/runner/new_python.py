@@ -9,11 +9,11 @@ from __future__ import annotations
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.errors import WorkerError
@@ -21,9 +21,6 @@ from sparkkeras.runner.processes import spawn
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import FILES, TaskFailure, session_files
 from sparkkeras.worker import device
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _READ_SECONDS = 0.5
 _ATTEMPTS = 4
@@ -43,9 +40,9 @@ class InNewPython:
     cores: int
     environment: Mapping[str, str]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Run the task. What it prints goes to the log of this worker."""
-        for _ in batches:
+    def __call__(self, partition: int, values: Iterable[Any]) -> Iterator[Any]:
+        """Run the task of a partition. What it prints goes to the log of this worker."""
+        for _ in values:
             pass
         for _ in range(_ATTEMPTS):  # Spark would have to be configured to run the task again
             found, ended = self._run()

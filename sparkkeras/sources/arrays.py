@@ -27,7 +27,8 @@ from sparkkeras.data.placement import even_slices
 from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
-from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, StoredSparkDataset
+from sparkkeras.sources.partitions import RddPartitions, StoredRdd
+from sparkkeras.sources.spark_dataset import SparkDataset, StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster, check_running, start_workers
 from sparkkeras.spark.job_errors import quietly
 from sparkkeras.weights import Array
@@ -51,7 +52,7 @@ def from_block(cluster: Cluster, block: Block, parts: Sequence[slice | Array]) -
     if not cluster.is_local or block.is_sparse:
         blocks, broadcasts = send(cluster.context, block, parts)
         try:
-            yield SparkDataset(cluster, RddBlocks(blocks))
+            yield SparkDataset(RddPartitions(cluster, blocks))
         finally:
             for broadcast in broadcasts:
                 quietly(broadcast.destroy)
@@ -62,7 +63,8 @@ def from_block(cluster: Cluster, block: Block, parts: Sequence[slice | Array]) -
             pieces = [_pieces(block, rows, BLOCK_BYTES) for rows in parts]
             handles = list(writers.map(lambda number: files.write(pieces[number], number, folder), range(len(parts))))
         rdd = cluster.context.parallelize(handles, len(parts))
-        yield StoredSparkDataset(cluster, RddBlocks(rdd.mapPartitions(_open_all)), rdd, tuple(handles), folder.name)
+        source = RddPartitions(cluster, rdd.mapPartitions(_open_all))
+        yield StoredSparkDataset(StoredRdd(cluster, rdd, source, tuple(handles), folder.name))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

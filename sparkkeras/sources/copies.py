@@ -25,7 +25,8 @@ from sparkkeras.data.dataset import Task, all_labels, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
-from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, sweep
+from sparkkeras.sources.partitions import ClassicPartitions, RddPartitions, sweep
+from sparkkeras.sources.spark_dataset import SparkResults
 from sparkkeras.sources.tasks import Deferred, Problem, ReportsProblems, in_memory, task_context, without_problems
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import quietly
@@ -76,11 +77,11 @@ class KeptRows:
 
 
 @contextmanager
-def kept(dataset: SparkDataset, number: int) -> Iterator[KeptRows]:
-    """Read the rows of a dataset in one job, and have Spark keep them until the context ends.
+def kept(blocks: ClassicPartitions, number: int) -> Iterator[KeptRows]:
+    """Read rows in one job, and have Spark keep them until the context ends.
 
     Args:
-        dataset: The rows.
+        blocks: The rows.
         number: The position that they have among those that are copied together.
 
     Raises:
@@ -88,8 +89,8 @@ def kept(dataset: SparkDataset, number: int) -> Iterator[KeptRows]:
     """
     from pyspark import StorageLevel
 
-    cluster = dataset.cluster
-    pieces = dataset.blocks.map(cluster, ReportsProblems(_CutPieces(number)), training=False)
+    cluster = blocks.cluster
+    pieces = blocks.map(ReportsProblems(_CutPieces(number)), training=False)
     pieces.persist(StorageLevel.DISK_ONLY)
     try:
         found: Any = cluster.collect(pieces.mapPartitionsWithIndex(_describe))
@@ -123,8 +124,8 @@ class CopiedDataset:
         """Run a task on every partition, lazily; see `Dataset.run`."""
         context = self.cluster.context
         everything = context.union([each.pieces for each in self.rows]).coalesce(1)
-        blocks = RddBlocks(context.union([everything] * self.num_partitions))
-        return SparkResults(self.cluster, blocks, _OnCopy(self.name, Deferred(task), self.cluster.task_cores))
+        blocks = RddPartitions(self.cluster, context.union([everything] * self.num_partitions))
+        return SparkResults(blocks, _OnCopy(self.name, Deferred(task), self.cluster.task_cores))
 
 
 @contextmanager

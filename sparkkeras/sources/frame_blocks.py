@@ -13,8 +13,8 @@ from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 from sparkkeras.data.block import Block
 from sparkkeras.data.reader import Reader
 from sparkkeras.sources.frame import Selection
+from sparkkeras.sources.partitions import ClassicPartitions
 from sparkkeras.sources.tasks import Call, task_context
-from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import CELL_BYTES, RESULT, pack_cells, unpack_cells
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.weights import Array
@@ -48,8 +48,8 @@ class BatchesToBlocks:
 
 
 @dataclass(frozen=True)
-class FrameBlocks:
-    """The blocks of a DataFrame, over which tasks run as over an RDD; a `sparkkeras.sources.spark_dataset.Blocks`."""
+class FramePartitions(ClassicPartitions):
+    """The blocks of a DataFrame, over which functions run as over an RDD."""
 
     frame: DataFrame
     read: BatchesToBlocks
@@ -59,14 +59,14 @@ class FrameBlocks:
         """The number of partitions."""
         return self.frame.rdd.getNumPartitions()
 
-    def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
-        """See `sparkkeras.sources.spark_dataset.Blocks.map`. Runs the shuffles of the frame's plan immediately."""
+    def map(self, call: Call, training: bool) -> RDD[Any]:
+        """See `ClassicPartitions.map`. Runs the shuffles of the frame's plan immediately."""
         from pyspark import RDD
 
-        with cluster.training_workers() if training else nullcontext():
+        with self.cluster.training_workers() if training else nullcontext():
             results = results_of(self.frame, OverPartition(self.read, call))
         try:
-            with cluster.cancellable():
+            with self.cluster.cancellable():
                 rdd = results.rdd
         except Exception as error:
             raise translated(error) from error
@@ -75,15 +75,25 @@ class FrameBlocks:
 
 @dataclass(frozen=True)
 class OverPartition:
-    """Calls a function for what is read of the Arrow batches of a partition."""
+    """Calls a function for what is read of the Arrow batches of a partition.
+
+    Attributes:
+        read: Reads the batches of a partition.
+        call: A function of the partition's index, and what was read.
+        partitions: The partitions for which it is called; the batches of others are ignored. ``None``: all.
+    """
 
     read: Callable[[int, Iterable[pa.RecordBatch]], Iterable[Any]]
     call: Call
+    partitions: frozenset[int] | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         """Yield the results."""
         partition = task_context().worker
-        yield from self.call(partition, self.read(partition, batches))
+        if self.partitions is None or partition in self.partitions:
+            yield from self.call(partition, self.read(partition, batches))
+        for _ in batches:  # Spark cannot reuse the worker process of a task that leaves rows unread
+            pass
 
 
 @dataclass(frozen=True)

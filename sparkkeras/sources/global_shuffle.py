@@ -11,7 +11,6 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import cast
 
@@ -20,11 +19,9 @@ import numpy as np
 from sparkkeras.data import files
 from sparkkeras.data.block import BLOCK_BYTES, CHUNK_BYTES, Block, concatenate_alike, piece_rows
 from sparkkeras.data.text import Text, to_text
-from sparkkeras.sources.connect import RemoteDataset
-from sparkkeras.sources.frame_blocks import OverPartition, read_results, results_of
+from sparkkeras.sources.partitions import Partitions
 from sparkkeras.sources.rows import in_turn
-from sparkkeras.sources.spark_dataset import Blocks, RddBlocks, SparkDataset
-from sparkkeras.spark.cluster import Cluster
+from sparkkeras.sources.spark_dataset import SparkDataset
 from sparkkeras.weights import Array
 
 Key = tuple[int, ...]
@@ -123,18 +120,7 @@ class DealByDigest:
                     yield (part, number, index), block[rows[start : start + size]]
 
 
-def shuffled(cluster: Cluster, blocks: Blocks, parts: int, seed: int) -> SparkDataset:
+def shuffled(partitions: Partitions, parts: int, seed: int) -> SparkDataset:
     """Redistribute rows at random to ``parts`` partitions, in an order that only depends on the rows and the seed."""
-    ranges = blocks.map(cluster, ByDigest(parts, seed), training=False).partitionBy(parts, itemgetter(0))
-    dealt = ranges.values().mapPartitionsWithIndex(DealByDigest(parts))
-    dealt = dealt.repartitionAndSortWithinPartitions(parts, itemgetter(0))
-    return SparkDataset(cluster, RddBlocks(dealt.values()), repeats_rows=True)
-
-
-def shuffled_remotely(dataset: RemoteDataset, parts: int, seed: int) -> RemoteDataset:
-    """The same on Spark Connect; see `shuffled`."""
-    ranges = results_of(dataset.frame, OverPartition(dataset.read, ByDigest(parts, seed)), "part")
-    deal = OverPartition(read_results, DealByDigest(parts))
-    dealt = results_of(ranges.repartitionById(parts, "part"), deal, "part", "range", "number")
-    frame = dealt.repartitionById(parts, "part").sortWithinPartitions("range", "number")
-    return RemoteDataset(dataset.cluster, frame, read_results, repeats_rows=True)
+    ranges = partitions.moved(ByDigest(parts, seed), parts, keys=1)
+    return SparkDataset(ranges.moved(DealByDigest(parts), parts, keys=3), repeats_rows=True)

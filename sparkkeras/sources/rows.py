@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import BLOCK_BYTES, Block, Form, describe, piece_rows
 from sparkkeras.data.reader import Reader
 from sparkkeras.errors import DataError
-from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
+from sparkkeras.sources.partitions import RddPartitions
 from sparkkeras.spark.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -96,16 +95,15 @@ def from_rows(
     read: RowsToBlocks | KeyedRowsToBlocks,
     num_workers: int | None = None,
     max_partitions: int | None = None,
-) -> SparkDataset:
-    """Make a dataset of the rows of an RDD.
+) -> RddPartitions:
+    """The blocks of the rows of an RDD.
 
-    It has the partitions of the RDD or, if ``num_workers`` is another number, as many partitions, among which one
+    They have the partitions of the RDD or, if ``num_workers`` is another number, as many partitions, among which one
     shuffle distributes the rows evenly. More than ``max_partitions`` partitions are coalesced instead, without a shuffle.
     """
     if max_partitions is not None and max_partitions < (num_workers or rows.getNumPartitions()):
         rows, num_workers = rows.coalesce(max_partitions), None
-    blocks: RDD[Any] = rows.mapPartitionsWithIndex(read)
+    blocks = RddPartitions(cluster, rows.mapPartitionsWithIndex(read))
     if num_workers is not None and num_workers != rows.getNumPartitions():
-        distributed = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))
-        blocks = distributed.repartitionAndSortWithinPartitions(num_workers, itemgetter(0)).values()
-    return SparkDataset(cluster, RddBlocks(blocks))
+        blocks = blocks.moved(RoundRobin(num_workers), num_workers, keys=3)
+    return blocks

@@ -19,13 +19,14 @@ from sparkkeras.data.sparse import SparseRows, with_sparse_rows
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.sources.arrays import ArraysRDD, from_block, send
-from sparkkeras.sources.connect import RemoteDataset
+from sparkkeras.sources.connect_partitions import ConnectPartitions
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame, split_by
-from sparkkeras.sources.frame_blocks import BatchesToBlocks, FrameBlocks
-from sparkkeras.sources.global_shuffle import shuffled, shuffled_remotely
-from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
+from sparkkeras.sources.frame_blocks import BatchesToBlocks, FramePartitions
+from sparkkeras.sources.global_shuffle import shuffled
+from sparkkeras.sources.partitions import RddPartitions
+from sparkkeras.sources.reader_dataset import ReaderDataset
 from sparkkeras.sources.rows import KeyedRowsToBlocks, RowsToBlocks, from_rows
-from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
+from sparkkeras.sources.spark_dataset import SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, check_session, cluster_of
 from sparkkeras.spark.slots import warn_of_slots
@@ -327,7 +328,7 @@ class ArraySource:
             parts = _together(cluster, num_workers, limit) if limit else num_workers or slices
             in_order = placement is None and parts is None
             rows = None if in_order else self._divided(parts or cluster.slots, placement)
-            yield RemoteDataset.of(cluster, self.block, self.reader, rows)
+            yield SparkDataset(ConnectPartitions.of(cluster, self.block, self.reader, rows))
             return
         cluster = self._cluster()
         parts = num_workers or slices or self._parts(cluster)
@@ -339,7 +340,7 @@ class ArraySource:
         """Broadcast the arrays in slices."""
         cluster = self._cluster()
         sent, _ = send(cluster.context, self.block, self._divided(slices or self._parts(cluster), None))
-        return SparkDataset(cluster, RddBlocks(sent))
+        return SparkDataset(RddPartitions(cluster, sent))
 
     def _divided(self, parts: int, placement: RowPlacement | None) -> Sequence[slice | Array]:
         parts = max(1, min(parts, self.block.rows))
@@ -379,13 +380,13 @@ class RddSource:
         most = limit(cluster, num_workers) if limit else None
         if placement is not None and placement.is_global:
             parts = num_workers or self.rdd.getNumPartitions()
-            yield shuffled(cluster, self.lazy().blocks, min(parts, most or parts), placement.seed)
+            yield shuffled(from_rows(cluster, self.rdd, self._read), min(parts, most or parts), placement.seed)
         else:
-            yield from_rows(cluster, self.rdd, self._read, num_workers, most)
+            yield SparkDataset(from_rows(cluster, self.rdd, self._read, num_workers, most))
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """Use the partitions of the RDD."""
-        return from_rows(Cluster(self.rdd.context, self.environment), self.rdd, self._read)
+        return SparkDataset(from_rows(Cluster(self.rdd.context, self.environment), self.rdd, self._read))
 
     @property
     def _read(self) -> RowsToBlocks | KeyedRowsToBlocks:
@@ -415,12 +416,7 @@ class BatchSource:
     ) -> Iterator[Dataset]:
         """One partition for each worker, of which there are as many as slots by default."""
         session = active_remote_session()
-        if session is not None:
-            remote = RemoteCluster(session, self.environment)
-            workers = _together(remote, num_workers, limit) if limit else num_workers or slices or remote.slots
-            yield RemoteReaderDataset(remote, self._read(workers))
-            return
-        cluster = Cluster(None, self.environment)
+        cluster = Cluster(None, self.environment) if session is None else RemoteCluster(session, self.environment)
         parts = num_workers or slices or cluster.slots
         if limit:
             parts = min(parts, limit(cluster, num_workers))
@@ -463,21 +459,21 @@ class FrameSource:
         if isinstance(cluster, RemoteCluster):
             wanted = _together(cluster, num_workers, limit) if limit else num_workers
             if placement is not None and placement.is_global:
-                rows = RemoteDataset(cluster, self._narrowed(None), self._read)
-                yield shuffled_remotely(rows, wanted or cluster.slots, placement.seed)
+                rows = ConnectPartitions(cluster, self._narrowed(None), self._read)
+                yield shuffled(rows, wanted or cluster.slots, placement.seed)
             else:
-                yield RemoteDataset(cluster, self._narrowed(wanted), self._read)
+                yield SparkDataset(ConnectPartitions(cluster, self._narrowed(wanted), self._read))
             return
         most = limit(cluster, num_workers) if limit else None
         if placement is not None and placement.is_global:
-            blocks = FrameBlocks(self._narrowed(None), self._read)
+            blocks = FramePartitions(cluster, self._narrowed(None), self._read)
             parts = num_workers or blocks.num_partitions
-            yield shuffled(cluster, blocks, min(parts, most or parts), placement.seed)
+            yield shuffled(blocks, min(parts, most or parts), placement.seed)
             return
         narrowed = self._narrowed(num_workers)
         if most:
             narrowed = narrowed.coalesce(most)
-        yield SparkDataset(cluster, FrameBlocks(narrowed, self._read))
+        yield SparkDataset(FramePartitions(cluster, narrowed, self._read))
 
     @property
     def form(self) -> Form:

@@ -1,21 +1,12 @@
-"""Data on Spark: runs tasks over an RDD of blocks, or over a source with the same interface.
-
-For training, tasks write the rows to files on the workers once (`sparkkeras.data.files`), and Spark only keeps a small RDD
-of handles. When an executor is lost, Spark recomputes its handles, which writes the files again. Spark may move a task to an
-executor without the files, for instance when the first one is busy. The task then returns `Missing`, and the driver runs the
-partition from its source instead; that run writes the files, so that later tasks find them.
-"""
+"""Datasets on a cluster: tasks run over the partitions of rows, read from their source or stored in files on the workers."""
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from operator import itemgetter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkkeras.data.dataset import (
     Dataset,
@@ -23,83 +14,52 @@ from sparkkeras.data.dataset import (
     Merging,
     Rows,
     Running,
+    Shared,
     StoredDataset,
     Task,
     TrainingTask,
     joined,
 )
 from sparkkeras.data.files import Handle
-from sparkkeras.data.values import ValueFile
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster
-from sparkkeras.spark.job_errors import quietly
-
-if TYPE_CHECKING:
-    from pyspark import RDD
+from sparkkeras.sources.connect_partitions import over
+from sparkkeras.sources.partitions import ClassicPartitions, Partitions, StoredPartitions
 from sparkkeras.sources.tasks import (
     Call,
     Collect,
     Deferred,
-    KeyByPartition,
-    KeyedPieces,
-    MergePieces,
     Missing,
     Open,
     OpenFiles,
     Pass,
-    PiecesByRank,
-    ReportsProblems,
     SharedRows,
-    StoreAndRun,
-    StorePieces,
-    StoreRows,
-    Sweep,
-    ThroughFiles,
-    WithoutRows,
     by_partition,
     repaired,
-    without_problems,
 )
+from sparkkeras.spark.connect import AnyCluster
+
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 R = TypeVar("R")
 
 
-class Blocks(Protocol):
-    """Blocks in partitions, over which tasks run. A partition may have any number of blocks."""
-
-    def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
-        """Make an RDD of the values that ``call`` yields for each partition.
-
-        Args:
-            cluster: The cluster to run on.
-            call: A function of the partition's index and its blocks.
-            training: Whether to use Python workers with the settings for training; else those of the user's jobs.
-        """
-        ...
-
-
 @dataclass(frozen=True)
-class RddBlocks:
-    """The blocks of an RDD."""
+class SparkDataset:
+    """Rows on a cluster.
 
-    rdd: RDD[Any]
+    Attributes:
+        partitions: The rows, as blocks.
+        repeats_rows: Whether the rows must be the same when they are read again; see `OpenFiles`.
+    """
 
-    def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
-        """See `Blocks.map`."""
-        if not training:
-            return self.rdd.mapPartitionsWithIndex(call)
-        with cluster.training_workers():
-            mapped: RDD[Any] = cluster.with_resources(self.rdd.mapPartitionsWithIndex(call))
-            _ = mapped._jrdd
-        return mapped
+    partitions: Partitions
+    repeats_rows: bool = field(default=False, kw_only=True)
 
-
-@dataclass(frozen=True)
-class ClusterDataset:
-    """What all datasets on a cluster have in common, whether their rows are stored or not."""
-
-    cluster: AnyCluster
+    @property
+    def cluster(self) -> AnyCluster:
+        """The cluster of the rows."""
+        return self.partitions.cluster
 
     @property
     def max_result_bytes(self) -> int:
@@ -111,151 +71,96 @@ class ClusterDataset:
         """The number of tasks that can run at the same time."""
         return self.cluster.slots
 
+    @property
+    def driver(self) -> DriverAddress:
+        """See `Dataset.driver`."""
+        return self.cluster.driver
+
+    @property
+    def is_driver_here(self) -> bool:
+        """See `StoredDataset.is_driver_here`."""
+        return self.cluster.is_driver_here
+
     def background(self, call: Callable[[], R]) -> Running[R]:
         """Run a call that uses this dataset in a background thread; see `StoredDataset.background`."""
         return self.cluster.background(call)
 
-
-@dataclass(frozen=True)
-class SparkDataset(ClusterDataset):
-    """Rows on Spark.
-
-    Attributes:
-        cluster: The cluster of the rows.
-        blocks: The rows.
-        repeats_rows: Whether the rows must be the same when they are read again; see `OpenFiles`.
-    """
-
-    cluster: Cluster
-    blocks: Blocks
-    repeats_rows: bool = field(default=False, kw_only=True)
-
-    @property
-    def driver(self) -> DriverAddress:
-        """See `ReachesDriver.driver`."""
-        return self.cluster.driver
-
-    def share(self, value: R) -> Any:
-        """See `Dataset.share` and `Cluster.share`."""
-        return self.cluster.share(value)
+    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
+        """See `Dataset.share`."""
+        return self.partitions.share(value)
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """Run a task in one pass over the source; see `Dataset.run`."""
-        return SparkResults(self.cluster, self.blocks, Pass(Deferred(task), self.cluster.task_cores))
+        return SparkResults(self.partitions, Pass(self._deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
         """Write the rows to files on the workers, in one job; they are removed when the context ends."""
-        from pyspark import StorageLevel
+        with self.cluster.in_rounds(), self.partitions.stored(f"sparkkeras-{uuid.uuid4().hex}") as stored:
+            yield StoredSparkDataset(stored, repeats_rows=self.repeats_rows)
 
-        name = f"sparkkeras-{uuid.uuid4().hex}"
-        handles = self.blocks.map(self.cluster, ReportsProblems(StoreRows(name)), training=False)
-        handles.persist(StorageLevel.MEMORY_AND_DISK)
-        found: tuple[Handle, ...] = ()
-        try:
-            found = tuple(without_problems(self.cluster.collect(handles)))
-            yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name, repeats_rows=self.repeats_rows)
-        finally:
-            quietly(handles.unpersist)
-            quietly(lambda: self._remove(name, found))
+    def without_rows(self, count: int) -> Dataset:
+        """See `StoredDataset.without_rows`."""
+        return without_rows(self.cluster, count)
 
-    def _remove(self, name: str, found: Sequence[Handle]) -> None:
-        for folder in {Path(handle.directory).parent for handle in found if handle.directory}:
-            shutil.rmtree(folder, ignore_errors=True)
-        if not self.cluster.is_local or not found:
-            sweep(self.cluster, name)
+    def _deferred(self, task: Callable[..., Iterator[R]]) -> Deferred[R]:
+        return Deferred(task, self.cluster.carried_environment)
 
 
-def sweep(cluster: Cluster, name: str) -> None:
-    """Remove a dataset's files from all executors."""
-    tasks = cluster.slots
-    cluster.collect(cluster.context.parallelize(range(tasks), tasks).mapPartitions(WithoutRows(Sweep(name))))
-
-
-def without_rows(cluster: Cluster, workers: int) -> SparkDataset:
-    """A dataset of one empty partition for each worker, for tasks that do not receive their work as rows."""
-    return SparkDataset(cluster, RddBlocks(cluster.context.parallelize((), workers)))
+def without_rows(cluster: AnyCluster, count: int) -> SparkDataset:
+    """A dataset of ``count`` empty partitions, for tasks that do not receive their work as rows."""
+    return SparkDataset(over(cluster, (), count))
 
 
 @dataclass(frozen=True)
 class StoredSparkDataset(SparkDataset):
-    """Rows on Spark in files on the workers; see `SparkDataset`."""
+    """Rows in files on the workers; see `SparkDataset`."""
 
-    handle_rdd: RDD[Any]
-    handles: tuple[Handle, ...]
-    name: str
+    partitions: StoredPartitions
 
     @property
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.handles)
 
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """The metadata of each partition, in order."""
+        return self.partitions.handles
+
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
-        """See `StoredDataset.everywhere`: the files if the workers share the driver's disk, else broadcasts.
+        """See `StoredDataset.everywhere`: the files if the workers share a disk, else values that all tasks can access.
 
-        For the broadcasts, the rows are collected on the driver once.
+        For the latter, the rows are collected in this process once.
         """
         if self.cluster.is_local:
             yield self.handles
             return
-        size = sum(handle.nbytes for handle in self.handles)
-        if self.max_result_bytes and size > self.max_result_bytes:
+        size, most = sum(handle.nbytes for handle in self.handles), self.max_result_bytes
+        if most and size > most:
             raise ConfigurationError(
-                f"{size / 1e9:.1f} GB of rows have to pass through the driver: validation_data of workers that hold their "
+                f"{size / 1e9:.3g} GB of rows have to pass through the driver: validation_data of workers that hold their "
                 "slots, the training data of ensembles, or that of all-reduce training if Spark runs its workers where the "
-                f"rows are not. spark.driver.maxResultSize is {self.max_result_bytes / 1e9:.1f} GB: raise it, pass a sample "
-                'of the data, or use validation_split= or sampling="partition", whose rows stay on their workers.'
+                f"rows are not. {self.cluster.result_limit}: pass a sample of the data, or use validation_split= or "
+                'sampling="partition", whose rows stay on their workers.'
             )
-        found = self.run(Collect()).collect()
+        found = iter(self.run(Collect()).collect())
         with ExitStack() as stack:
-            filled = iter(found)
             yield tuple(
-                SharedRows(stack.enter_context(self.share(next(filled)))) if handle.rows else handle
+                SharedRows(stack.enter_context(self.cluster.share(next(found)))) if handle.rows else handle
                 for handle in self.handles
             )
-
-    @contextmanager
-    def in_place(self, ranks: int) -> Iterator[RDD[Handle]]:
-        """An RDD of the handles, whose tasks Spark runs where the files are; lost files are written again before.
-
-        With fewer ranks than partitions, the workers exchange rows first: partition p goes to rank p modulo the number of
-        ranks.
-
-        It lacks the lineage of the rows, since barrier stages reject unions and coalesced data (SPARK-24820). So jobs over
-        it fail when an executor is lost afterwards.
-        """
-        from pyspark import StorageLevel
-
-        if ranks == self.num_partitions:
-            handles = self.handle_rdd.mapPartitions(iter)
-        else:
-            pieces = RddBlocks(self.handle_rdd).map(self.cluster, PiecesByRank(ranks), training=False)
-            store = StorePieces(self.name, ranks, self.handles)
-            handles = pieces.partitionBy(ranks, int).mapPartitionsWithIndex(store)
-        handles.persist(StorageLevel.MEMORY_AND_DISK)
-        handles.localCheckpoint()
-        try:
-            self.cluster.collect(handles)
-            yield handles
-        finally:
-            jvm: Any = self.cluster.context._jsc
-            quietly(lambda: jvm.sc().unpersistRDD(handles.id(), False))  # RDD.unpersist would warn of the checkpoint
 
     def repair(self) -> None:
         """Write lost files again."""
         self.run(Open()).collect()
 
-    def without_rows(self, count: int) -> Dataset:
-        """See `DriverDataset.without_rows`."""
-        return without_rows(self.cluster, count)
-
     def run(self, task: Task[R]) -> SparkResults[R]:
         """Run a task over the files; see `Dataset.run`."""
         checksums = tuple(handle.checksum for handle in self.handles) if self.repeats_rows else ()
-        call = OpenFiles(Deferred(task), self.cluster.task_cores, checksums)
-        repair = self.blocks, StoreAndRun(self.name, call)
-        return SparkResults(self.cluster, RddBlocks(self.handle_rdd), call, repair)
+        call = OpenFiles(self._deferred(task), self.cluster.task_cores, checksums)
+        return SparkResults(self.partitions, call, lambda missing: self.partitions.run_again(call, missing))
 
     def train(self, task: TrainingTask[R]) -> SparkResults[R]:
         """Run a task over the files; see `StoredDataset.train`."""
@@ -269,50 +174,37 @@ class StoredSparkDataset(SparkDataset):
 
 @dataclass(frozen=True)
 class SparkResults(Generic[R]):
-    """Results of a task over an RDD; ``repair`` reruns partitions with missing files from their source."""
+    """Results of a task over partitions.
 
-    cluster: Cluster
-    source: Blocks
+    Attributes:
+        partitions: The partitions to run over.
+        call: Yields the results of a partition.
+        again: Returns pairs of partition and result for partitions with missing files.
+    """
+
+    partitions: Partitions
     call: Call
-    repair: tuple[Blocks, Call] | None = None
+    again: Callable[[Sequence[int]], list[tuple[int, Any]]] | None = None
 
     def collect(self) -> list[R]:
         """Run one job, and another for partitions whose tasks did not find their files; see `Results.collect`."""
-        return self._collect(None)
+        return repaired(self.partitions.run(self.call), self.from_source)
 
     def of(self, partition: int) -> list[R]:
         """Run one job, and another if its task did not find its files; see `Results.of`."""
-        return self._collect([partition])
-
-    def _collect(self, partitions: Sequence[int] | None) -> list[R]:
-        call: Call = ReportsProblems(self.call)
-        with ExitStack() as stack:
-            if self.cluster.is_local:
-                call = ThroughFiles(call, stack.enter_context(self.cluster.shared_folder()))
-            rdd = self.source.map(self.cluster, call, training=True)
-            found = without_problems(self.cluster.collect(rdd, partitions))
-            results = [item.value if isinstance(item, ValueFile) else item for item in found]
-        return repaired(results, self.from_source)
+        return repaired(self.partitions.run(self.call, [partition]), self.from_source)
 
     def reduce(self, merging: Merging[R]) -> list[R]:
-        """Merge the results on the workers, in one shuffle in which each task receives some pieces of all results."""
-        pieces = self.source.map(self.cluster, KeyedPieces(self.call, merging), training=True)
-        with self.cluster.training_workers():
-            merged = pieces.partitionBy(self.cluster.slots, itemgetter(0)).mapPartitions(MergePieces(merging))
-            _ = merged._jrdd
-        found = self.cluster.collect(merged)
+        """Merge the results on the workers; see `Results.reduce`."""
+        found = self.partitions.merge(self.call, merging)
         return [*joined(merging, found), *repaired([item for item in found if isinstance(item, Missing)], self.from_source)]
 
     def lazy(self) -> RDD[R]:
-        """An RDD that computes the results in workers with the settings for training, even if users map over it."""
-        from pyspark import RDD
-
-        rdd = self.source.map(self.cluster, self.call, training=True)
-        return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
+        """An RDD of the results; see `ClassicPartitions.lazy`."""
+        assert isinstance(self.partitions, ClassicPartitions)
+        return self.partitions.lazy(self.call)
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """Run one job over the source, which also writes the missing files; see `Results.from_source`."""
-        assert self.repair is not None, "only tasks over stored rows find no files"
-        source, call = self.repair
-        keyed = source.map(self.cluster, KeyByPartition(call), training=True)
-        return by_partition(self.cluster.collect(keyed, sorted(partitions)), partitions)
+        assert self.again is not None, "only tasks over stored rows find no files"
+        return by_partition(self.again(sorted(partitions)), partitions)

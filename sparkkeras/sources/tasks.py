@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from sparkkeras.data import files
-from sparkkeras.data.block import BLOCK_BYTES, INLINE_BYTES, PIECE_BYTES, Block
+from sparkkeras.data.block import BLOCK_BYTES, INLINE_BYTES, Block
 from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Shared, Task, TaskContext, Unmerged
 from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.placement import SAME_ROWS
@@ -342,28 +342,24 @@ class KeyByPartition:
 
 @dataclass(frozen=True)
 class KeyedPieces:
-    """Splits the results of a function; see `keyed_pieces`."""
+    """Splits the results of a function into pieces of about ``max_bytes``, keyed by their index.
+
+    With each piece is the number of its partition, the order in which pieces are merged.
+    """
 
     call: Call
     merging: Merging[Any]
+    max_bytes: int
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[KeyedPiece]:
         """The pieces."""
-        return keyed_pieces(partition, self.call(partition, rows), self.merging, PIECE_BYTES)
+        for result in self.call(partition, rows):
+            pieces = [result] if isinstance(result, Unmerged) else self.merging.split(result, self.max_bytes)
+            yield from (((index,), (partition, piece)) for index, piece in enumerate(pieces))
 
 
 KeyedPiece = tuple[tuple[int], tuple[int, Any]]
 """The index of a piece as a key, and its partition and value."""
-
-
-def keyed_pieces(partition: int, results: Iterable[Any], merging: Merging[Any], max_bytes: int) -> Iterator[KeyedPiece]:
-    """Split results into pieces of about ``max_bytes``, keyed by their index.
-
-    With each piece is the number of its partition, the order in which pieces are merged.
-    """
-    for result in results:
-        pieces = [result] if isinstance(result, Unmerged) else merging.split(result, max_bytes)
-        yield from (((index,), (partition, piece)) for index, piece in enumerate(pieces))
 
 
 @dataclass(frozen=True)

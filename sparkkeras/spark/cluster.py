@@ -20,7 +20,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,10 +64,13 @@ class Cluster:
     Attributes:
         context: The SparkContext.
         task_cores: CPU cores per task, by default ``spark.task.cpus``.
+        is_driver_here: Whether this process is Spark's driver.
 
     Raises:
         ClusterError: The context was stopped, or workers lack Keras or its backend, or run another Python version.
     """
+
+    is_driver_here = True
 
     def __init__(
         self,
@@ -99,6 +102,11 @@ class Cluster:
         Results that pass through files of this machine have none.
         """
         return 0 if self.is_local else max_result_bytes(self.context)
+
+    @property
+    def result_limit(self) -> str:
+        """That limit in words, and how to raise it."""
+        return f"spark.driver.maxResultSize is {self.max_result_bytes / 1e9:.1f} GB: raise it"
 
     @property
     def slots(self) -> int:
@@ -200,6 +208,10 @@ class Cluster:
                 yield broadcast
             finally:
                 quietly(broadcast.destroy)
+
+    def in_rounds(self) -> AbstractContextManager[None]:
+        """The context of many jobs over the same rows: nothing to prepare."""
+        return nullcontext()
 
     @contextmanager
     def shared_folder(self) -> Iterator[Path]:

@@ -69,12 +69,16 @@ class RemoteCluster:
         task_cores: CPU cores per task (``spark.task.cpus``).
         carried_environment: The environment variables to send with each task, which sets them in its process.
         max_result_bytes: The limit on the size of all results of one job, in bytes.
+        result_limit: That limit in words.
+        is_driver_here: Whether this process is Spark's driver: that is the server.
 
     Raises:
         ClusterError: Workers lack Keras or its backend, or run another Python version.
     """
 
     max_result_bytes = RESULT_BYTES
+    result_limit = f"With Spark Connect, {RESULT_BYTES / 1e6:.0f} MB is the limit"
+    is_driver_here = False
 
     def __init__(self, session: SparkSession, environment: Environment = worker_environment) -> None:
         self.session = session
@@ -103,8 +107,9 @@ class RemoteCluster:
         """The same as `slots`: a client does not see which of them are free."""
         return self.slots
 
-    def client_address(self) -> DriverAddress:
-        """See `client_address`."""
+    @property
+    def driver(self) -> DriverAddress:
+        """The address at which tasks reach this process; see `client_address`."""
         return client_address(self.session)
 
     def require(self, module: str, package: str, purpose: str) -> None:
@@ -131,6 +136,23 @@ class RemoteCluster:
     def training_workers(self) -> AbstractContextManager[None]:
         """Do nothing: Spark Connect has no separate Python workers for training."""
         return nullcontext()
+
+    @contextmanager
+    def in_rounds(self) -> Iterator[None]:
+        """The context of many queries over the same rows: the server does not cache their plans, with their values.
+
+        Threads may share a session: the first one turns the cache off, and the last one restores the setting.
+        """
+        disable_plan_cache(self.session)
+        try:
+            yield
+        finally:
+            with suppress(Exception):  # the server may be gone
+                restore_plan_cache(self.session)
+
+    def share(self, value: T) -> AbstractContextManager[Shared[T]]:
+        """See `keep`: nothing is removed before the session ends."""
+        return nullcontext(self.keep(value))
 
     def keep(self, value: T) -> Shared[T]:
         """Make a value available to tasks: in their closures or, if it is large, as a file of the session."""
@@ -219,10 +241,7 @@ def cancelled_by_interrupt(session: SparkSession) -> Iterator[None]:
 
 
 def disable_plan_cache(session: SparkSession) -> None:
-    """Turn off the server's cache of plans, which would keep the shared values of many rounds.
-
-    Threads may share a session: the first one turns the cache off, and the last one restores the setting.
-    """
+    """Turn off the server's cache of plans; see `RemoteCluster.in_rounds`."""
     with _plan_caches_lock:
         users, before = _plan_caches.get(session, (0, ""))
         if not users:
@@ -428,6 +447,22 @@ def active_remote_session() -> SparkSession | None:
     except PySparkRuntimeError:
         return None
     return found  # type: ignore[no-any-return]
+
+
+NO_DRIVER = (
+    "asynchronous and hogwild training need a Spark driver in this process, which Spark Connect does not provide: use "
+    'mode="synchronous" or "allreduce", or run the script on the cluster itself (spark-submit).'
+)
+
+
+def check_driver() -> None:
+    """Reject asynchronous training with Spark Connect, before data is read.
+
+    Raises:
+        ConfigurationError: This process uses Spark Connect.
+    """
+    if active_remote_session() is not None:
+        raise ConfigurationError(NO_DRIVER)
 
 
 def client_address(session: SparkSession) -> DriverAddress:

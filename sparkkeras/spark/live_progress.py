@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from sparkkeras.data.dataset import DriverAddress, ReachesClient, ReachesDriver
+from sparkkeras.data.dataset import Dataset
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.events import Events
 from sparkkeras.rpc.options import ServerOptions
@@ -19,7 +19,9 @@ _WORKERS = 64
 
 
 @contextmanager
-def live_progress(events: Events, dataset: object, options: ServerOptions, num_workers: int = 0) -> Iterator[Address | None]:
+def live_progress(
+    events: Events, dataset: Dataset | None, options: ServerOptions, num_workers: int = 0
+) -> Iterator[Address | None]:
     """Receive the progress of workers until the context ends.
 
     Args:
@@ -31,7 +33,10 @@ def live_progress(events: Events, dataset: object, options: ServerOptions, num_w
     Yields:
         Where the workers send it; ``None`` if no listener needs it, or the workers cannot reach this process.
     """
-    driver = _address(dataset) if events and events.within_epochs else None
+    driver = None
+    if dataset is not None and events and events.within_epochs:
+        with suppress(ClusterError):
+            driver = dataset.driver
     if driver is None:
         yield None
         return
@@ -42,13 +47,3 @@ def live_progress(events: Events, dataset: object, options: ServerOptions, num_w
 
             target = stack.enter_context(receiving(events.emit, driver, options, max(num_workers, _WORKERS)))
         yield target
-
-
-def _address(dataset: object) -> DriverAddress | None:
-    """How the workers of a dataset reach this process; ``None`` if they cannot."""
-    if isinstance(dataset, ReachesDriver):
-        return dataset.driver
-    if isinstance(dataset, ReachesClient):
-        with suppress(ClusterError):
-            return dataset.client_address()
-    return None

@@ -16,11 +16,12 @@ from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.rank import DelayedWork, RankWork
 from sparkkeras.runner.requirements import registered_slots
 from sparkkeras.runner.spark_hosts import SparkLauncher
-from sparkkeras.sources.connect import StoredRemoteDataset
-from sparkkeras.sources.reader_dataset import OpenedReaderDataset, OpenedRemoteReaderDataset
+from sparkkeras.sources.connect_partitions import StoredConnectPartitions
+from sparkkeras.sources.partitions import StoredRdd
+from sparkkeras.sources.reader_dataset import OpenedReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster
 from sparkkeras.spark.slots import check_free_slots, held_slots
 from sparkkeras.worker.device import forking_environment
 
@@ -68,10 +69,10 @@ class RankHosts(Protocol):
 
 def rank_hosts(dataset: StoredDataset) -> RankHosts:
     """Where the ranks that train on a dataset run."""
-    if isinstance(dataset, StoredSparkDataset):
-        return SparkHosts(Cluster(dataset.cluster.context, forking_environment), dataset)
-    assert isinstance(dataset, (StoredRemoteDataset, OpenedRemoteReaderDataset))
-    return ConnectHosts(dataset)
+    assert isinstance(dataset, (StoredSparkDataset, OpenedReaderDataset))
+    if isinstance(dataset.cluster, RemoteCluster):
+        return ConnectHosts(dataset.cluster, dataset)
+    return SparkHosts(Cluster(dataset.cluster.context, forking_environment), dataset)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class SparkHosts:
     """Ranks that workers of a SparkContext fork. With fewer slots than partitions, they have several of these."""
 
     cluster: Cluster
-    dataset: StoredSparkDataset
+    dataset: StoredSparkDataset | OpenedReaderDataset
 
     def size(self) -> int:
         """See `RankHosts.size`."""
@@ -91,13 +92,13 @@ class SparkHosts:
         """See `RankHosts.ranks`: the rows are sent to other workers if these do not have them."""
         dataset, cluster = self.dataset, self.cluster
         with ExitStack() as stack:
-            if moves_rows and cluster.is_local:
-                dataset.repair()
-            if cluster.is_local or isinstance(dataset, OpenedReaderDataset) or moves_rows:
+            if isinstance(dataset.partitions, StoredRdd) and not cluster.is_local and not moves_rows:
+                parts = Parts(handles=stack.enter_context(dataset.partitions.in_place(size)))
+            else:
+                if isinstance(dataset, StoredSparkDataset) and cluster.is_local and moves_rows:
+                    dataset.repair()
                 rows = stack.enter_context(dataset.everywhere())
                 parts = Parts(tuple(rows[rank::size] for rank in range(size)))
-            else:
-                parts = Parts(handles=stack.enter_context(dataset.in_place(size)))
             yield Ranks(SparkLauncher(cluster, forks=True, use_gpu=True), DelayedValue(work), parts)
 
 
@@ -105,7 +106,8 @@ class SparkHosts:
 class ConnectHosts:
     """Ranks that workers of Spark Connect start as new processes, one for each partition, where its rows are."""
 
-    dataset: StoredRemoteDataset | OpenedRemoteReaderDataset
+    cluster: RemoteCluster
+    dataset: StoredSparkDataset | OpenedReaderDataset
 
     def size(self) -> int:
         """See `RankHosts.size`.
@@ -114,24 +116,25 @@ class ConnectHosts:
             ClusterError: There are fewer slots than partitions.
         """
         count = self.dataset.num_partitions
-        slots = registered_slots(self.dataset.cluster, count, SLOTS_SECONDS)
+        slots = registered_slots(self.cluster, count, SLOTS_SECONDS)
         if slots < count:
             raise ClusterError(
                 f"the rows are in {counted(count, 'partition')} of the workers, but Spark has only {counted(slots, 'slot')} "
                 "left, and with Spark Connect each partition needs one: call fit again."
             )
-        if not self.dataset.cluster.is_local:  # else what is written beside the rows may miss a new executor
-            self.dataset.cluster.await_slots(count)
+        if not self.cluster.is_local:  # else what is written beside the rows may miss a new executor
+            self.cluster.await_slots(count)
         return count
 
     @contextmanager
     def ranks(self, work: RankWork, size: int, moves_rows: bool) -> Iterator[Ranks]:
         """See `RankHosts.ranks`: lost files are written again."""
-        dataset, cluster = self.dataset, self.dataset.cluster
-        if isinstance(dataset, OpenedRemoteReaderDataset):
+        dataset, cluster = self.dataset, self.cluster
+        if isinstance(dataset, OpenedReaderDataset):
             parts = Parts(tuple((rows,) for rows in dataset.read.workers))
         else:
-            parts = Parts(handles=dataset.handle_frame)
+            assert isinstance(dataset.partitions, StoredConnectPartitions)
+            parts = Parts(handles=dataset.partitions.frame)
             if moves_rows or not cluster.is_local:
                 dataset.repair()
         tasks = ConnectTasks(cluster, _WITHOUT_CONNECTION, use_gpu=True)

@@ -31,7 +31,6 @@ from sparkkeras.events import MemberTrained
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, check_rows
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.sources.connect import NO_SHARED_ROWS
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
 from sparkkeras.training.worker_reports import divergence
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
@@ -44,6 +43,12 @@ SAMPLING = ("all", "partition", "bootstrap")
 """The ways to choose the rows that a member trains on."""
 
 _BOOTSTRAP = 0xB007
+
+NO_SHARED_ROWS = (
+    "rows that all workers need pass through the driver, which Spark Connect does not provide: use validation_split= "
+    'instead of validation_data=, sampling="partition" for an ensemble, or run the script on the cluster itself '
+    "(spark-submit)."
+)
 
 TICK_SECONDS = 0.05
 """The interval at which the driver looks for members that are trained, if it writes checkpoints or reports them."""

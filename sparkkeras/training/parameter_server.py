@@ -41,7 +41,7 @@ from sparkkeras.parameter.service import ParameterService, PayloadFormat
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store, WeightChange
 from sparkkeras.rpc.transport import Address
-from sparkkeras.sources.connect import NO_DRIVER
+from sparkkeras.spark.connect import NO_DRIVER
 from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.parameter_server_worker import OptimizerVariables, TrainTask, WorkerPlan, merge

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-import sparkkeras.sources.connect
+import sparkkeras.sources.connect_partitions
 import sparkkeras.sources.connect_values
 from sparkkeras import SparkModel
 from tests.connect import cases
@@ -28,7 +28,7 @@ def all_reduced(callback):
 def main(folder, classic):
     from pyspark.sql import SparkSession
 
-    sparkkeras.sources.connect.INLINE_BYTES = 0
+    sparkkeras.sources.connect_partitions.INLINE_BYTES = 0
     sparkkeras.sources.connect_values.CHUNK_BYTES = 3000
     builder = SparkSession.builder.remote("local-cluster[2,1,1024]")
     for key, value in cases.SETTINGS.items():

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-import sparkkeras.sources.connect
+import sparkkeras.sources.connect_partitions
 import sparkkeras.spark.connect
 from sparkkeras import ConfigurationError, SparkModel, WorkerError
 from sparkkeras.data.dataset import DriverAddress
@@ -166,7 +166,7 @@ def test_restarts_are_limited(spark, tmp_path):
 )
 def test_validation(spark, monkeypatch, given, large, far):
     if large:
-        for module in (sparkkeras.spark.connect, sparkkeras.sources.connect):
+        for module in (sparkkeras.spark.connect, sparkkeras.sources.connect_partitions):
             monkeypatch.setattr(module, "INLINE_BYTES", 0)
     if far:
         monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "is_local", False)

@@ -10,7 +10,7 @@ import pytest
 from sparkkeras import Checkpoint, ConfigurationError, SparkEnsemble, SparkModel, SparkRunner, StorageError, WorkerError
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.runner import context
-from sparkkeras.sources.connect import RemoteResults
+from sparkkeras.sources.spark_dataset import SparkResults
 from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.saved_run import SavedRun
@@ -213,7 +213,7 @@ def members(**given):
 @pytest.mark.parametrize("is_uri", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monkeypatch, is_uri):
     trained, kept = [], []
-    of, keep = RemoteResults.of, MemberCheckpoints.keep
+    of, keep = SparkResults.of, MemberCheckpoints.keep
 
     def interrupted(checkpoints, member):
         keep(checkpoints, member)
@@ -221,7 +221,7 @@ def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monke
         if len(kept) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RemoteResults, "of", lambda results, number: (trained.append(number), of(results, number))[1])
+    monkeypatch.setattr(SparkResults, "of", lambda results, number: (trained.append(number), of(results, number))[1])
     monkeypatch.setattr(MemberCheckpoints, "keep", interrupted)
     given = {"checkpoint": place(tmp_path / "run", is_uri)}
     with pytest.raises(KeyboardInterrupt):

@@ -3,7 +3,6 @@
 import pytest
 
 from sparkkeras import to_data_frame
-from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.sources.source import as_source
@@ -27,4 +26,4 @@ class TestDatasets(DatasetConformance):
 
     def test_tasks_cannot_reach_the_driver(self, dataset):
         with dataset.stored() as stored:
-            assert not isinstance(stored, DriverDataset)
+            assert not stored.is_driver_here

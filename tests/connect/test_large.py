@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-import sparkkeras.sources.connect
+import sparkkeras.sources.connect_partitions
 import sparkkeras.sources.connect_values
 import sparkkeras.spark.connect
 from sparkkeras import ClusterError, SparkModel, keras_udf
@@ -23,10 +23,10 @@ from tests.processes import clean_environment
 @pytest.fixture
 def small_bounds(monkeypatch):
     """Small limits, so that values are sent in several files and results are returned in several pieces."""
-    for module in (sparkkeras.spark.connect, sparkkeras.sources.connect):
+    for module in (sparkkeras.spark.connect, sparkkeras.sources.connect_partitions):
         monkeypatch.setattr(module, "INLINE_BYTES", 0)
     monkeypatch.setattr(sparkkeras.sources.connect_values, "CHUNK_BYTES", 3000)
-    monkeypatch.setattr(sparkkeras.sources.connect, "PIECE_BYTES", 500)
+    monkeypatch.setattr(sparkkeras.sources.connect_partitions, "PIECE_BYTES", 500)
     monkeypatch.setattr(sparkkeras.sources.frame_blocks, "CELL_BYTES", 300)
     monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)
 
@@ -68,7 +68,7 @@ class Losing:
 def test_shared_values_with_missing_files_are_written_again(spark, classic, small_bounds, local_dir, monkeypatch, bound):
     monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", bound)
     losing = Losing(local_dir, 1)
-    monkeypatch.setattr(sparkkeras.sources.connect, "write_files", losing)
+    monkeypatch.setattr(sparkkeras.sources.connect_partitions, "write_files", losing)
     trained, histories = cases.CASES["validation_frame"].train(spark)
     weights, theirs = classic.of("validation_frame")
     assert histories == theirs
@@ -83,7 +83,7 @@ def test_shared_values_with_missing_files_are_written_again(spark, classic, smal
 
 @pytest.mark.soak
 def test_shared_values_that_are_always_missing_raise_an_error(spark, small_bounds, local_dir, monkeypatch):
-    monkeypatch.setattr(sparkkeras.sources.connect, "write_files", Losing(local_dir, 99))
+    monkeypatch.setattr(sparkkeras.sources.connect_partitions, "write_files", Losing(local_dir, 99))
     with pytest.raises(ClusterError, match="were written 3 times, but each time their tasks ran on other machines"):
         SparkModel(cases.model()).fit(cases.frame(spark), verbose=0)
     assert not values(local_dir)

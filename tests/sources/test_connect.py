@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkkeras.sources.connect import RemoteDataset
-from sparkkeras.sources.reader_dataset import RemoteReaderDataset
-from sparkkeras.spark.connect import PLAN_CACHE
+from sparkkeras.sources.connect_partitions import ConnectPartitions
+from sparkkeras.sources.reader_dataset import ReaderDataset
+from sparkkeras.sources.spark_dataset import SparkDataset
+from sparkkeras.spark.connect import PLAN_CACHE, RemoteCluster
 
 
 class Conf(dict):
@@ -48,24 +49,30 @@ class Session:
 
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     """The cluster of such a session; the jobs of datasets have no results."""
-    return SimpleNamespace(session=Session(), collect=lambda frame: [], carried_environment={}, task_cores=1)
+    monkeypatch.setattr(RemoteCluster, "collect", lambda cluster, frame: [])
+    made = RemoteCluster.__new__(RemoteCluster)
+    made.session, made.carried_environment, made.task_cores = Session(), {}, 1
+    return made
 
 
 def test_the_cache_of_plans_is_restored_if_the_files_cannot_be_removed(cluster):
-    with RemoteDataset(cluster, Frame(None), None).stored():
+    with SparkDataset(ConnectPartitions(cluster, Frame(None), None)).stored():
         assert cluster.session.conf[PLAN_CACHE] == "false"
     assert cluster.session.conf[PLAN_CACHE] == "true"
 
 
 def test_the_cache_of_plans_is_restored_if_rows_cannot_be_stored(cluster):
-    with pytest.raises(RuntimeError, match="persist failed"), RemoteDataset(cluster, Frame("persist"), None).stored():
+    with (
+        pytest.raises(RuntimeError, match="persist failed"),
+        SparkDataset(ConnectPartitions(cluster, Frame("persist"), None)).stored(),
+    ):
         pass
     assert cluster.session.conf[PLAN_CACHE] == "true"
 
 
 def test_the_cache_of_plans_is_off_while_workers_read_batches(cluster):
-    with RemoteReaderDataset(cluster, SimpleNamespace(num_workers=1, workers=())).stored():
+    with ReaderDataset.of(cluster, SimpleNamespace(num_workers=1, workers=())).stored():
         assert cluster.session.conf[PLAN_CACHE] == "false"
     assert cluster.session.conf[PLAN_CACHE] == "true"

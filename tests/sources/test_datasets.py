@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from sparkkeras import to_data_frame
-from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.placement import even_slices
 from sparkkeras.data.reader import Reader
@@ -60,7 +59,7 @@ class TestDatasets(DatasetConformance):
 
     def test_tasks_can_reach_the_driver(self, dataset):
         with dataset.stored() as stored:
-            assert isinstance(stored, DriverDataset)
+            assert stored.is_driver_here
             with stored.everywhere() as parts:
                 assert [part.open().rows for part in parts] == [handle.rows for handle in stored.handles]
             assert stored.without_rows(2).run(Count()).collect() == [0, 0]
