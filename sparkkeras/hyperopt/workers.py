@@ -14,7 +14,6 @@ from sparkkeras.hyperopt.data import ReadRows, source_of
 from sparkkeras.rpc.transport import Address
 from sparkkeras.sources.copies import KeptRows, kept
 from sparkkeras.sources.frame import ColumnMapping
-from sparkkeras.sources.partitions import ClassicPartitions
 from sparkkeras.sources.spark_dataset import SparkDataset, without_rows
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connectivity import check_connectivity
@@ -165,8 +164,7 @@ class SparkWorkers:
         """Have Spark keep the rows of an RDD or a DataFrame."""
         with source_of(data, device.forking_environment, named).dataset() as dataset:
             assert isinstance(dataset, SparkDataset)
-            assert isinstance(dataset.partitions, ClassicPartitions)
-            with kept(dataset.partitions, number) as rows:
+            with kept(dataset, number) as rows:
                 yield replace(rows, cluster=self._cluster)
 
 

@@ -25,8 +25,8 @@ from sparkkeras.data.dataset import Task, all_labels, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
-from sparkkeras.sources.partitions import ClassicPartitions, RddPartitions, sweep
-from sparkkeras.sources.spark_dataset import SparkResults
+from sparkkeras.sources.partitions import ClassicPartitions, RddPartitions, StoredRdd, sweep
+from sparkkeras.sources.spark_dataset import SparkDataset, SparkResults
 from sparkkeras.sources.tasks import Deferred, Problem, ReportsProblems, in_memory, task_context, without_problems
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import quietly
@@ -77,11 +77,11 @@ class KeptRows:
 
 
 @contextmanager
-def kept(blocks: ClassicPartitions, number: int) -> Iterator[KeptRows]:
-    """Read rows in one job, and have Spark keep them until the context ends.
+def kept(dataset: SparkDataset, number: int) -> Iterator[KeptRows]:
+    """Read the rows of a dataset in one job, and have Spark keep them until the context ends.
 
     Args:
-        blocks: The rows.
+        dataset: The rows.
         number: The position that they have among those that are copied together.
 
     Raises:
@@ -89,6 +89,8 @@ def kept(blocks: ClassicPartitions, number: int) -> Iterator[KeptRows]:
     """
     from pyspark import StorageLevel
 
+    blocks = dataset.partitions.source if isinstance(dataset.partitions, StoredRdd) else dataset.partitions
+    assert isinstance(blocks, ClassicPartitions)
     cluster = blocks.cluster
     pieces = blocks.map(ReportsProblems(_CutPieces(number)), training=False)
     pieces.persist(StorageLevel.DISK_ONLY)
