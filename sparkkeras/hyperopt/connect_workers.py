@@ -13,8 +13,8 @@ from sparkkeras.data.dataset import DriverAddress, Results, Running, Shared, Tas
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.hyperopt.data import source_of
 from sparkkeras.rpc.transport import Address
-from sparkkeras.runner.connect_hosts import check_connection
 from sparkkeras.runner.new_python import InNewPython
+from sparkkeras.runner.task_hosts import check_connection
 from sparkkeras.sources.connect_partitions import over
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkResults
@@ -67,7 +67,7 @@ class ConnectWorkers:
 
     def check_connection(self, count: int, address: Address) -> None:
         """Check that tasks can connect to this process."""
-        check_connection(self._cluster, count, address, _WITHOUT_CONNECTION)
+        check_connection(over(self._cluster, (), count), address, _WITHOUT_CONNECTION)
 
     def background(self, call: Callable[[], R]) -> Running[R]:
         """Call a function in a new thread, whose queries can be cancelled."""

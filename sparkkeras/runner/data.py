@@ -83,7 +83,7 @@ def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[
         if isinstance(partitions, StoredConnectPartitions):
             if stored.num_partitions < ranks:
                 raise DataError(f"num_workers={ranks}, but data has {counted(sum(counts), 'row')}; each rank needs one.")
-            yield Parts(counts=counts, handles=partitions.frame)
+            yield Parts(counts=counts, handles=partitions)
         elif isinstance(partitions, StoredRdd) and stay_in_place and not partitions.cluster.is_local:
             with partitions.in_place(ranks) as handles:
                 yield Parts(counts=counts, handles=handles)

@@ -45,8 +45,8 @@ class Parts:
     Attributes:
         rows: Those of each rank, in parts that its host can open; ``None``: the partitions of ``handles`` have them.
         counts: Their numbers; ``None``: the ranks need not know them.
-        handles: An RDD (with Spark Connect, a DataFrame) of the handle of each rank, which Spark runs where the files are;
-            ``None``: any host can open the rows.
+        handles: Partitions with the handles of each rank, over which Spark runs tasks where the files are; ``None``: any
+            host can open the rows.
     """
 
     rows: tuple[tuple[Rows, ...], ...] | None = None

@@ -17,7 +17,6 @@ from sparkkeras.events import EventListener, Events, RunStarted
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.progress.status_line import FIRST_LOG_SECONDS
 from sparkkeras.rpc.options import check_seconds
-from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.data import source_of, stored_on_driver, stored_on_workers
 from sparkkeras.runner.group import RankGroup
 from sparkkeras.runner.groups import Ranks, RowsMissingError, run_group
@@ -26,7 +25,7 @@ from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
 from sparkkeras.runner.rank import FunctionCall, RankWork, Script
 from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
 from sparkkeras.runner.run_checkpoints import RunCheckpoints
-from sparkkeras.runner.spark_hosts import SparkLauncher
+from sparkkeras.runner.task_hosts import SparkTasks
 from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import FrameSource, Source
@@ -190,10 +189,8 @@ class SparkRunner:
         with ExitStack() as stack:
             if self.local_mode:
                 ranks = self._on_driver(stack, group, work, source)
-            elif session is not None:
-                ranks = self._on_connect(stack, session, work, source, moves_rows)
             else:
-                ranks = self._on_cluster(stack, work, source, moves_rows)
+                ranks = self._on_cluster(stack, session, work, source, moves_rows)
             return run_group(
                 *(group, ranks, timeout),
                 port=self.port,
@@ -207,36 +204,25 @@ class SparkRunner:
         parts = Parts() if source is None else stack.enter_context(stored_on_driver(source, self.num_workers))
         return Ranks(LocalThreads(group, gpus), LocalShared(work), parts)
 
-    def _on_cluster(self, stack: ExitStack, work: RankWork, source: Source | None, moves_rows: bool) -> Ranks:
-        cluster = Cluster(active_context(_WITHOUT_SPARK), forking_environment)
-        self._check(cluster, cluster.context.getConf())
-        forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
-        if isinstance(work, Script) and not cluster.is_local:
-            work = work.with_source()
-        everywhere = moves_rows or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
-        parts = self._stored(stack, source, everywhere)
-        tasks = SparkLauncher(cluster, forks, self.use_gpu, self.gpus_per_worker)
-        return Ranks(tasks, stack.enter_context(cluster.share(work)), parts)
-
-    def _on_connect(
-        self,
-        stack: ExitStack,
-        session: SparkSession,
-        work: RankWork,
-        source: Source | None,
-        moves_rows: bool,
+    def _on_cluster(
+        self, stack: ExitStack, session: SparkSession | None, work: RankWork, source: Source | None, moves_rows: bool
     ) -> Ranks:
-        if source is not None and (moves_rows or not self.barrier):
+        everywhere = moves_rows or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
+        if session is not None and source is not None and everywhere:
             raise ConfigurationError(
                 "with Spark Connect, rows stay on the workers that have read them, and Spark runs ranks elsewhere if they "
                 "do not start together (barrier=False) or these workers are busy: leave slots free, or read the rows in the "
                 "function, with context().rank and context().world_size."
             )
-        cluster = RemoteCluster(session)
-        self._check(cluster, session.conf)
-        shared = cluster.keep(work.with_source() if isinstance(work, Script) else work)
-        parts = self._stored(stack, source, everywhere=False)
-        return Ranks(ConnectTasks(cluster, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker), shared, parts)
+        cluster = _classic_cluster() if session is None else RemoteCluster(session)
+        self._check(cluster, cluster.settings)
+        if isinstance(work, Script) and not (cluster.is_local and cluster.is_driver_here):
+            work = work.with_source()
+        rows = nullcontext(Parts()) if source is None else stored_on_workers(source, self.num_workers, everywhere)
+        # A script may set variables for libraries before it imports them.
+        forks = isinstance(work, FunctionCall) and cluster.is_driver_here
+        tasks = SparkTasks(cluster, forks, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker)
+        return Ranks(tasks, stack.enter_context(cluster.share(work)), stack.enter_context(rows))
 
     def _check(self, cluster: AnyCluster, settings: Settings) -> None:
         """Reject ranks that Spark cannot start, before any rows are read."""
@@ -248,9 +234,6 @@ class SparkRunner:
         if self.barrier:
             check_slots(cluster, settings, self.num_workers, self.gpus_per_worker)
 
-    def _stored(self, stack: ExitStack, source: Source | None, everywhere: bool) -> Parts:
-        return Parts() if source is None else stack.enter_context(stored_on_workers(source, self.num_workers, everywhere))
-
 
 _WITHOUT_CONNECTION = (
     "the ranks of SparkRunner connect to the client: run it on a machine that they reach, on the cluster itself "
@@ -260,6 +243,10 @@ _WITHOUT_CONNECTION = (
 
 
 _WITHOUT_SPARK = "Without Spark, ranks run on this machine: SparkRunner(num_workers, local_mode=True)."
+
+
+def _classic_cluster() -> Cluster:
+    return Cluster(active_context(_WITHOUT_SPARK), forking_environment)
 
 
 def _own_arguments() -> list[str]:

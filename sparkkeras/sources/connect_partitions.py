@@ -26,8 +26,8 @@ from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.frame_blocks import BatchesToBlocks, OverPartition, read_results, results_of
-from sparkkeras.sources.partitions import Partitions, RddPartitions
+from sparkkeras.sources.frame_blocks import BatchesToBlocks, OverPartition, PicklesResults, read_results, results_of
+from sparkkeras.sources.partitions import RddPartitions
 from sparkkeras.sources.tasks import (
     Call,
     KeyByPartition,
@@ -40,6 +40,7 @@ from sparkkeras.sources.tasks import (
     WithoutRows,
 )
 from sparkkeras.spark.connect import INLINE_BYTES, RESULT, AnyCluster, CapturesErrors, RemoteCluster
+from sparkkeras.spark.settings import TaskResources
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ class ConnectPartitions:
         part, *order = (f"key{number}" for number in range(keys))
         frame = results_of(self.frame, OverPartition(self.read, call), part, *order).repartitionById(parts, part)
         return ConnectPartitions(self.cluster, frame.sortWithinPartitions(*order) if order else frame, read_results)
+
+    def run_ranks(self, call: Call, together: bool, gpus: int | None) -> list[Any]:
+        """See `RddPartitions.run_ranks`."""
+        profile = None if gpus is None else TaskResources(self.cluster.task_cores, gpus).profile()
+        task = PicklesResults(OverPartition(self.read, call))
+        return self.cluster.collect(self.frame.mapInArrow(task, RESULT, barrier=together, profile=profile))
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """See `RemoteCluster.share`."""
@@ -197,7 +204,7 @@ class StoredConnectPartitions(ConnectPartitions):
         )
 
 
-def over(cluster: AnyCluster, values: Sequence[Any], count: int) -> Partitions:
+def over(cluster: AnyCluster, values: Sequence[Any], count: int) -> RddPartitions | ConnectPartitions:
     """``count`` partitions, each with one of ``values``; without values, all are empty."""
     if isinstance(cluster, RemoteCluster):
         numbers = cluster.session.range(0, count, 1, count)

@@ -43,6 +43,7 @@ from sparkkeras.sources.tasks import (
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.spark.job_errors import quietly
+from sparkkeras.spark.settings import TaskResources
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -203,6 +204,21 @@ class RddPartitions(ClassicPartitions):
             _ = mapped._jrdd
         return mapped
 
+    def run_ranks(self, call: Call, together: bool, gpus: int | None) -> list[Any]:
+        """Call a function for each partition, in one job.
+
+        Args:
+            call: A function of the partition's index and its values.
+            together: Whether all tasks start together, in a barrier stage.
+            gpus: The number of GPUs for each task; ``None``: as Spark is configured.
+        """
+        with self.cluster.training_workers():
+            mapped = (self.rdd.barrier() if together else self.rdd).mapPartitionsWithIndex(call)
+            if gpus is not None:
+                mapped = mapped.withResources(TaskResources(self.cluster.task_cores, gpus).profile())
+            _ = mapped._jrdd
+        return self.cluster.collect(mapped)
+
 
 @dataclass(frozen=True)
 class StoredRdd(RddPartitions):
@@ -223,8 +239,8 @@ class StoredRdd(RddPartitions):
         return self.source.run(KeyByPartition(StoreAndRun(self.name, call)), partitions)
 
     @contextmanager
-    def in_place(self, ranks: int) -> Iterator[RDD[Handle]]:
-        """An RDD of the handles, whose tasks Spark runs where the files are; lost files are written again before.
+    def in_place(self, ranks: int) -> Iterator[RddPartitions]:
+        """The handles, for tasks that Spark runs where the files are; lost files are written again before.
 
         With fewer ranks than partitions, the workers exchange rows first: partition p goes to rank p modulo the number of
         ranks.
@@ -244,7 +260,7 @@ class StoredRdd(RddPartitions):
         handles.localCheckpoint()
         try:
             self.cluster.collect(handles)
-            yield handles
+            yield RddPartitions(self.cluster, handles)
         finally:
             jvm: Any = self.cluster.context._jsc
             quietly(lambda: jvm.sc().unpersistRDD(handles.id(), False))  # RDD.unpersist would warn of the checkpoint

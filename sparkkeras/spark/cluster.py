@@ -32,7 +32,7 @@ from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
-from sparkkeras.spark.settings import TaskResources, is_local
+from sparkkeras.spark.settings import Settings, TaskResources, is_local
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.worker.device import Environment, worker_environment
 
@@ -84,6 +84,11 @@ class Cluster:
         self.task_cores = _settings_of(self.context).task_cores if resources is None else resources.cores
         self._environment = {**environment(self.task_cores), **TRAINING_WORKERS}
         worker_checks.equip(self.context, self._probe, self._send_package)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of Spark."""
+        return self.context.getConf()
 
     @property
     def carried_environment(self) -> Mapping[str, str]:

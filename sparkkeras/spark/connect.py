@@ -30,7 +30,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import error_named, translated
-from sparkkeras.spark.settings import is_local
+from sparkkeras.spark.settings import Settings, is_local
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.worker.device import Environment, worker_environment
 
@@ -85,6 +85,11 @@ class RemoteCluster:
         self.task_cores = task_cores(session)
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         worker_checks.equip(session, self._probe, self._send_package)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the session."""
+        return self.session.conf
 
     @property
     def is_local(self) -> bool:

@@ -10,12 +10,11 @@ from typing import Protocol
 from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
-from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.groups import Ranks
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.rank import DelayedWork, RankWork
 from sparkkeras.runner.requirements import registered_slots
-from sparkkeras.runner.spark_hosts import SparkLauncher
+from sparkkeras.runner.task_hosts import SparkTasks
 from sparkkeras.sources.connect_partitions import StoredConnectPartitions
 from sparkkeras.sources.partitions import StoredRdd
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset
@@ -99,7 +98,7 @@ class SparkHosts:
                     dataset.repair()
                 rows = stack.enter_context(dataset.everywhere())
                 parts = Parts(tuple(rows[rank::size] for rank in range(size)))
-            yield Ranks(SparkLauncher(cluster, forks=True, use_gpu=True), DelayedValue(work), parts)
+            yield Ranks(SparkTasks(cluster, True, _WITHOUT_CONNECTION), DelayedValue(work), parts)
 
 
 @dataclass(frozen=True)
@@ -134,11 +133,10 @@ class ConnectHosts:
             parts = Parts(tuple((rows,) for rows in dataset.read.workers))
         else:
             assert isinstance(dataset.partitions, StoredConnectPartitions)
-            parts = Parts(handles=dataset.partitions.frame)
+            parts = Parts(handles=dataset.partitions)
             if moves_rows or not cluster.is_local:
                 dataset.repair()
-        tasks = ConnectTasks(cluster, _WITHOUT_CONNECTION, use_gpu=True)
-        yield Ranks(tasks, cluster.keep(DelayedWork.of(work)), parts)
+        yield Ranks(SparkTasks(cluster, False, _WITHOUT_CONNECTION), cluster.keep(DelayedWork.of(work)), parts)
 
 
 _WITHOUT_CONNECTION = (

@@ -17,7 +17,7 @@ import sparkkeras.spark.connect
 from sparkkeras import ConfigurationError, SparkModel, WorkerError
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
-from sparkkeras.runner import connect_hosts
+from sparkkeras.spark import connect
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 from tests.models import regression
@@ -237,7 +237,7 @@ def test_an_interrupt_ends_training_within_three_seconds(spark, tmp_path):
 
 @pytest.mark.soak
 def test_workers_that_cannot_connect_are_an_error_before_training(spark, monkeypatch):
-    monkeypatch.setattr(connect_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
+    monkeypatch.setattr(connect, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
     with pytest.raises(
         DriverConnectionError,
         match=r'workers cannot connect to the driver at socket://127\.0\.0\.9:.*use mode="synchronous"',

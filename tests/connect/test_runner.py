@@ -14,7 +14,8 @@ import pytest
 from sparkkeras import ConfigurationError, DataError, SparkModel, SparkRunner, WorkerError
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
-from sparkkeras.runner import connect_hosts, context
+from sparkkeras.runner import context
+from sparkkeras.spark import connect
 from sparkkeras.spark.settings import WORKER_PORTS
 from tests.models import regression
 from tests.processes import interrupted_when, lines_of_ranks
@@ -72,7 +73,7 @@ def test_runs_that_cannot_start_are_errors(spark, monkeypatch):
         SparkRunner(2, barrier=False).run(print, data=np.ones(4))
     with pytest.raises(DataError, match="num_workers=2, but data has 1 row"):
         SparkRunner(2).run(print, data=np.ones(1))
-    monkeypatch.setattr(connect_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
+    monkeypatch.setattr(connect, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
     with pytest.raises(
         DriverConnectionError, match=r"workers cannot connect to the driver at socket://127\.0\.0\.9:.*local_mode"
     ) as caught:

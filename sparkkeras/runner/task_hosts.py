@@ -1,0 +1,146 @@
+"""The hosts of ranks as tasks of one Spark job: a barrier stage, whose tasks start together, or independent tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from sparkkeras.data.dataset import DriverAddress, Rows, Running
+from sparkkeras.errors import ClusterError
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.hosts import Host
+from sparkkeras.runner.processes import Process, fork, spawn
+from sparkkeras.runner.rank import Placement, RankMain
+from sparkkeras.sources.connect_partitions import ConnectPartitions, over
+from sparkkeras.sources.partitions import Partitions, RddPartitions
+from sparkkeras.sources.tasks import application_folder, task_context
+from sparkkeras.spark.connect import FILES, AnyCluster, session_files
+from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached
+from sparkkeras.spark.settings import worker_ports
+from sparkkeras.worker import device
+
+
+@dataclass(frozen=True)
+class SparkTasks:
+    """Runs each host in a task of one Spark job: a `sparkkeras.runner.groups.Hosts`.
+
+    Attributes:
+        cluster: The cluster.
+        forks: Whether processes are forks of workers that have imported the backend; otherwise a new Python, as with Spark
+            Connect, whose workers are shared with other queries, and so may have used the backend.
+        otherwise: What to do if the workers cannot connect to a client of Spark Connect, for the message.
+        use_gpu: Whether the processes may use the GPUs of their tasks.
+        gpus_per_worker: The number of GPUs for each task; ``None``: as Spark is configured.
+    """
+
+    cluster: AnyCluster
+    forks: bool
+    otherwise: str
+    use_gpu: bool = True
+    gpus_per_worker: int | None = None
+
+    @property
+    def driver(self) -> DriverAddress:
+        """How tasks reach this process."""
+        return self.cluster.driver
+
+    @property
+    def ports(self) -> range | None:
+        """See `Hosts.ports`."""
+        return worker_ports(self.cluster.settings)
+
+    def start(self, host: Host, handles: RddPartitions | ConnectPartitions | None) -> Running[list[Any]]:
+        """See `Hosts.start`. The job ends with an error if a worker cannot connect to this process."""
+        cluster, count = self.cluster, host.world_size
+        ranks: Any = over(cluster, (), count) if handles is None else replace(handles, cluster=cast(Any, cluster))
+        environment = cluster.carried_environment
+        task = RankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local, self.forks, environment)
+
+        def run() -> list[Any]:
+            if not (cluster.is_local and cluster.is_driver_here):
+                tasks = over(cluster, (), min(count, cluster.slots)) if handles is None else ranks
+                check_connection(tasks, host.driver, self.otherwise)
+            found: list[Any] = ranks.run_ranks(task, host.together, self.gpus_per_worker)
+            return found
+
+        return cluster.background(run)
+
+
+def check_connection(tasks: Partitions, address: Address, otherwise: str) -> None:
+    """Check that tasks can connect to a server in this process.
+
+    Args:
+        tasks: The partitions over which they run.
+        address: The address of the server.
+        otherwise: What to do if they cannot connect to a client of Spark Connect, for the message.
+
+    Raises:
+        DriverConnectionError: Some of them cannot.
+    """
+    client = f"The driver is this process, a client of Spark Connect: {otherwise}"
+    advice = CONFIGURE_DRIVER if tasks.cluster.is_driver_here else client
+    check_reached(address, lambda check: tasks.run(ConnectionCheck(check)), advice)
+
+
+@dataclass(frozen=True)
+class ConnectionCheck:
+    """The task that runs a check on a worker."""
+
+    check: Preflight
+
+    def __call__(self, partition: int, values: Iterable[Any]) -> Iterator[str]:
+        """Run it."""
+        for _ in values:
+            pass
+        yield from self.check(task_context(partition), iter(()))
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """The task of a rank.
+
+    Attributes:
+        host: Runs the process of the rank.
+        cores: The CPU cores of a task.
+        use_gpu: Whether the process may use the GPUs of the task.
+        is_local: Whether all tasks run on the same machine.
+        forks: See `SparkTasks`.
+        environment: Environment variables of the process, if Spark does not set them.
+    """
+
+    host: Host
+    cores: int
+    use_gpu: bool
+    is_local: bool
+    forks: bool
+    environment: Mapping[str, str]
+
+    def __call__(self, rank: int, values: Iterable[Rows]) -> Iterator[Any]:
+        """Run the rank; yields nothing, since its result goes to the driver directly."""
+        parts = tuple(values)  # read to the end, since Spark cannot reuse the worker otherwise
+        context = task_context(rank, self.cores)
+        if self.forks:
+            device.prepare(context.cores, shared_folder=application_folder())
+            device.prepare_to_fork(context.cores)
+            if not device.is_uninitialized():
+                raise ClusterError("a worker that starts processes has used the Keras backend, so it cannot fork processes.")
+        gpus = context.accelerators if self.use_gpu else ()
+        machine = "127.0.0.1" if self.is_local else _machine(rank, self.host.together)
+        self.host.run(Placement(rank, context.attempt, machine, context.cores, gpus), self._start, parts)
+        return iter(())
+
+    def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:
+        start = fork if self.forks else spawn
+        return start(main, {**self.environment, FILES: session_files(), **variables})
+
+
+def _machine(rank: int, together: bool) -> str:
+    """The name of this machine: the one by which Spark's executors reach each other."""
+    if together:
+        from pyspark import BarrierTaskContext
+
+        return str(BarrierTaskContext.get().getTaskInfos()[rank].address).rpartition(":")[0].strip("[]")
+    import socket
+
+    return socket.gethostname()
