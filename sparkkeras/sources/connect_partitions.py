@@ -103,8 +103,8 @@ class ConnectPartitions:
         chosen = None if partitions is None else frozenset(partitions)
         return self.cluster.collect(results_of(self.frame, OverPartition(self.read, CapturesErrors(call), chosen)))
 
-    def merge(self, call: Call, merging: Merging[Any]) -> list[Any]:
-        """See `Partitions.merge`: each group of the shuffle has one piece of all results."""
+    def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
+        """See `Partitions.reduce`: each group of the shuffle has one piece of all results."""
         pieces = results_of(
             self.frame, OverPartition(self.read, KeyedPieces(CapturesErrors(call), merging, PIECE_BYTES)), "piece"
         )

@@ -71,7 +71,7 @@ class Partitions(Protocol):
         """
         ...
 
-    def merge(self, call: Call, merging: Merging[Any]) -> list[Any]:
+    def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
         """Call a function for each partition, and merge the results on the workers.
 
         Each worker gets some pieces of all results, in one shuffle. Returns a `Piece` for each, and results that are not
@@ -143,8 +143,8 @@ class ClassicPartitions(ABC):
             found = without_problems(self.cluster.collect(self.map(call, training=True), partitions))
             return [item.value if isinstance(item, ValueFile) else item for item in found]
 
-    def merge(self, call: Call, merging: Merging[Any]) -> list[Any]:
-        """See `Partitions.merge`."""
+    def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
+        """See `Partitions.reduce`."""
         pieces = self.map(KeyedPieces(call, merging, PIECE_BYTES), training=True)
         with self.cluster.training_workers():
             merged = pieces.partitionBy(self.cluster.slots, itemgetter(0)).mapPartitions(MergePieces(merging))

@@ -196,7 +196,7 @@ class SparkResults(Generic[R]):
 
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers; see `Results.reduce`."""
-        found = self.partitions.merge(self.call, merging)
+        found = self.partitions.reduce(self.call, merging)
         return [*joined(merging, found), *repaired([item for item in found if isinstance(item, Missing)], self.from_source)]
 
     def lazy(self) -> RDD[R]:

@@ -260,11 +260,11 @@ class IndependentStrategy:
                     if checkpoints is not None:
                         checkpoints.keep(each)
 
+        pending = [number for number in range(len(run.models)) if number not in trained]
         running: list[Running[list[Trained | Diverged]]] = []
         try:
-            for number in range(len(run.models)):
-                if number not in trained:
-                    running.append(dataset.background(partial(results.of, number)))
+            for number in pending:
+                running.append(dataset.background(partial(results.of, number)))
             while running:
                 for each in [each for each in running if each.done]:
                     running.remove(each)  # if it has failed, those that ended with it are still kept below
