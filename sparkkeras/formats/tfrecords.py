@@ -33,7 +33,7 @@ from sparkkeras.formats.tfrecord_writer import encoded
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.connect import AnyCluster, check_slots_for, cluster_of, is_remote
+from sparkkeras.spark.connect import AnyCluster, check_slots_for, cluster_of
 from sparkkeras.spark.filesystem import has_scheme
 from sparkkeras.spark.job_errors import kerberos_advice, translated
 
@@ -99,7 +99,7 @@ def save_as_tfrecords(
     cluster = _checked_workers(session)
     check_slots_for(session)
     with cluster.cancellable():
-        if not is_remote(session) and _lacks_client(path):
+        if cluster.is_driver_here and _lacks_client(path):
             _save_through_driver(df, path.rstrip("/"), _Encode(fields, compression), mode)
             return
         try:

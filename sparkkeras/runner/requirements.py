@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from sparkkeras.errors import ConfigurationError, counted
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
+from sparkkeras.spark.connect import AnyCluster, active_remote_session
 from sparkkeras.spark.settings import Settings, is_local
 
 REGISTER_SECONDS = 10.0
@@ -57,7 +57,7 @@ def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_wo
     """
     if gpus_per_worker is not None and _gpus_of_tasks(settings):
         return  # the known slots are those of tasks with this number of GPUs
-    if isinstance(cluster, RemoteCluster) and settings.get("spark.default.parallelism", ""):
+    if not cluster.is_driver_here and settings.get("spark.default.parallelism", ""):
         return  # which replaces the number of slots where they are counted by a query
     slots = registered_slots(cluster, ranks)
     if slots < ranks:
