@@ -234,7 +234,7 @@ class CheckpointStore:
                 file.write(text + b"\n" + _digest(text))
         except BaseException:
             with suppress(StorageError):
-                filesystem.remove_folder(folder)  # perhaps the disk is full
+                filesystem.remove(folder)  # perhaps the disk is full
             raise
         self._last = number
         with suppress(StorageError):  # what is left is deleted after the next one
@@ -320,7 +320,7 @@ class CheckpointStore:
             folders.remove(name)
             if _model_of(name) not in map(_model_of, folders):
                 filesystem.remove(f"{self.path}/{_model_of(name)}")
-            filesystem.remove_folder(f"{self.path}/{name}")
+            filesystem.remove(f"{self.path}/{name}")
 
 
 def _model_of(name: str) -> str:

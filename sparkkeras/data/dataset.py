@@ -251,15 +251,14 @@ class StoredDataset(Dataset, Protocol):
         ...
 
 
-def driver_dataset(dataset: StoredDataset, otherwise: str) -> StoredDataset:
-    """The same dataset, on a cluster whose driver is this process.
+def check_driver_here(dataset: StoredDataset, otherwise: str) -> None:
+    """Reject a dataset of a client of Spark Connect.
 
     Raises:
-        ConfigurationError: It is a client of Spark Connect; the message is ``otherwise``.
+        ConfigurationError: This process is not the driver; the message is ``otherwise``.
     """
     if not dataset.is_driver_here:
         raise ConfigurationError(otherwise)
-    return dataset
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sparkkeras.errors import SparkKerasError, counted
 from sparkkeras.spark.cluster import max_result_bytes
 from sparkkeras.spark.connect import active_session, check_session, is_remote
 from sparkkeras.spark.job_errors import translated
+from sparkkeras.spark.settings import uses_connect
 
 if TYPE_CHECKING:
     import keras
@@ -166,7 +167,7 @@ def _active_session() -> tuple[SparkSession | None, list[Finding]]:
 
     findings = []
     has_java = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
-    if not has_java and "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
+    if not has_java and not uses_connect():
         findings.append(examine_java(os.environ))
         if findings[0].status == ERROR:
             return None, findings

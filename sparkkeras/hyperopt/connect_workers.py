@@ -15,9 +15,8 @@ from sparkkeras.hyperopt.data import source_of
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.new_python import InNewPython
 from sparkkeras.runner.task_hosts import check_connection
-from sparkkeras.sources.connect_partitions import over
 from sparkkeras.sources.frame import ColumnMapping
-from sparkkeras.sources.spark_dataset import SparkResults
+from sparkkeras.sources.spark_dataset import SparkResults, over
 from sparkkeras.sources.tasks import Collect
 from sparkkeras.spark.connect import RemoteCluster, check_session
 from sparkkeras.worker import device

@@ -23,6 +23,7 @@ from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
 from sparkkeras.modeling.archive import ModelArchive, custom_objects_of
 from sparkkeras.spark import filesystem
+from sparkkeras.spark.connect import active_remote_session, client_address
 from sparkkeras.training import persistence
 from sparkkeras.training.references import decode, encode, find_code, is_registered, reference_to_code
 
@@ -130,6 +131,7 @@ class KerasWriter(MLWriter):
         target = _qualified(given, "saving")
         if not re.sub("^[^/]*:(//[^/]*)?", "", given).strip("/"):
             raise StorageError(f"{given!r} is the root of a file system: choose the path of a folder below it.")
+        _check_shared(given, self.instance.uid)
         model, params, notes = content_of(self.instance)
         if not self.shouldOverwrite and any(map(filesystem.exists, (target, filesystem.previous_folder(target)))):
             raise StorageError(f"{given!r} already exists: use write().overwrite().save(path), or another path.")
@@ -240,11 +242,29 @@ def _qualified(path: str, doing: str) -> str:
     return filesystem.qualified(path)
 
 
+def _check_shared(path: str, uid: str) -> None:
+    """Reject the plain path of a stage in a pipeline, which Spark writes on the server of Spark Connect, on another machine.
+
+    Raises:
+        StorageError: It is one.
+    """
+    session = active_remote_session()
+    is_in_pipeline = re.search(f"/stages/[0-9]+_{re.escape(uid)}/?$", path) is not None
+    if session is not None and is_in_pipeline and not filesystem.has_scheme(path) and not client_address(session).is_local:
+        raise StorageError(
+            f"{path!r}: Spark writes the pipeline on the machine of the Spark Connect server, and this stage would be "
+            "written here. Use a URI that both can open, such as s3a://."
+        )
+
+
 def _metadata(path: str) -> dict[str, Any]:
     folder = f"{path}/{_METADATA}"
     names = [name for name in filesystem.names_in(folder) if name.startswith("part-")]
     if not names and not filesystem.exists(path):
-        raise StorageError(f"there is no saved estimator or transformer at {path!r}: it does not exist.")
+        raise StorageError(
+            f"there is no saved estimator or transformer at {path!r}: it does not exist. A path without a scheme is on "
+            "Spark's default file system; with Spark Connect, it is on this machine."
+        )
     try:
         found = json.loads(b"".join(filesystem.read_bytes(f"{folder}/{name}") for name in names))
     except ValueError as error:  # an empty folder, or a folder with other files
@@ -256,7 +276,7 @@ def _metadata(path: str) -> dict[str, Any]:
 
 def _location(path: str) -> str:
     """Where the folder of a path is: there, or under its other name if a process died while it replaced the folder."""
-    if filesystem.exists(path):
+    if filesystem.exists(f"{path}/{_METADATA}"):
         return path
     previous = filesystem.previous_folder(path)
     if not filesystem.exists(previous):

@@ -21,7 +21,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -161,9 +160,7 @@ def _user_modules_by_value() -> Iterator[None]:
 
 def is_own(module: object) -> bool:
     """Whether a module is the user's: a file outside installed packages and the standard library."""
-    if not isinstance(module, types.ModuleType):
-        return False
-    return _is_own(module.__name__, getattr(module, "__file__", None), _installed_folders(tuple(sys.path)))
+    return isinstance(module, types.ModuleType) and _is_own(module.__name__, getattr(module, "__file__", None))
 
 
 def is_by_reference(value: Any) -> bool:
@@ -184,20 +181,18 @@ def _uses_keras(package: str, modules: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def _is_own(name: str, file: str | None, installed: tuple[str, ...]) -> bool:
+def _is_own(name: str, file: str | None) -> bool:
     if name == "__main__" or not isinstance(file, str) or _package(name) in _BY_NAME:
         return False
-    return not file.startswith(installed)
+    return not file.startswith(_installed_folders())
 
 
 @functools.cache
-def _installed_folders(path: tuple[str, ...]) -> tuple[str, ...]:
-    """The folders of installed packages and of the standard library, given the import path."""
+def _installed_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
     folders |= {*site.getsitepackages(), site.getusersitepackages()}
-    folders |= {entry for entry in path if entry.endswith((".zip", "site-packages", "dist-packages"))}
-    folders |= {entry for entry in path if entry and any(Path(entry).glob("*.dist-info"))}  # of pip install --target
+    folders |= {entry for entry in sys.path if entry.endswith((".zip", "site-packages", "dist-packages"))}
     return tuple(sorted(folder.rstrip(os.sep) + os.sep for folder in folders))
 
 

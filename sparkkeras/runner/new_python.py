@@ -45,7 +45,10 @@ class InNewPython:
         for _ in values:
             pass
         for _ in range(_ATTEMPTS):  # Spark would have to be configured to run the task again
-            found, ended = self._run()
+            try:
+                found, ended = self._run()
+            except OSError as error:
+                found, ended = None, str(error)
             if found is not None:
                 yield from found
                 return

@@ -12,8 +12,9 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, fork, spawn
 from sparkkeras.runner.rank import Placement, RankMain
-from sparkkeras.sources.connect_partitions import ConnectPartitions, over
+from sparkkeras.sources.connect_partitions import ConnectPartitions
 from sparkkeras.sources.partitions import Partitions, RddPartitions
+from sparkkeras.sources.spark_dataset import over
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.connect import FILES, AnyCluster, session_files
 from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached

@@ -7,7 +7,6 @@ to files beside the rows (`sparkkeras.sources.connect_values`). Large results ar
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -27,7 +26,6 @@ from sparkkeras.errors import ClusterError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.frame_blocks import BatchesToBlocks, OverPartition, PicklesResults, read_results, results_of
-from sparkkeras.sources.partitions import RddPartitions
 from sparkkeras.sources.tasks import (
     Call,
     KeyByPartition,
@@ -39,7 +37,7 @@ from sparkkeras.sources.tasks import (
     Sweep,
     WithoutRows,
 )
-from sparkkeras.spark.connect import INLINE_BYTES, RESULT, AnyCluster, CapturesErrors, RemoteCluster
+from sparkkeras.spark.connect import INLINE_BYTES, RESULT, CapturesErrors, RemoteCluster
 from sparkkeras.spark.settings import TaskResources
 from sparkkeras.weights import Array
 
@@ -136,11 +134,18 @@ class ConnectPartitions:
             found = tuple(self.cluster.collect(handles))
             yield StoredConnectPartitions(self.cluster, handles, read_results, self, found, name)
         finally:
-            with suppress(Exception):  # the server may be gone, or tasks fail
-                if handles is not None:
-                    handles.unpersist()  # the first request: if the server is gone, only this one waits for the time-out
-                    # Spark creates as many tasks as slots, since no number of partitions is set.
-                    self.cluster.session.range(SWEEP_ROWS).mapInArrow(WithoutRows(Sweep(name)), RESULT).collect()
+            if handles is not None:
+                self._remove(name, handles)
+
+    def _remove(self, name: str, handles: DataFrame) -> None:
+        try:
+            handles.unpersist()
+        except Exception:
+            self.cluster.is_lost = True
+            return
+        with suppress(Exception):  # its tasks may fail
+            # Spark creates as many tasks as slots, since no number of partitions is set.
+            self.cluster.session.range(SWEEP_ROWS).mapInArrow(WithoutRows(Sweep(name)), RESULT).collect()
 
     def handles_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
         """The handles of some partitions, or of all (``None``); computing a handle writes the files of its partition."""
@@ -204,18 +209,10 @@ class StoredConnectPartitions(ConnectPartitions):
         )
 
 
-def over(cluster: AnyCluster, values: Sequence[Any], count: int) -> RddPartitions | ConnectPartitions:
-    """``count`` partitions, each with one of ``values``; without values, all are empty."""
-    if isinstance(cluster, RemoteCluster):
-        numbers = cluster.session.range(0, count, 1, count)
-        return ConnectPartitions(cluster, numbers, functools.partial(_value_of, values))
-    return RddPartitions(cluster, cluster.context.parallelize(values, count))
-
-
 # Functions that run on the workers
 
 
-def _value_of(values: Sequence[Any], partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+def value_of(values: Sequence[Any], partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
     """The value of a partition, whatever its batches are."""
     for _ in batches:
         pass

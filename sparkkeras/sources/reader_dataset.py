@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Rows, StoredDataset, Task, TaskContext, TrainingTask
 from sparkkeras.data.files import Handle
-from sparkkeras.sources.connect_partitions import over
-from sparkkeras.sources.spark_dataset import SparkDataset, SparkResults
+from sparkkeras.sources.spark_dataset import SparkDataset, SparkResults, over
 from sparkkeras.sources.tasks import Pass, task_context
 from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches

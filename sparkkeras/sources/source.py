@@ -417,10 +417,9 @@ class BatchSource:
         """One partition for each worker, of which there are as many as slots by default."""
         session = active_remote_session()
         cluster = Cluster(None, self.environment) if session is None else RemoteCluster(session, self.environment)
-        parts = num_workers or slices or cluster.slots
-        if limit:
-            parts = min(parts, limit(cluster, num_workers))
-        yield ReaderDataset.of(cluster, self._read(parts))
+        most = limit(cluster, num_workers) if limit else None
+        parts = num_workers or slices or most or cluster.slots
+        yield ReaderDataset.of(cluster, self._read(min(parts, most or parts)))
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """One partition for each worker."""

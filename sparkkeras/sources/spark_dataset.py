@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -22,8 +23,8 @@ from sparkkeras.data.dataset import (
 )
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.sources.connect_partitions import over
-from sparkkeras.sources.partitions import ClassicPartitions, Partitions, StoredPartitions
+from sparkkeras.sources.connect_partitions import ConnectPartitions, value_of
+from sparkkeras.sources.partitions import ClassicPartitions, Partitions, RddPartitions, StoredPartitions
 from sparkkeras.sources.tasks import (
     Call,
     Collect,
@@ -36,7 +37,7 @@ from sparkkeras.sources.tasks import (
     by_partition,
     repaired,
 )
-from sparkkeras.spark.connect import AnyCluster
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -105,6 +106,14 @@ class SparkDataset:
 
     def _deferred(self, task: Callable[..., Iterator[R]]) -> Deferred[R]:
         return Deferred(task, self.cluster.carried_environment)
+
+
+def over(cluster: AnyCluster, values: Sequence[Any], count: int) -> RddPartitions | ConnectPartitions:
+    """``count`` partitions, each with one of ``values``; without values, all are empty."""
+    if isinstance(cluster, RemoteCluster):
+        numbers = cluster.session.range(0, count, 1, count)
+        return ConnectPartitions(cluster, numbers, functools.partial(value_of, values))
+    return RddPartitions(cluster, cluster.context.parallelize(values, count))
 
 
 def without_rows(cluster: AnyCluster, count: int) -> SparkDataset:

@@ -32,7 +32,7 @@ from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
-from sparkkeras.spark.settings import Settings, TaskResources, is_local
+from sparkkeras.spark.settings import Settings, TaskResources, is_local, uses_connect
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.worker.device import Environment, worker_environment
 
@@ -405,17 +405,17 @@ def active_context(otherwise: str = "") -> SparkContext:
     from pyspark import SparkConf, SparkContext, TaskContext
 
     active: SparkContext | None = SparkContext._active_spark_context
-    if active is not None and not _uses_connect():
+    if active is not None and not uses_connect():
         return active
     if TaskContext.get() is not None:
         raise ClusterError(
             "this call starts a Spark job on a worker, inside a task, and only the driver can start jobs. In worker "
             "callbacks, transforms and objectives, use the Keras model in the worker's process (self.model.predict(...))."
         )
-    if _uses_connect():
+    if uses_connect():
         raise ClusterError(
             "this call needs a SparkContext, which Spark Connect does not have: pass data as a DataFrame (create one from "
-            "arrays with to_data_frame), and a local path for a file."
+            "arrays with to_data_frame)."
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
@@ -437,11 +437,6 @@ def active_context(otherwise: str = "") -> SparkContext:
             "use another master, start a session first (SparkSession.builder.master(...).getOrCreate())."
         )
     return context
-
-
-def _uses_connect() -> bool:
-    """Whether this process is a client of Spark Connect; the SparkContext may be that of a server that it has started."""
-    return "SPARK_CONNECT_MODE_ENABLED" in os.environ
 
 
 def _is_installed(python: str) -> bool:
@@ -485,7 +480,7 @@ def missing_settings() -> dict[str, str]:
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
-    if context is None or context in _advised or context not in worker_checks.equipped or _uses_connect():
+    if context is None or context in _advised or context not in worker_checks.equipped or uses_connect():
         return {}
     _advised.add(context)
     conf = context.getConf()

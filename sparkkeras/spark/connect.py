@@ -30,7 +30,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import error_named, translated
-from sparkkeras.spark.settings import Settings, is_local
+from sparkkeras.spark.settings import Settings, is_local, uses_connect
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.worker.device import Environment, worker_environment
 
@@ -71,6 +71,7 @@ class RemoteCluster:
         max_result_bytes: The limit on the size of all results of one job, in bytes.
         result_limit: That limit in words.
         is_driver_here: Whether this process is Spark's driver: that is the server.
+        is_lost: Whether the server did not reply. Each further request would wait for minutes.
 
     Raises:
         ClusterError: Workers lack Keras or its backend, or run another Python version.
@@ -82,6 +83,7 @@ class RemoteCluster:
 
     def __init__(self, session: SparkSession, environment: Environment = worker_environment) -> None:
         self.session = session
+        self.is_lost = False
         self.task_cores = task_cores(session)
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         worker_checks.equip(session, self._probe, self._send_package)
@@ -148,12 +150,23 @@ class RemoteCluster:
 
         Threads may share a session: the first one turns the cache off, and the last one restores the setting.
         """
-        disable_plan_cache(self.session)
+        session = self.session
+        with _plan_caches_lock:
+            users, before = _plan_caches.get(session, (0, ""))
+            if not users:
+                before = session.conf.get(PLAN_CACHE, "true") or "true"
+                with suppress(Exception):  # a server may not permit setting it
+                    session.conf.set(PLAN_CACHE, "false")
+            _plan_caches[session] = users + 1, before
         try:
             yield
         finally:
-            with suppress(Exception):  # the server may be gone
-                restore_plan_cache(self.session)
+            with _plan_caches_lock:
+                users, before = _plan_caches[session]
+                _plan_caches[session] = users - 1, before
+                if users == 1 and not self.is_lost:
+                    with suppress(Exception):
+                        session.conf.set(PLAN_CACHE, before)
 
     def share(self, value: T) -> AbstractContextManager[Shared[T]]:
         """See `keep`: nothing is removed before the session ends."""
@@ -243,26 +256,6 @@ def cancelled_by_interrupt(session: SparkSession) -> Iterator[None]:
         raise
     finally:
         session.removeTag(tag)
-
-
-def disable_plan_cache(session: SparkSession) -> None:
-    """Turn off the server's cache of plans; see `RemoteCluster.in_rounds`."""
-    with _plan_caches_lock:
-        users, before = _plan_caches.get(session, (0, ""))
-        if not users:
-            before = session.conf.get(PLAN_CACHE, "true") or "true"
-            with suppress(Exception):  # a server may not permit setting it
-                session.conf.set(PLAN_CACHE, "false")
-        _plan_caches[session] = users + 1, before
-
-
-def restore_plan_cache(session: SparkSession) -> None:
-    """Undo `disable_plan_cache`."""
-    with _plan_caches_lock:
-        users, before = _plan_caches[session]
-        _plan_caches[session] = users - 1, before
-        if users == 1:
-            session.conf.set(PLAN_CACHE, before)
 
 
 PLAN_CACHE = "spark.connect.session.planCache.enabled"
@@ -442,7 +435,7 @@ def active_session() -> SparkSession:
 
 def active_remote_session() -> SparkSession | None:
     """The active Spark Connect session, in a thread that has none the default one; ``None`` if this process has neither."""
-    if "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
+    if not uses_connect():
         return None
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql.connect.session import SparkSession

@@ -1,4 +1,4 @@
-"""Files on any file system: reads, atomic writes, and replacement of files and folders.
+"""Files on any file system: reads, writes, and replacement of files and folders.
 
 Paths without a scheme are local. URIs (``file:``, ``hdfs://``, ``s3a://``) are opened by Hadoop's file systems, in the JVM
 of the driver. A client of Spark Connect has none: there, fsspec opens them, with the credentials of this process.
@@ -14,15 +14,19 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Self
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeVar
 
 from sparkkeras.data.files import draft_of
 from sparkkeras.errors import StorageError
 from sparkkeras.spark.job_errors import kerberos_advice
+from sparkkeras.spark.settings import uses_connect
 
-_OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "gcs", "oss", "cosn", "abfs", "abfss", "az"}
-"""The schemes of stores in which a file is complete as soon as it exists, and a rename is a copy."""
+_OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "cosn"}
+"""The schemes of stores in which a file is complete as soon as it exists, and Hadoop's rename is a copy."""
+
+
+P = TypeVar("P", bound="_Place")
 
 
 class ChecksumError(StorageError):
@@ -38,11 +42,14 @@ def read_bytes(path: str) -> bytes:
     """
     place = _place(path)
     with place.errors("read"):
-        if place.is_folder():
-            models = [f"{path.rstrip('/')}/{name}" for name in names_in(path) if name.endswith(".keras")]
-            hint = f" It contains {', '.join(map(repr, models))}." if models else ""
-            raise StorageError(f"cannot read {path!r}: it is a folder; expected a file.{hint}")
-        return place.read()
+        try:
+            return place.read()
+        except Exception:
+            if not place.is_folder():
+                raise
+    models = [f"{path.rstrip('/')}/{name}" for name in names_in(path) if name.endswith(".keras")]
+    hint = f" It contains {', '.join(map(repr, models))}." if models else ""
+    raise StorageError(f"cannot read {path!r}: it is a folder; expected a file.{hint}")
 
 
 def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
@@ -62,7 +69,7 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
 
 
 def put_file(path: str, source: Path) -> None:
-    """Move or copy a local file to a path, atomically. The source may be gone afterwards; an existing file is replaced.
+    """Move or copy a local file to a path, like `new_file`. The source may be gone afterwards; an existing file is replaced.
 
     Raises:
         StorageError: The folder does not exist or is not writable.
@@ -74,6 +81,9 @@ def put_file(path: str, source: Path) -> None:
 
 def new_file(path: str, *, atomic: bool = True) -> AbstractContextManager[BinaryIO]:
     """A file to write, which is at the path when the ``with`` block has ended without an error, and not before.
+
+    If the process dies meanwhile, there is the old file or the new one. With file systems of fsspec whose rename cannot
+    replace a file, the old one may then be a hidden file, ``.name.previous``.
 
     Args:
         path: The path.
@@ -122,25 +132,14 @@ def make_folder(folder: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it exists.
+    """Remove a file, or a folder with everything in it, if it exists.
 
     Raises:
-        StorageError: The file exists and cannot be removed.
+        StorageError: It exists and cannot be removed.
     """
     place = _place(path)
     with place.errors("remove"):
         place.remove()
-
-
-def remove_folder(folder: str) -> None:
-    """Remove a folder with everything in it, if it exists.
-
-    Raises:
-        StorageError: It cannot be removed.
-    """
-    place = _place(folder)
-    with place.errors("remove"):
-        place.remove_folder()
 
 
 def exists(path: str) -> bool:
@@ -156,7 +155,7 @@ def exists(path: str) -> bool:
 
 def qualified(path: str) -> str:
     """The same path; one without a scheme is on Spark's default file system (``fs.defaultFS``), with Spark Connect here."""
-    if has_scheme(path) or _is_client():
+    if has_scheme(path) or uses_connect():
         return path
     hadoop = _Hadoop(path)
     return str(hadoop.files.makeQualified(hadoop.target).toString())
@@ -167,7 +166,8 @@ def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
     """A folder to write, which has its name when the ``with`` block has ended without an error.
 
     A rename cannot replace a folder. So an existing one is renamed to `previous_folder` first, and removed when the new one
-    has its name. If the process dies in between, both are complete.
+    has its name. If the process dies in between, both are complete. Stores without renames get the new folder as
+    `previous_folder` first, until it is also in its place, where its deepest files are written last.
 
     Args:
         folder: The path, which the caller has checked if ``overwrite`` is ``False``.
@@ -178,29 +178,56 @@ def new_folder(folder: str, *, overwrite: bool) -> Iterator[str]:
             Then the old folder is unchanged, and the message names the new one.
     """
     target = _place(folder)
-    previous, draft = target.beside("previous"), target.beside(uuid.uuid4().hex)
+    previous = target.beside("previous")
+    if not target.has_renames:
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as local:
+            yield local
+            _check_is_new(target, overwrite)
+            with target.errors("write"):
+                for place in (previous, target) if target.exists() else (target,):
+                    place.remove()
+                    for file in sorted(Path(local).rglob("*"), key=lambda file: len(file.parts)):
+                        if file.is_file():
+                            _place(f"{place.path}/{file.relative_to(local)}").put(file)
+                previous.remove()
+        return
+    draft = target.beside(uuid.uuid4().hex)
     try:
         yield draft.path
-        if not overwrite and exists(folder):  # a rename would move the new folder into it
-            raise StorageError(f"another process created {folder!r} in the meantime: save to another path.")
+        _check_is_new(target, overwrite)
     except BaseException:
         with suppress(Exception):
-            draft.remove_folder()
+            draft.remove()
         raise
     try:
         with target.errors("write"):
-            if overwrite and target.exists():
-                previous.remove_folder()  # a process died before it removed it
-                target.move(previous)
-            draft.move(target)
+            _replace(draft, target)
     except StorageError as error:
-        with suppress(Exception):
-            if overwrite and not target.exists():
-                previous.move(target)
         raise StorageError(f"the new folder {draft.path!r} is complete, but cannot be renamed: {error}") from error
-    if overwrite:
-        with suppress(Exception):  # the new folder has its name
-            previous.remove_folder()
+
+
+def _check_is_new(target: _Place, overwrite: bool) -> None:
+    if not overwrite and exists(target.path):  # a rename would move the new folder into it
+        raise StorageError(f"another process created {target.path!r} in the meantime: save to another path.")
+
+
+def _replace(draft: P, target: P) -> None:
+    """Rename a file or folder; what has its name is renamed to `previous_folder` first, and back after an error."""
+    previous = target.beside("previous")
+    is_there = target.exists()
+    if is_there:
+        previous.remove()  # a process died before it removed it
+        target.move(previous)
+    try:
+        draft.move(target)
+    except BaseException:
+        with suppress(Exception):
+            if is_there and not target.exists():
+                previous.move(target)
+        raise
+    if is_there:
+        with suppress(Exception):  # the new one has its name
+            previous.remove()
 
 
 def previous_folder(folder: str) -> str:
@@ -217,7 +244,7 @@ def can_open_uris() -> bool:
     """Whether URIs can be opened now. If they need Spark, and it does not run, the other functions start it."""
     from pyspark import SparkContext
 
-    return _is_client() or SparkContext._active_spark_context is not None
+    return uses_connect() or SparkContext._active_spark_context is not None
 
 
 def is_reachable(path: str) -> bool:
@@ -225,19 +252,13 @@ def is_reachable(path: str) -> bool:
     return not has_scheme(path) or can_open_uris()
 
 
-def _is_client() -> bool:
-    """Whether this process uses Spark Connect, and so has no JVM."""
-    from pyspark.sql import is_remote
-
-    return bool(is_remote())
-
-
 def _place(path: str) -> _Place:
     if not has_scheme(path):
         return _Local(path)
-    if not _is_client():
+    if not uses_connect():
         return _Hadoop(path)
-    return _Local(path, re.sub("^file:(/*(?=/))?", "", path)) if path.startswith("file:") else _Fsspec(path)
+    is_file = path.lower().startswith("file:")
+    return _Local(path, re.sub("^file:(/*(?=/))?", "", path, flags=re.IGNORECASE)) if is_file else _Fsspec(path)
 
 
 class _Place(ABC):
@@ -245,9 +266,11 @@ class _Place(ABC):
 
     Attributes:
         path: The path, as it was given.
+        has_renames: Whether files and folders can be renamed without a copy of what is in them.
     """
 
     path: str
+    has_renames = True
 
     @abstractmethod
     def errors(self, verb: str) -> AbstractContextManager[None]:
@@ -268,10 +291,8 @@ class _Place(ABC):
     def make_folder(self) -> None: ...
 
     @abstractmethod
-    def remove(self) -> None: ...
-
-    @abstractmethod
-    def remove_folder(self) -> None: ...
+    def remove(self) -> None:
+        """Remove the file, or the folder with everything in it, if it exists."""
 
     @abstractmethod
     def exists(self) -> bool: ...
@@ -351,11 +372,11 @@ class _Local(_Place):
         self.target.mkdir(parents=True, exist_ok=True)
 
     def remove(self) -> None:
-        self.target.unlink(missing_ok=True)
-
-    def remove_folder(self) -> None:
         with suppress(FileNotFoundError):
-            shutil.rmtree(self.target)
+            if self.target.is_dir() and not self.target.is_symlink():
+                shutil.rmtree(self.target)
+            else:
+                self.target.unlink()
 
     def exists(self) -> bool:
         return self.target.exists()
@@ -377,6 +398,7 @@ class _Fsspec(_Place):
 
     def __init__(self, path: str) -> None:
         try:
+            from fsspec import AbstractFileSystem
             from fsspec.core import has_magic, url_to_fs
         except ImportError as error:
             raise StorageError(
@@ -384,10 +406,13 @@ class _Fsspec(_Place):
                 "'sparkkeras[connect]'."
             ) from error
         self.path = path
-        if has_magic(path):
-            raise StorageError(f"{path!r}: with Spark Connect, *, ? and [ are patterns in URIs. Use a path without them.")
+        if "://" not in path or has_magic(path):  # fsspec takes the first for local paths, the others for patterns
+            raise StorageError(
+                f"{path!r}: with Spark Connect, expected SCHEME://PLACE/PATH without the characters *, ? and [."
+            )
         with self.errors("reach"):
             self._given, self.target = url_to_fs(path)
+        self.has_renames = type(self._given).mv is not AbstractFileSystem.mv
 
     @property
     def files(self) -> Any:
@@ -404,53 +429,49 @@ class _Fsspec(_Place):
         except Exception as error:  # each file system has its own
             lines = str(error).splitlines() or [type(error).__name__]
             reason = "it does not exist" if isinstance(error, FileNotFoundError) else lines[0].rstrip(".")
-            advice = _NO_HDFS if self.path.startswith(("hdfs:", "viewfs:")) else ""
+            advice = _NO_HDFS if verb == "reach" and self.path.startswith(("hdfs:", "viewfs:")) else ""
             raise StorageError(f"cannot {verb} {self.path!r} with fsspec, which Connect needs: {reason}.{advice}") from error
 
     def read(self) -> bytes:
         return bytes(self.files.cat_file(self.target))
 
     def put(self, source: Path, overwrite: bool = True, atomic: bool = True) -> None:
-        self._make(self.target.rpartition("/")[0])
+        if not self.has_renames:  # in object stores, a file is complete as soon as it exists, and there are no folders
+            self.files.put_file(str(source), self.target)
+            return
+        self.files.makedirs(self.target.rpartition("/")[0], exist_ok=True)
         if not atomic:
             self.files.put_file(str(source), self.target)
             return
         draft = self.beside(f"{uuid.uuid4().hex}.tmp")
         try:
             self.files.put_file(str(source), draft.target)
-            self.remove()
-            draft.move(self)
+            _replace(draft, self)
         finally:
             with suppress(Exception):
                 draft.remove()
 
     def entries(self) -> list[tuple[str, bool]]:
         with suppress(FileNotFoundError):
-            found = self.files.ls(self.target, detail=True)
-            return [(PurePosixPath(each["name"]).name, each["type"] == "directory") for each in found]
+            found = [(each["name"].rstrip("/"), each["type"]) for each in self.files.ls(self.target, detail=True)]
+            here = self.target.rstrip("/")  # some stores list the empty object that stands for the folder
+            return [(name.rpartition("/")[2], kind == "directory") for name, kind in found if name != here]
         return []
 
     def make_folder(self) -> None:
-        self._make(self.target)
-
-    def _make(self, folder: str) -> None:
-        if self._has_folders:
-            self.files.makedirs(folder, exist_ok=True)
-
-    @property
-    def _has_folders(self) -> bool:
-        return self.path.partition(":")[0] not in _OBJECT_STORES
+        if self.has_renames:
+            self.files.makedirs(self.target, exist_ok=True)
 
     def remove(self) -> None:
-        if self.exists():
-            self.files.rm_file(self.target)
-
-    def remove_folder(self) -> None:
         if self.exists():
             self.files.rm(self.target, recursive=True)
 
     def exists(self) -> bool:
-        return bool(self.files.exists(self.target))
+        try:  # not exists(), which is False after any error
+            self.files.info(self.target)
+        except FileNotFoundError:
+            return False
+        return True
 
     def is_folder(self) -> bool:
         return bool(self.files.isdir(self.target))
@@ -460,13 +481,8 @@ class _Fsspec(_Place):
         return type(self)(f"{folder}{slash}.{name}.{end}")
 
     def move(self, target: Self) -> None:
-        if self._has_folders:
-            self.files.mv(self.target, target.target, recursive=True)
-        else:
-            for file in self.files.find(self.target):
-                self.files.cp_file(file, target.target + file[len(self.target) :])
-            self.remove_folder()
-        if not target.exists():  # not all report it
+        self.files.mv(self.target, target.target)
+        if self.exists() or not target.exists():  # not all report it
             raise OSError(f"the rename of {self.path!r} failed")
 
 
@@ -496,6 +512,8 @@ class _Hadoop(_Place):
             self.files = self.target.getFileSystem(self._conf)
 
     def read(self) -> bytes:
+        if self.is_folder():
+            raise IsADirectoryError(self.path)
         with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
             local = Path(folder) / "file"
             self.files.copyToLocalFile(False, self.target, self._fs.Path(local.as_uri()), True)
@@ -527,9 +545,6 @@ class _Hadoop(_Place):
         self.files.mkdirs(self.target)
 
     def remove(self) -> None:
-        self.files.delete(self.target, False)
-
-    def remove_folder(self) -> None:
         self.files.delete(self.target, True)
 
     def exists(self) -> bool:

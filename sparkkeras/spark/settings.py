@@ -17,6 +17,13 @@ def is_local(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
+def uses_connect() -> bool:
+    """Whether this process is a client of Spark Connect, and so has no JVM, or only that of a server that it has started."""
+    from pyspark.sql import is_remote
+
+    return bool(is_remote())
+
+
 WORKER_PORTS = "spark.sparkkeras.worker.ports"
 """The setting of Spark that limits the ports on which workers of all-reduce training and of `SparkRunner` listen."""
 

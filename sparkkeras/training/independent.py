@@ -24,7 +24,7 @@ from sparkkeras.data.dataset import (
     Running,
     Shared,
     TaskContext,
-    driver_dataset,
+    check_driver_here,
 )
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, counted
 from sparkkeras.events import MemberTrained
@@ -289,9 +289,9 @@ class IndependentStrategy:
             _check_partitions(len(run.models), run.split.train)
             sample, validation_rows = PartitionRows(spans), PartitionRows(held_out)
         else:
-            everything = driver_dataset(run.dataset, NO_SHARED_ROWS)
-            where = everything.without_rows(len(run.models))
-            parts = stack.enter_context(everything.everywhere())
+            check_driver_here(run.dataset, NO_SHARED_ROWS)
+            where = run.dataset.without_rows(len(run.models))
+            parts = stack.enter_context(run.dataset.everywhere())
             rows, validation_rows = AllRows(parts, spans), AllRows(parts, held_out)
             sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
         self._check_batches(run, run.split.train, run.options, run.steps_per_epoch)
@@ -305,7 +305,8 @@ class IndependentStrategy:
             spans = tuple((0, handle.rows) for handle in stored.handles)
             counts = [handle.rows for handle in stored.handles]
             self._check_batches(run, counts, validation.options, together=True)
-            parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
+            check_driver_here(stored, NO_SHARED_ROWS)
+            parts = stack.enter_context(stored.everywhere())
             validation_rows = AllRows(parts, spans)
         options = replace(validation.options, in_batches=False)  # members read all batches into one block
         return where, sample, ValidationRows(validation_rows, options, validation.frequency)

@@ -24,7 +24,7 @@ import numpy as np
 from sparkkeras.data.dataset import (
     Results,
     Running,
-    driver_dataset,
+    check_driver_here,
 )
 from sparkkeras.errors import ConfigurationError, DivergenceError, counted, warn
 from sparkkeras.events import EpochMeasured, Incident, RowsTrained, Updates
@@ -90,7 +90,8 @@ class _ServedTraining:
 
     def __init__(self, run: Run, epochs: range, locked: bool, settings: tuple[float, ...]) -> None:
         self._run, self._epochs = run, epochs
-        self._dataset = driver_dataset(run.dataset, NO_DRIVER)
+        check_driver_here(run.dataset, NO_DRIVER)
+        self._dataset = run.dataset
         run.recorder.begin_epoch(epochs.start)
         self._reached = run.recorder.workers
         self._num_concurrent = max(1, min(run.num_workers, self._dataset.slots))

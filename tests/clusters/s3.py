@@ -22,9 +22,9 @@ MOTO = "moto[server,s3]>=5.2"
 CLIENT = "org.apache.hadoop:hadoop-aws:{version}"
 
 
-def _installed(folder, package, *commands):
-    """Install a package into a folder, unless that was done."""
-    for command in [] if folder.exists() else commands:
+def _installed(folder, package, found, *commands):
+    """Install a package into a folder, unless what is to be found there is."""
+    for command in [] if found.exists() else commands:
         done = subprocess.run([sys.executable, "-m", "uv", "--quiet", *command], capture_output=True, text=True)
         if done.returncode:
             shutil.rmtree(folder, ignore_errors=True)
@@ -34,8 +34,10 @@ def _installed(folder, package, *commands):
 def _moto():
     """The program of Moto's server."""
     python = ENVIRONMENT / "bin" / "python"
-    _installed(ENVIRONMENT, MOTO, ["venv", ENVIRONMENT], ["pip", "install", "--python", python, MOTO])
-    return python.with_name("moto_server")
+    program = python.with_name("moto_server")
+    commands = ["venv", "--clear", ENVIRONMENT], ["pip", "install", "--python", python, MOTO]
+    _installed(ENVIRONMENT, MOTO, program, *commands)
+    return program
 
 
 def s3fs():
@@ -45,7 +47,7 @@ def s3fs():
         MissingError: It cannot be installed.
     """
     folder = ENVIRONMENT.with_name("s3fs")
-    _installed(folder, "s3fs", ["pip", "install", "--python", sys.executable, "--target", folder, "s3fs"])
+    _installed(folder, "s3fs", folder / "s3fs", ["pip", "install", "--python", sys.executable, "--target", folder, "s3fs"])
     return folder
 
 

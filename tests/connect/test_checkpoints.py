@@ -1,4 +1,4 @@
-"""Checkpoints on URIs with Spark Connect, which queries of the session read and write, and on local paths."""
+"""Checkpoints on URIs and on local paths with Spark Connect."""
 
 import threading
 import time
@@ -30,60 +30,8 @@ def write(path, data):
 
 @pytest.fixture(params=["file:", "memory:/"])
 def folder(request, tmp_path):
-    """The URI of a folder, of this machine and of fsspec."""
+    """The URI of a folder, of this machine and of fsspec; more of these is in tests/spark/test_filesystem.py."""
     return f"{request.param}{tmp_path}"
-
-
-def test_files_of_a_uri(spark, folder, tmp_path):
-    assert filesystem.names_in(folder) == filesystem.folders_in(f"{folder}/missing") == []
-    content = {"long": bytes(range(35)), "empty": b"", "a/short": b"\0\1"}
-    filesystem.make_folder(f"{folder}/a")
-    for name, data in content.items():
-        write(f"{folder}/{name}", data)
-    assert {name: filesystem.read_bytes(f"{folder}/{name}") for name in content} == content
-    assert filesystem.names_in(folder) == ["empty", "long"]
-    assert filesystem.folders_in(folder) == ["a"]
-    write(f"{folder}/long", b"other")
-    assert filesystem.read_bytes(f"{folder}/long") == b"other"
-    with pytest.raises(StorageError, match="long' already exists: pass overwrite=True"):
-        filesystem.write_bytes(f"{folder}/long", b"third", overwrite=False)
-    local = tmp_path / "local"
-    local.write_bytes(b"put")
-    filesystem.put_file(f"{folder}/long", local)
-    assert filesystem.read_bytes(f"{folder}/long") == b"put"
-    for name in ("long", "empty", "missing"):
-        filesystem.remove(f"{folder}/{name}")
-    filesystem.remove_folder(f"{folder}/a")
-    filesystem.remove_folder(f"{folder}/a")
-    assert filesystem.names_in(folder) in ([], ["local"])
-    assert filesystem.folders_in(folder) == []
-
-
-def test_folders_of_a_uri_are_replaced(spark, folder):
-    def replace_with(content):
-        with filesystem.new_folder(f"{folder}/run", overwrite=True) as draft:
-            filesystem.make_folder(f"{draft}/inside")
-            write(f"{draft}/inside/file", content)
-            assert content != b"third"
-
-    for content in (b"first", b"second"):
-        replace_with(content)
-        assert filesystem.read_bytes(f"{folder}/run/inside/file") == content
-    with pytest.raises(AssertionError):
-        replace_with(b"third")
-    assert filesystem.folders_in(folder) == ["run"]
-    assert filesystem.read_bytes(f"{folder}/run/inside/file") == b"second"
-
-
-def test_files_that_cannot_be_used_are_errors(spark, folder):
-    filesystem.make_folder(f"{folder}/folder")
-    with pytest.raises(StorageError, match=r"cannot read '.*/missing'.*(it does not exist|No such file)"):
-        filesystem.read_bytes(f"{folder}/missing")
-    write(f"{folder}/folder/a.keras", b"1")
-    with pytest.raises(
-        StorageError, match="cannot read '.*/folder': it is a folder; expected a file. It contains '.*/a.keras'"
-    ):
-        filesystem.read_bytes(f"{folder}/folder")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +40,6 @@ def test_files_that_cannot_be_used_are_errors(spark, folder):
         ("file:/proc/a", "cannot write 'file:/proc/a': "),
         ("nothing://a/b", "cannot reach 'nothing://a/b' with fsspec, which Connect needs: .*nothing"),
         ("hdfs://nowhere/a", "cannot reach 'hdfs://nowhere/a' .* use webhdfs://HOST:9870/PATH, s3a://, or a local path"),
-        ("memory://a/b*", r"'memory://a/b\*': with Spark Connect, .* are patterns in URIs"),
     ],
 )
 def test_uris_that_cannot_be_written_are_errors(spark, path, message):

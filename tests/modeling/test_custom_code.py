@@ -263,16 +263,6 @@ def test_a_module_may_be_imported_under_several_names(beside, monkeypatch):
     assert packed.load().__name__ == "scaled"
 
 
-def test_a_folder_that_pip_has_installed_to_holds_no_code_of_the_user(tmp_path, monkeypatch):
-    for name in ("of_the_user", "installed"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.py").touch()
-        monkeypatch.syspath_prepend(tmp_path / name)
-    (tmp_path / "installed" / "installed-1.0.dist-info").mkdir()
-    assert is_own(importlib.import_module("of_the_user"))
-    assert not is_own(importlib.import_module("installed"))
-
-
 def test_is_own_distinguishes_local_from_installed_modules(beside):
     assert is_own(beside)
     assert is_own(sys.modules[__name__])

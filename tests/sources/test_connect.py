@@ -53,7 +53,7 @@ def cluster(monkeypatch):
     """The cluster of such a session; the jobs of datasets have no results."""
     monkeypatch.setattr(RemoteCluster, "collect", lambda cluster, frame: [])
     made = RemoteCluster.__new__(RemoteCluster)
-    made.session, made.carried_environment, made.task_cores = Session(), {}, 1
+    made.session, made.carried_environment, made.task_cores, made.is_lost = Session(), {}, 1, False
     return made
 
 
@@ -70,6 +70,16 @@ def test_the_cache_of_plans_is_restored_if_rows_cannot_be_stored(cluster):
     ):
         pass
     assert cluster.session.conf[PLAN_CACHE] == "true"
+
+
+def test_nothing_more_is_asked_of_a_server_that_is_lost(cluster, monkeypatch):
+    """Each request would wait for minutes."""
+    asked = []
+    monkeypatch.setattr(Session, "range", lambda *numbers: asked.append(numbers))
+    with SparkDataset(ConnectPartitions(cluster, Frame("unpersist"), None)).stored():
+        pass
+    assert asked == []
+    assert cluster.session.conf[PLAN_CACHE] == "false"  # not restored
 
 
 def test_the_cache_of_plans_is_off_while_workers_read_batches(cluster):

@@ -20,15 +20,13 @@ from sparkkeras import (
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.frame_blocks import PicklesResults
-from sparkkeras.sources.tasks import Missing, keyed_pieces
+from sparkkeras.sources.tasks import KeyedPieces, Missing
 from sparkkeras.spark.connect import (
     PLAN_CACHE,
     RemoteCluster,
     TaskFailure,
     check_session,
-    disable_plan_cache,
     pack_cells,
-    restore_plan_cache,
     unpack_cells,
 )
 from sparkkeras.spark.slots import holding_slots
@@ -61,7 +59,7 @@ def replica(offset):
 
 def test_a_replica_is_split_on_the_worker():
     results = [replica(0), Missing(1)]
-    call = PicklesResults(lambda _: keyed_pieces(7, results, merge, 500), keys=("piece",))
+    call = PicklesResults(lambda _: KeyedPieces(lambda *_: results, merge, 500)(7, ()), keys=("piece",))
     batches = list(call(iter(())))
     found = [pickle.loads(batch.column("result")[0].as_py()) for batch in batches]
     assert {partition for partition, _ in found} == {7}
@@ -118,15 +116,14 @@ class _Session:
 
 
 def test_the_last_user_of_a_session_restores_its_cache_of_plans():
-    session = _Session()
-    session.conf.set(PLAN_CACHE, "true")
-    disable_plan_cache(session)
-    disable_plan_cache(session)
-    assert session.conf[PLAN_CACHE] == "false"
-    restore_plan_cache(session)
-    assert session.conf[PLAN_CACHE] == "false"
-    restore_plan_cache(session)
-    assert session.conf[PLAN_CACHE] == "true"
+    cluster = RemoteCluster.__new__(RemoteCluster)
+    cluster.session, cluster.is_lost = _Session(), False
+    cluster.session.conf.set(PLAN_CACHE, "true")
+    with cluster.in_rounds():
+        with cluster.in_rounds():
+            assert cluster.session.conf[PLAN_CACHE] == "false"
+        assert cluster.session.conf[PLAN_CACHE] == "false"
+    assert cluster.session.conf[PLAN_CACHE] == "true"
 
 
 def test_a_job_that_finds_no_free_slot_is_rejected():

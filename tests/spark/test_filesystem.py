@@ -3,9 +3,12 @@
 import errno
 import os
 import stat
+import sys
 from unittest.mock import Mock
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from sparkkeras.errors import StorageError
 from sparkkeras.spark import filesystem
@@ -200,3 +203,149 @@ def test_a_checksum_of_hadoop_that_differs_has_its_own_error():
     error.java_exception.getClass().getSimpleName.return_value = "ChecksumException"
     with pytest.raises(ChecksumError, match="cannot read 'hdfs://a': ChecksumException"), hadoop.errors("read"):
         raise error
+
+
+# URIs with Spark Connect, which fsspec opens
+
+
+class Renaming(MemoryFileSystem):
+    """Has a rename of its own, which does nothing if the target exists, and reports nothing, as that of WebHDFS."""
+
+    protocol = "renaming"
+    store: dict = {}  # noqa: RUF012 - as that of its base class
+    pseudo_dirs = [""]  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("renaming:/"))
+
+    def mv(self, old, new):
+        if not self.exists(new):
+            self.copy(old, new, recursive=True)
+            self.rm(old, recursive=True)
+
+
+@pytest.fixture(params=["renaming", "memory"])
+def folder(request, monkeypatch):
+    """The URI of an empty folder on a file system with renames, or without."""
+    fsspec.register_implementation("renaming", Renaming, clobber=True)
+    monkeypatch.setattr(filesystem, "uses_connect", lambda: True)
+    yield f"{request.param}://place/run"
+    for kind in (MemoryFileSystem, Renaming):
+        kind.store.clear()
+        kind.pseudo_dirs[:] = [""]
+
+
+def hidden_names(uri):
+    return [name for name in filesystem.names_in(uri) + filesystem.folders_in(uri) if name.startswith(".")]
+
+
+def test_files_of_fsspec_are_replaced(folder):
+    for content in (b"first", b"second"):
+        write_bytes(f"{folder}/file", content)
+        assert read_bytes(f"{folder}/file") == content
+    with pytest.raises(StorageError, match="file' already exists: pass overwrite=True"):
+        write_bytes(f"{folder}/file", b"third", overwrite=False)
+    assert filesystem.names_in(folder) == ["file"]
+    filesystem.remove(f"{folder}/file")
+    filesystem.remove(f"{folder}/file")
+    assert filesystem.names_in(folder) == []
+
+
+def replace_folder(folder, content):
+    with filesystem.new_folder(f"{folder}/model", overwrite=True) as draft:
+        filesystem.make_folder(f"{draft}/metadata")
+        write_bytes(f"{draft}/metadata/part", content)
+        write_bytes(f"{draft}/weights", content)
+        assert content != b"third"
+
+
+def test_folders_of_fsspec_are_replaced(folder):
+    for content in (b"first", b"second"):
+        replace_folder(folder, content)
+        assert [read_bytes(f"{folder}/model/{name}") for name in ("metadata/part", "weights")] == [content] * 2
+    with pytest.raises(AssertionError):
+        replace_folder(folder, b"third")
+    assert read_bytes(f"{folder}/model/weights") == b"second"
+    assert filesystem.folders_in(folder) == ["model"]
+    filesystem.remove(f"{folder}/model")
+    assert filesystem.folders_in(folder) == []
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rename_of_fsspec_that_fails_leaves_the_old_file(folder, monkeypatch, failing):
+    if folder.startswith("memory"):
+        pytest.skip("no renames")
+    write_bytes(f"{folder}/file", b"old")
+    rename, calls = Renaming.mv, []
+
+    def mv(files, old, new):
+        calls.append(new)
+        if len(calls) != failing + 1:
+            rename(files, old, new)
+
+    monkeypatch.setattr(Renaming, "mv", mv)
+    with pytest.raises(StorageError, match="cannot write 'renaming://place/run/file' .* the rename of .* failed"):
+        write_bytes(f"{folder}/file", b"new")
+    assert read_bytes(f"{folder}/file") == b"old"
+    assert filesystem.names_in(folder) == ["file"]
+
+
+def test_a_store_without_renames_always_has_a_complete_folder(folder, monkeypatch):
+    """Wherever the process dies: the old one or the new one, in its place or as the previous one."""
+    if folder.startswith("renaming"):
+        pytest.skip("renames")
+    put, remove = MemoryFileSystem.put_file, MemoryFileSystem.rm
+    for last in range(12):
+        replace_folder(folder, b"old")
+        calls = []
+
+        def dies(function, *arguments, calls=calls, last=last, **more):
+            calls.append(function)
+            if len(calls) > last:
+                raise SystemExit
+            return function(*arguments, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryFileSystem, "put_file", lambda *given, **more: dies(put, *given, **more))
+            patched.setattr(MemoryFileSystem, "rm", lambda *given, **more: dies(remove, *given, **more))
+            try:
+                replace_folder(folder, b"new")
+                break
+            except SystemExit:
+                pass
+        is_there = filesystem.exists(f"{folder}/model/metadata/part")
+        found = f"{folder}/model" if is_there else filesystem.previous_folder(f"{folder}/model")
+        contents = {read_bytes(f"{found}/{name}") for name in ("metadata/part", "weights")}
+        assert len(contents) == 1
+        filesystem.remove(f"{folder}/model")
+    assert last > 5
+
+
+def test_errors_of_fsspec_are_not_taken_for_missing_files(folder, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(MemoryFileSystem, "info", refused)
+    with pytest.raises(StorageError, match="cannot read .* not yours"):
+        filesystem.exists(folder)
+
+
+def test_the_empty_object_of_a_folder_is_not_in_it(folder, monkeypatch):
+    write_bytes(f"{folder}/file", b"1")
+    listed = MemoryFileSystem.ls
+    marker = {"name": "/place/run/", "type": "file", "size": 0}
+    monkeypatch.setattr(MemoryFileSystem, "ls", lambda *given, **more: [marker, *listed(*given, **more)])
+    assert filesystem.names_in(folder) == ["file"]
+
+
+@pytest.mark.parametrize("uri", ["hdfs:/user/me/run", "dbfs:/runs/a", "s3a:/bucket/run", "memory://place/run*"])
+def test_uris_that_fsspec_would_take_for_others_are_errors(folder, uri):
+    with pytest.raises(StorageError, match="expected SCHEME://PLACE/PATH"):
+        write_bytes(uri, b"1")
+
+
+def test_a_missing_fsspec_is_an_error(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(StorageError, match=r"need fsspec, which is not installed. .* pip install 'sparkkeras\[connect\]'"):
+        read_bytes(f"{folder}/file")
