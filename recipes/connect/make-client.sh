@@ -17,5 +17,5 @@ install() {
         "$folder/bin/python3" -m pip --quiet install "$@"
     fi
 }
-install "$@" 'pandas<3' cryptography
+install "$@" 'pandas<3' cryptography fsspec
 install --no-deps "$root"

@@ -102,14 +102,15 @@ def test_nobody_listens_without_need_or_where_it_is_impossible(monkeypatch, reco
 
 
 def test_a_client_of_spark_connect_listens_where_it_knows_its_address(recorded):
-    client = SimpleNamespace(client_address=lambda: LOOPBACK.driver)
-    with live_progress(Events([recorded]), client, ServerOptions()) as target:
+    with live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target:
         assert target.host == "127.0.0.1"
 
-    def unknown():
-        raise ClusterError("it cannot be resolved")
+    class Unknown:
+        @property
+        def driver(self):
+            raise ClusterError("it cannot be resolved")
 
-    with live_progress(Events([recorded]), SimpleNamespace(client_address=unknown), ServerOptions()) as target:
+    with live_progress(Events([recorded]), Unknown(), ServerOptions()) as target:
         assert target is None
 
 
