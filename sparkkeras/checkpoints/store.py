@@ -49,7 +49,7 @@ class Checkpoint:
 
     Args:
         path: The folder of the checkpoints of one training: a local path, or a URI that Spark can write (``hdfs://``,
-            ``s3a://``, ``file:``). It is created if it does not exist. With Spark Connect, fsspec opens URIs, in this process.
+            ``s3a://``, ``file:``), or with Spark Connect one that fsspec opens. It is created if it does not exist.
         every: ``"epoch"``, or a number of averaging rounds. A round is an epoch, or ``frequency`` batches. In the mode
             ``"allreduce"``, a number of steps, counted from the beginning of each epoch; then a round is so many steps.
             ``"asynchronous"`` and ``"hogwild"`` take ``"epoch"`` only.
