@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import uuid
 import warnings
 from pathlib import Path
 
@@ -150,6 +151,14 @@ class Contexts:
         # Run functions of test modules in the workers that train: other workers would load Keras to import such a module.
         context.environment |= device.worker_environment(1) | TRAINING_WORKERS
         return context
+
+
+@pytest.fixture
+def hadoop_uri(sc, tmp_path):
+    """The URI by which a file system of Hadoop has ``tmp_path``; pyarrow opens it only with Hadoop's native client."""
+    table = uuid.uuid4().hex
+    sc._jsc.hadoopConfiguration().set(f"fs.viewfs.mounttable.{table}.link./data", tmp_path.as_uri())
+    return f"viewfs://{table}/data"
 
 
 @pytest.fixture(scope="session")

@@ -253,10 +253,11 @@ def _difference(name: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
     """Hold the lock of a folder on a local path; the operating system releases it if this process dies."""
-    if filesystem.has_scheme(folder):
+    path = filesystem.local_path(folder)
+    if path is None:
         yield
         return
-    with (Path(folder) / _LOCK).open("wb") as file:
+    with (Path(path) / _LOCK).open("wb") as file:
         _lock(file, folder)
         yield
 

@@ -23,7 +23,7 @@ from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
 from sparkkeras.modeling.archive import ModelArchive, custom_objects_of
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.connect import active_remote_session, client_address
+from sparkkeras.spark.settings import uses_connect
 from sparkkeras.training import persistence
 from sparkkeras.training.references import decode, encode, find_code, is_registered, reference_to_code
 
@@ -243,24 +243,25 @@ def _qualified(path: str, doing: str) -> str:
 
 
 def _check_shared(path: str, uid: str) -> None:
-    """Reject the plain path of a stage in a pipeline, which Spark writes on the server of Spark Connect, on another machine.
+    """Reject a stage of a pipeline that Spark writes elsewhere: on the server of Spark Connect.
 
     Raises:
-        StorageError: It is one.
+        StorageError: This process does not find the metadata that Spark has written before the stages.
     """
-    session = active_remote_session()
-    is_in_pipeline = re.search(f"/stages/[0-9]+_{re.escape(uid)}/?$", path) is not None
-    if session is not None and is_in_pipeline and not filesystem.has_scheme(path) and not client_address(session).is_local:
+    found = re.fullmatch(f"(.*)/stages/[0-9]+_{re.escape(uid)}/?", path)
+    if found and uses_connect() and not filesystem.exists(f"{found[1]}/{_METADATA}"):
         raise StorageError(
-            f"{path!r}: Spark writes the pipeline on the machine of the Spark Connect server, and this stage would be "
-            "written here. Use a URI that both can open, such as s3a://."
+            f"{found[1]!r}: the server of Spark Connect has written the pipeline where this process does not find it. Use a "
+            "path that both open, such as s3a://, or an absolute one if they run on the same machine."
         )
 
 
 def _metadata(path: str) -> dict[str, Any]:
     folder = f"{path}/{_METADATA}"
     names = [name for name in filesystem.names_in(folder) if name.startswith("part-")]
-    if not names and not filesystem.exists(path):
+    if not names and filesystem.exists(path):
+        raise ModelError(f"{path!r} was not written by sparkkeras: it has no folder {_METADATA!r} with metadata.")
+    if not names:
         raise StorageError(
             f"there is no saved estimator or transformer at {path!r}: it does not exist. A path without a scheme is on "
             "Spark's default file system; with Spark Connect, it is on this machine."
@@ -269,8 +270,9 @@ def _metadata(path: str) -> dict[str, Any]:
         found = json.loads(b"".join(filesystem.read_bytes(f"{folder}/{name}") for name in names))
     except ValueError as error:  # an empty folder, or a folder with other files
         raise ModelError(f"{path!r} was not written by sparkkeras: its metadata cannot be read ({error}).") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path!r} was not written by sparkkeras: its metadata is {found!r}.")
+    needed = ("class", "uid", "paramMap", "defaultParamMap", "sparkVersion")
+    if not isinstance(found, dict) or not all(name in found for name in needed):
+        raise ModelError(f"{path!r} was not written by sparkkeras: its metadata lacks {needed}.")
     return found
 
 

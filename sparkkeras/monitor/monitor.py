@@ -255,12 +255,14 @@ def _html_path(name: str, value: Any) -> str:
 
     Raises:
         ConfigurationError: It does not end in ``.html``.
-        StorageError: Its folder on this machine does not exist, or cannot be written.
+        StorageError: Its folder on this machine does not exist, or cannot be written; or its file system cannot be used.
     """
     given = arguments.path(name, value)
     if not given.endswith(".html"):
         raise ConfigurationError(f"{name}={given!r} must end in .html: the file is a web page.")
     if filesystem.has_scheme(given):
+        if filesystem.is_reachable(given):
+            filesystem.exists(given)  # an error before the run, if its file system cannot be used
         return given
     path = Path(given).expanduser()
     folder = path.absolute().parent

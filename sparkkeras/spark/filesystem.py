@@ -1,7 +1,7 @@
 """Files on any file system: reads, writes, and replacement of files and folders.
 
-Paths without a scheme are local. URIs (``file:``, ``hdfs://``, ``s3a://``) are opened by Hadoop's file systems, in the JVM
-of the driver. A client of Spark Connect has none: there, fsspec opens them, with the credentials of this process.
+Paths without a scheme are local, and ``file:`` URIs as well. Hadoop's file systems open other URIs (``hdfs://``, ``s3a://``),
+in the JVM of the driver. A client of Spark Connect has none: there, fsspec opens them, with the credentials of this process.
 """
 
 from __future__ import annotations
@@ -225,9 +225,8 @@ def _replace(draft: P, target: P) -> None:
             if is_there and not target.exists():
                 previous.move(target)
         raise
-    if is_there:
-        with suppress(Exception):  # the new one has its name
-            previous.remove()
+    with suppress(Exception):  # the new one has its name
+        previous.remove()
 
 
 def previous_folder(folder: str) -> str:
@@ -249,16 +248,29 @@ def can_open_uris() -> bool:
 
 def is_reachable(path: str) -> bool:
     """Whether a path can be opened now; see `can_open_uris`."""
-    return not has_scheme(path) or can_open_uris()
+    return local_path(path) is not None or can_open_uris()
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine of a path without a scheme, or of a ``file:`` URI; ``None`` for others.
+
+    Raises:
+        StorageError: It is the URI of a file of another host.
+    """
+    if not has_scheme(path):
+        return path
+    if path[:5].lower() != "file:":
+        return None
+    if re.match("file://[^/]", path, re.IGNORECASE):
+        raise StorageError(f"{path!r} names a host: expected file:/PATH or file:///PATH, which are on this machine.")
+    return re.sub("^/*(?=/)", "", path[5:])  # neither Spark nor this function decodes %20
 
 
 def _place(path: str) -> _Place:
-    if not has_scheme(path):
-        return _Local(path)
-    if not uses_connect():
-        return _Hadoop(path)
-    is_file = path.lower().startswith("file:")
-    return _Local(path, re.sub("^file:(/*(?=/))?", "", path, flags=re.IGNORECASE)) if is_file else _Fsspec(path)
+    local = local_path(path)
+    if local is not None:
+        return _Local(path, local)
+    return _Fsspec(path) if uses_connect() else _Hadoop(path)
 
 
 class _Place(ABC):
@@ -324,8 +336,8 @@ class _Place(ABC):
 class _Local(_Place):
     """A path on this machine."""
 
-    def __init__(self, path: str, target: str | Path | None = None) -> None:
-        self.path, self.target = path, Path(path if target is None else target)
+    def __init__(self, path: str, target: str | Path) -> None:
+        self.path, self.target = path, Path(target)
 
     @contextmanager
     def errors(self, verb: str) -> Iterator[None]:
@@ -386,7 +398,8 @@ class _Local(_Place):
 
     def beside(self, end: str) -> Self:
         path = self.target.absolute()
-        return type(self)(str(path.with_name(f".{path.name}.{end}")))
+        beside = path.with_name(f".{path.name}.{end}")
+        return type(self)(str(beside), beside)
 
     def move(self, target: Self) -> None:
         target.target.parent.mkdir(parents=True, exist_ok=True)
@@ -405,7 +418,8 @@ class _Fsspec(_Place):
                 f"{path!r}: URIs with Spark Connect need fsspec, which is not installed. Use a local path, or pip install "
                 "'sparkkeras[connect]'."
             ) from error
-        self.path = path
+        scheme, _, place = path.partition(":")
+        self.path = path = f"{scheme.lower()}:{place}"
         if "://" not in path or has_magic(path):  # fsspec takes the first for local paths, the others for patterns
             raise StorageError(
                 f"{path!r}: with Spark Connect, expected SCHEME://PLACE/PATH without the characters *, ? and [."
@@ -427,10 +441,14 @@ class _Fsspec(_Place):
         except StorageError:
             raise
         except Exception as error:  # each file system has its own
-            lines = str(error).splitlines() or [type(error).__name__]
-            reason = "it does not exist" if isinstance(error, FileNotFoundError) else lines[0].rstrip(".")
+            first = (str(error).splitlines() or [""])[0].rstrip(".")
+            kind = "it does not exist" if isinstance(error, FileNotFoundError) else type(error).__name__
             advice = _NO_HDFS if verb == "reach" and self.path.startswith(("hdfs:", "viewfs:")) else ""
-            raise StorageError(f"cannot {verb} {self.path!r} with fsspec, which Connect needs: {reason}.{advice}") from error
+            if "not known" in first:
+                advice = " Install the package with which fsspec opens it, such as s3fs, gcsfs or adlfs."
+            raise StorageError(
+                f"cannot {verb} {self.path!r} with fsspec, which Connect needs: {kind} ({first}).{advice}"
+            ) from error
 
     def read(self) -> bytes:
         return bytes(self.files.cat_file(self.target))

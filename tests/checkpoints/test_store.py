@@ -295,7 +295,7 @@ def test_a_store_on_a_uri_does_not_start_spark(tmp_path, monkeypatch):
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(SparkContext, "__init__", None)
     with pytest.raises(StorageError, match="Spark has been stopped"):
-        write(CheckpointStore(f"file:{tmp_path}/run"), 1)
+        write(CheckpointStore(f"hdfs://host{tmp_path}/run"), 1)
 
 
 def test_a_second_process_in_the_folder_is_an_error_and_loses_nothing(tmp_path):

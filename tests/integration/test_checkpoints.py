@@ -37,8 +37,8 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("scheme", ["", pytest.param("file:", marks=pytest.mark.soak)])
-def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, digits, tmp_path, scheme):
+@pytest.mark.parametrize("is_uri", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, hadoop_uri, digits, tmp_path, is_uri):
     x, y, *_ = digits
     x, y = x[:120], y[:120]
 
@@ -51,7 +51,7 @@ def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, digits, tmp_path, 
     whole = new()
     expected = fit(whole).history
     fit(whole, epochs=1)
-    path = f"{scheme}{tmp_path}/run"
+    path = f"{hadoop_uri if is_uri else tmp_path}/run"
     with pytest.raises(KeyboardInterrupt):
         fit(new(), checkpoint=Checkpoint(path), callbacks=[Interrupt()])
     assert len(CheckpointStore(path).names()) == 2
@@ -70,31 +70,32 @@ def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, digits, tmp_path, 
             np.testing.assert_array_equal(one, other)
 
 
-def test_checkpoints_in_object_stores_need_no_renames(sc, tmp_path, monkeypatch):
-    monkeypatch.setattr(filesystem, "_OBJECT_STORES", {"file"})
-    monkeypatch.setattr(filesystem._Hadoop, "rename", None)
-    store = CheckpointStore(f"file:{tmp_path}", keep=2)
+def test_checkpoints_in_object_stores_need_no_renames(hadoop_uri, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "_OBJECT_STORES", {"viewfs"})
+    for name in ("_rename", "move"):
+        monkeypatch.setattr(filesystem._Hadoop, name, None)
+    store = CheckpointStore(hadoop_uri, keep=2)
     older, newest = [store.write("a test", np.full(100, number)) for number in range(3)][1:]
     assert store.names() == [newest, older]
     assert sorted(each.name for each in (tmp_path / newest).glob("[!.]*")) == ["arrays.bin", "manifest.json"]
     assert store.newest().value[0] == 2
 
 
-@pytest.mark.parametrize("scheme", ["file", "vendor"])
-def test_a_writer_that_is_killed_leaves_no_part_of_a_manifest(sc, tmp_path, monkeypatch, scheme):
-    path, put, found = f"file:{tmp_path}", filesystem._Hadoop.put, []
+@pytest.mark.parametrize("scheme", ["viewfs", "vendor"])
+def test_a_writer_that_is_killed_leaves_no_part_of_a_manifest(sc, hadoop_uri, tmp_path, monkeypatch, scheme):
+    path, copy, found = hadoop_uri, filesystem._Hadoop._copy, []
     if scheme == "vendor":  # without the part of Hadoop that renames atomically
         conf, table = sc._jsc.hadoopConfiguration(), uuid.uuid4().hex
         conf.set("fs.vendor.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme")
         conf.set(f"fs.viewfs.mounttable.{table}.link./data", tmp_path.as_uri())
         path = f"vendor://{table}/data"
 
-    def look_at_begin(hadoop, source, target):
-        hadoop.files.create(target).close()  # what is there if the writer is killed now
+    def look_at_begin(target, source):
+        target.files.create(target.target).close()  # what is there if the writer is killed now
         found.append(CheckpointStore(path).newest())
-        put(hadoop, source, target)
+        copy(target, source)
 
-    monkeypatch.setattr(filesystem._Hadoop, "put", look_at_begin)
+    monkeypatch.setattr(filesystem._Hadoop, "_copy", look_at_begin)
     name = CheckpointStore(path).write("a test", 1)
     assert found == [None, None]
     assert CheckpointStore(path).newest().value == 1

@@ -89,7 +89,7 @@ def test_every_param_of_an_estimator_is_loaded(tmp_path):
     assert not loaded.isSet("batch_size")
     assert type(loaded.getModel().optimizer) is keras.optimizers.RMSprop
     same_model(loaded.getModel(), estimator.getModel())
-    files = {path.name for path in (tmp_path / "estimator").iterdir() if path.suffix != ".crc"}
+    files = {path.name for path in (tmp_path / "estimator").iterdir()}
     assert files == {"metadata", "model.keras"}
     assert "pickle" not in next((tmp_path / "estimator" / "metadata").glob("part-*")).read_text()
 
@@ -161,47 +161,52 @@ def test_a_save_that_fails_half_way_leaves_only_the_old_folder(tmp_path, monkeyp
     same_model(KerasTransformer.load(path).get_model(), kept.get_model())
 
 
-class Faulty:
-    """A Hadoop file system on which a process dies, or gets an answer, in the last of these calls that change something."""
-
-    def __init__(self, files, calls, fault):
-        self._files, self._calls, self._fault = files, calls, fault
-
-    def __getattr__(self, name):
-        if name in ("delete", "rename") and self._calls:
-            self._calls.pop()
-            if not self._calls:
-                return self._fault
-        return getattr(self._files, name)
-
-
 def killed(*arguments):
     raise SystemExit("killed")
 
 
 def replace_with_fault(monkeypatch, stage, path, call, fault):
-    calls = list(range(call + 1))
+    """A process dies, or gets an answer, in one of the calls that change a folder."""
+    place = type(filesystem._place(path))
+    changes = {name: getattr(place, name) for name in ("move", "remove")}
+    calls = list(range(call + 1))  # the last one gets the fault
 
-    class Hadoop(filesystem._Hadoop):
-        def __init__(self, given):
-            super().__init__(given)
-            if re.search(r"here(\.previous|\.[0-9a-f]{32})?$", given):  # the folders, without the files in them
-                self.files = Faulty(self.files, calls, fault)
+    def changed(name):
+        def change(target, *others):
+            is_folder = re.search(r"here(\.previous|\.[0-9a-f]{32})?$", target.path)  # and no file in one
+            if is_folder and calls and not calls.pop():
+                return fault()
+            if not calls and fault is killed:  # nor does it clean up
+                killed()
+            return changes[name](target, *others)
+
+        return change
 
     with monkeypatch.context() as patched:
-        patched.setattr(filesystem, "_Hadoop", Hadoop)
+        for name in changes:
+            patched.setattr(place, name, changed(name))
         stage.write().overwrite().save(path)
 
 
+@pytest.fixture(params=["local", "hadoop"])
+def here(request, tmp_path):
+    """The path of a folder in ``tmp_path``."""
+    return str(tmp_path / "here") if request.param == "local" else f"{request.getfixturevalue('hadoop_uri')}/here"
+
+
+def refused():
+    raise OSError("no")
+
+
 @pytest.mark.parametrize("call", range(4))
-def test_a_process_that_dies_while_it_replaces_a_folder_loses_nothing(tmp_path, monkeypatch, call):
-    path, aside = str(tmp_path / "here"), tmp_path / ".here.previous"
+def test_a_process_that_dies_while_it_replaces_a_folder_loses_nothing(here, tmp_path, monkeypatch, call):
+    path, aside = here, tmp_path / ".here.previous"
     old, new, third = (KerasTransformer(model=small(seed=seed)) for seed in range(3))
     old.save(path)
-    old.save(str(aside))  # another process has died before
+    old.save(path.replace("here", ".here.previous"))  # another process has died before
     with pytest.raises(SystemExit):
         replace_with_fault(monkeypatch, new, path, call, killed)
-    is_there = Path(path).exists()
+    is_there = (tmp_path / "here").exists()
     with nullcontext() if is_there else pytest.warns(UserWarning, match="a process ended while it replaced"):
         same_model(KerasTransformer.load(path).get_model(), (old if call < 3 else new).get_model())
     assert is_there == (call != 2)
@@ -213,14 +218,12 @@ def test_a_process_that_dies_while_it_replaces_a_folder_loses_nothing(tmp_path, 
 
 
 @pytest.mark.parametrize("call", [1, 2])
-def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch, call):
-    path = str(tmp_path / "here")
+def test_a_rename_that_fails_leaves_the_old_folder(here, monkeypatch, call):
+    path = here
     old, new = (KerasTransformer(model=small(seed=seed)) for seed in range(2))
     old.save(path)
-    with pytest.raises(
-        StorageError, match=f"the new folder .* is complete, .*: cannot write 'file:{path}': the rename of .* failed"
-    ):
-        replace_with_fault(monkeypatch, new, path, call, lambda *_: False)
+    with pytest.raises(StorageError, match="the new folder .* is complete, .*: cannot write '.*here': no"):
+        replace_with_fault(monkeypatch, new, path, call, refused)
     same_model(KerasTransformer.load(path).get_model(), old.get_model())
 
 
@@ -244,7 +247,6 @@ def changed(folder, change):
     metadata = json.loads(part.read_text())
     change(metadata)
     part.write_text(json.dumps(metadata))
-    next((folder / "metadata").glob(".part-*.crc")).unlink()
 
 
 @pytest.mark.parametrize("where", ["code", "custom_objects"])
@@ -368,7 +370,6 @@ def test_damaged_folders_and_those_of_later_versions_are_reported(tmp_path):
     path = tmp_path / "here"
     KerasTransformer(model=small()).save(str(path))
     (path / "model.keras").write_bytes(b"no archive")
-    (path / ".model.keras.crc").unlink(missing_ok=True)
     with pytest.raises(ModelError, match="is not a .keras archive"):
         KerasTransformer.load(str(path))
     (path / "model.keras").unlink()
@@ -378,7 +379,6 @@ def test_damaged_folders_and_those_of_later_versions_are_reported(tmp_path):
     metadata = json.loads(part.read_text())
     metadata["sparkkeras"]["format"] = 2
     part.write_text(json.dumps(metadata))
-    next((path / "metadata").glob(".part-*.crc")).unlink()
     with pytest.raises(ModelError, match="written by a later version"):
         KerasTransformer.load(str(path))
 

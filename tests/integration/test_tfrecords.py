@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -373,11 +372,9 @@ def test_a_failed_job_leaves_the_old_folder_and_nothing_else(spark, tmp_path):
 
 
 @pytest.fixture
-def uri(sc, tmp_path):
-    """The URI of a folder that Spark can access, and pyarrow only with Hadoop's native client."""
-    table = uuid.uuid4().hex
-    sc._jsc.hadoopConfiguration().set(f"fs.viewfs.mounttable.{table}.link./data", tmp_path.as_uri())
-    return f"viewfs://{table}/data"
+def uri(hadoop_uri):
+    """The URI of a folder that Spark can access, and pyarrow cannot."""
+    return hadoop_uri
 
 
 def test_the_driver_writes_where_pyarrow_cannot(spark, tmp_path, uri):
@@ -405,10 +402,10 @@ def test_a_rename_that_fails_loses_neither_old_nor_new_rows(spark, tmp_path, uri
     path, move = f"{uri}/rows", filesystem._Hadoop.move
     save_as_tfrecords(spark.range(10), path)
 
-    def refused(hadoop, source, target):
-        if target.getName() == "rows":
+    def refused(draft, target):
+        if target.path.endswith("/rows") and not draft.path.endswith("previous"):
             raise OSError("no")
-        move(hadoop, source, target)
+        move(draft, target)
 
     monkeypatch.setattr(filesystem._Hadoop, "move", refused)
     with pytest.raises(StorageError, match=f"is complete, but cannot be renamed: cannot write '{path}': no") as caught:
