@@ -44,16 +44,16 @@ def worker_folder(sc):
 
 def spy_on_names(monkeypatch):
     """Record the names of the folders that datasets store their files in."""
-    from sparkkeras.sources import spark_dataset
+    from sparkkeras.sources import partitions
 
     names = []
-    store = spark_dataset.StoreRows
+    store = partitions.StoreRows
 
     def noted(name):
         names.append(name)
         return store(name)
 
-    monkeypatch.setattr(spark_dataset, "StoreRows", noted)
+    monkeypatch.setattr(partitions, "StoreRows", noted)
     return names
 
 

@@ -265,7 +265,7 @@ def test_gpus_have_to_be_assigned_by_spark():
 
 
 def test_slots_are_checked_if_they_are_those_of_the_ranks():
-    cluster = SimpleNamespace(slots=2, is_local=True)
+    cluster = SimpleNamespace(slots=2, is_local=True, is_driver_here=True)
     check_slots(cluster, settings(), 2, None)
     check_slots(cluster, settings(spark_task_resource_gpu_amount="4"), 3, 1)
     for gpus in (None, 1):

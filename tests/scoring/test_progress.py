@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.events import PhaseStarted, RunStarted, SparkTasks, WorkerProgress, WorkersChanged
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.scoring.inference import dataset_with_progress
@@ -21,6 +22,10 @@ def terminal(monkeypatch):
     return write_to(Terminal(), monkeypatch)
 
 
+ELSEWHERE = DriverAddress("192.0.2.1", "192.0.2.1", is_local=False)
+"""An address on which this machine cannot listen, so that no worker reports progress."""
+
+
 class Rows:
     """A source of 100 rows."""
 
@@ -35,13 +40,13 @@ class Rows:
         self.clock.now += 1
         if self.fails:
             raise OSError
-        yield f"{slices} slices"
+        yield SimpleNamespace(slices=slices, driver=ELSEWHERE)
 
 
 def test_the_line_shows_each_phase_and_is_removed_at_the_end(clock, terminal):
     rows = Rows(terminal, clock)
     with dataset_with_progress(lambda: terminal.line, rows, 3, "Predicting", 1) as (shown_while_packing, dataset, target):
-        assert (shown_while_packing, dataset, target) == ("Packing the model ...", "3 slices", None)
+        assert (shown_while_packing, dataset.slices, target) == ("Packing the model ...", 3, None)
         assert terminal.line == "Predicting ..."
     assert (rows.shown, terminal.line) == ("Starting workers, and storing rows ...", "")
 
