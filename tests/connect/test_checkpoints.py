@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -186,23 +187,27 @@ def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monke
 
 
 class Fails(keras.callbacks.Callback):
-    """Fails in the member with ten units, when another one has been trained."""
+    """Fails in the member with ten units, when another one has been trained and kept in the folder."""
 
     def __init__(self, folder):
         super().__init__()
         self.folder = folder
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.model.count_params() == classifier(cases.WIDTH, 10, cases.CLASSES).count_params():
-            raise ValueError("on purpose")
+        if self.model.count_params() != classifier(cases.WIDTH, 10, cases.CLASSES).count_params():
+            return
+        deadline = time.monotonic() + 60
+        while not list(Path(self.folder).glob("member-*/checkpoint-*/manifest.json")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        raise ValueError("on purpose")
 
 
 @pytest.mark.soak
 def test_a_failed_member_keeps_the_trained_ones(spark, tmp_path):
     checkpoint = place(tmp_path / "run", True)
     with pytest.raises(WorkerError, match="on purpose"):
-        members(checkpoint=checkpoint, worker_callbacks=Fails(str(tmp_path)))
-    assert filesystem.folders_in(f"{checkpoint.path}/member-00000")
+        members(checkpoint=checkpoint, worker_callbacks=Fails(str(tmp_path / "run")))
+    assert set(filesystem.folders_in(checkpoint.path)) & {"member-00000", "member-00001"}
     assert not filesystem.folders_in(f"{checkpoint.path}/member-00002")
     assert members(checkpoint=checkpoint, resume=True) == members()
 
