@@ -25,14 +25,14 @@ from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
 from sparkkeras.runner.rank import FunctionCall, RankWork, Script
 from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
 from sparkkeras.runner.run_checkpoints import RunCheckpoints
-from sparkkeras.runner.task_hosts import SparkTasks
+from sparkkeras.runner.task_hosts import TaskLauncher
 from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import FrameSource, Source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import Cluster, active_context
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, is_remote
-from sparkkeras.spark.settings import Settings, worker_ports
+from sparkkeras.spark.settings import worker_ports
 from sparkkeras.worker.device import forking_environment
 
 if TYPE_CHECKING:
@@ -215,17 +215,18 @@ class SparkRunner:
                 "function, with context().rank and context().world_size."
             )
         cluster = _classic_cluster() if session is None else RemoteCluster(session)
-        self._check(cluster, cluster.settings)
+        self._check(cluster)
         if isinstance(work, Script) and not (cluster.is_local and cluster.is_driver_here):
             work = work.with_source()
         rows = nullcontext(Parts()) if source is None else stored_on_workers(source, self.num_workers, everywhere)
         # A script may set variables for libraries before it imports them.
         forks = isinstance(work, FunctionCall) and cluster.is_driver_here
-        tasks = SparkTasks(cluster, forks, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker)
+        tasks = TaskLauncher(cluster, forks, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker)
         return Ranks(tasks, stack.enter_context(cluster.share(work)), stack.enter_context(rows))
 
-    def _check(self, cluster: AnyCluster, settings: Settings) -> None:
+    def _check(self, cluster: AnyCluster) -> None:
         """Reject ranks that Spark cannot start, before any rows are read."""
+        settings = cluster.settings
         worker_ports(settings)
         if self.barrier:
             check_static_allocation(settings)

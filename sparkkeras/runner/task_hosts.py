@@ -23,7 +23,7 @@ from sparkkeras.worker import device
 
 
 @dataclass(frozen=True)
-class SparkTasks:
+class TaskLauncher:
     """Runs each host in a task of one Spark job: a `sparkkeras.runner.groups.Hosts`.
 
     Attributes:
@@ -106,7 +106,7 @@ class RankTask:
         cores: The CPU cores of a task.
         use_gpu: Whether the process may use the GPUs of the task.
         is_local: Whether all tasks run on the same machine.
-        forks: See `SparkTasks`.
+        forks: See `TaskLauncher`.
         environment: Environment variables of the process, if Spark does not set them.
     """
 

@@ -14,7 +14,7 @@ from sparkkeras.runner.groups import Ranks
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.rank import DelayedWork, RankWork
 from sparkkeras.runner.requirements import registered_slots
-from sparkkeras.runner.task_hosts import SparkTasks
+from sparkkeras.runner.task_hosts import TaskLauncher
 from sparkkeras.sources.connect_partitions import StoredConnectPartitions
 from sparkkeras.sources.partitions import StoredRdd
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset
@@ -98,7 +98,7 @@ class SparkHosts:
                     dataset.repair()
                 rows = stack.enter_context(dataset.everywhere())
                 parts = Parts(tuple(rows[rank::size] for rank in range(size)))
-            yield Ranks(SparkTasks(cluster, True, _WITHOUT_CONNECTION), DelayedValue(work), parts)
+            yield Ranks(TaskLauncher(cluster, True, _WITHOUT_CONNECTION), DelayedValue(work), parts)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ConnectHosts:
             parts = Parts(handles=dataset.partitions)
             if moves_rows or not cluster.is_local:
                 dataset.repair()
-        yield Ranks(SparkTasks(cluster, False, _WITHOUT_CONNECTION), cluster.keep(DelayedWork.of(work)), parts)
+        yield Ranks(TaskLauncher(cluster, False, _WITHOUT_CONNECTION), cluster.keep(DelayedWork.of(work)), parts)
 
 
 _WITHOUT_CONNECTION = (
