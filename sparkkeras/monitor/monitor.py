@@ -260,11 +260,12 @@ def _html_path(name: str, value: Any) -> str:
     given = arguments.path(name, value)
     if not given.endswith(".html"):
         raise ConfigurationError(f"{name}={given!r} must end in .html: the file is a web page.")
-    if filesystem.has_scheme(given):
+    local = filesystem.local_path(given)
+    if local is None:
         if filesystem.is_reachable(given):
             filesystem.exists(given)  # an error before the run, if its file system cannot be used
         return given
-    path = Path(given).expanduser()
+    path = Path(local).expanduser()
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         problem = "cannot be written" if folder.is_dir() else "does not exist"

@@ -98,6 +98,16 @@ def test_an_error_while_a_stage_is_saved_leaves_the_old_folder(spark, tmp_path, 
     np.testing.assert_array_equal(KerasTransformer.load(path).get_model()(ROWS), first.get_model()(ROWS))
 
 
+def test_a_stage_is_not_saved_apart_from_its_pipeline(spark, tmp_path):
+    """Spark writes the pipeline on the server, which may be another machine."""
+    stage = KerasTransformer(model=classifier(4, 5, 3))
+    with pytest.raises(
+        StorageError, match="the server of Spark Connect has written the pipeline where this process does not"
+    ):
+        stage.save(f"{tmp_path}/pipeline/stages/0_{stage.uid}")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_places_where_a_stage_cannot_be_saved_are_reported(spark):
     stage = KerasTransformer(model=classifier(4, 5, 3))
     with pytest.raises(StorageError, match="'file:///' is the root of a file system"):

@@ -207,8 +207,9 @@ def test_another_search_may_start_in_a_folder_without_trials(folder):
     assert Journal(folder, 10, 1.0).settings() == {"format": 1, **other}
 
 
-def test_two_searches_cannot_run_in_one_folder(folder):
-    one, other = Journal(folder, 10, 1.0), Journal(folder + "/", 10, 1.0)
+@pytest.mark.parametrize("scheme", ["", "file:"])
+def test_two_searches_cannot_run_in_one_folder(folder, scheme):
+    one, other = Journal(folder, 10, 1.0), Journal(f"{scheme}{folder}/", 10, 1.0)
     with one.opened(SETTINGS, params):
         with pytest.raises(ConfigurationError, match="another search is running in this folder"):
             opened(other)

@@ -326,6 +326,8 @@ def test_paths_of_users_and_uris(sc, tmp_path, monkeypatch):
     assert "<html" in (tmp_path / "other.html").read_text()
     with pytest.raises(ConfigurationError, match=r"'hdfs://a/x' must end in \.html"):
         Monitor.save(history, "hdfs://a/x")
+    with pytest.raises(StorageError, match="nothing"):  # before a run
+        Monitor(save_to="nothing://a/x.html")
 
 
 def test_listeners_on_workers_are_rejected(monitor):

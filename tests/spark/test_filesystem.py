@@ -205,6 +205,18 @@ def test_a_checksum_of_hadoop_that_differs_has_its_own_error():
         raise error
 
 
+@pytest.mark.parametrize("uri", ["file:{}", "file://{}", "FILE:{}"])
+def test_a_uri_of_a_file_is_a_local_path(tmp_path, uri):
+    write_bytes(uri.format(tmp_path / "file"), b"1")
+    assert read_bytes(str(tmp_path / "file")) == b"1"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_uri_of_a_file_of_another_host_is_an_error():
+    with pytest.raises(StorageError, match="'file://host/file' names a host: expected file:/PATH"):
+        write_bytes("file://host/file", b"1")
+
+
 # URIs with Spark Connect, which fsspec opens
 
 
