@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
+from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
@@ -134,6 +134,7 @@ def make_service(nbytes: int, workers: int) -> tuple[ParameterService, PayloadFo
     weights = Flat(np.zeros(nbytes // 4, np.float32))
     store = Store(weights, weights.vector.size, Downpour(), {}, workers)
     ledger = Ledger(
+        store,
         {worker: PartitionPlan(batches=10**9) for worker in range(workers)},
         range(1),
         num_concurrent=workers,
@@ -145,7 +146,7 @@ def make_service(nbytes: int, workers: int) -> tuple[ParameterService, PayloadFo
         clock=time.monotonic,
     )
     payload_format = PayloadFormat.of(weights, ())
-    return ParameterService(store, ledger, payload_format), payload_format
+    return ParameterService(ledger, payload_format), payload_format
 
 
 def _serve(connection: Connection, transport: str, nbytes: int, workers: int) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from harness import Turn
 
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
+from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
@@ -27,6 +27,7 @@ def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False)
     weights = Flat(np.zeros(nbytes // 4, np.float32))
     store = Store(weights, weights.vector.size, Downpour(), {}, 1)
     ledger = Ledger(
+        store,
         {0: PartitionPlan(batches=10**9)},
         range(1),
         num_concurrent=1,
@@ -38,7 +39,7 @@ def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False)
         clock=time.monotonic,
     )
     payload_format = PayloadFormat.of(weights, ())
-    service = ParameterService(store, ledger, payload_format)
+    service = ParameterService(ledger, payload_format)
     endpoint = Endpoint("127.0.0.1", "127.0.0.1", encrypt=encrypt)
     with make_transport(transport).serve(service, endpoint, Secret.fresh()) as address:
         with multiprocessing.get_context("spawn").Pool(1) as pool:

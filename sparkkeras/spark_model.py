@@ -23,6 +23,7 @@ from sparkkeras.modeling.archive import find_outside, load_bytes
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
+from sparkkeras.parameter.exchange import ParameterServerStats
 from sparkkeras.parameter.rules import (
     State,
     UpdateRule,
@@ -32,7 +33,6 @@ from sparkkeras.parameter.rules import (
     rule_config,
     rule_from_config,
 )
-from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.scoring import inference

@@ -19,7 +19,7 @@ from sparkkeras.mllib.conversions import (
     to_vector,
 )
 from sparkkeras.modeling.schema import schema_of
-from sparkkeras.parameter.stats import ParameterServerStats
+from sparkkeras.parameter.exchange import ParameterServerStats
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark_model import SparkModel, load_saved, save_as

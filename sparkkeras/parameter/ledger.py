@@ -1,5 +1,7 @@
 """The ledger: which attempt may push for a partition, how far each partition is, and when an epoch is complete.
 
+It has one lock with the store of the weights, so that both together are the state of a server.
+
 Spark may run a partition's task again, twice at the same time, or long after it gave the task up. To apply every update
 exactly once, a task takes a *lease* on its partition, and every push carries the lease's number and a sequence number:
 
@@ -11,7 +13,10 @@ exactly once, a task takes a *lease* on its partition, and every push carries th
   after a lost reply.
 - A new attempt receives the partition's progress, and continues from there.
 
-The ledger only decides: it does no I/O and holds no weights. All of its methods are thread-safe.
+A push changes the store and then the ledger. A cut has weights, rule state and progress of the same pushes, so it is taken
+when none is in between: pushes that have begun end first, and those that follow wait.
+
+The ledger only decides: it does no I/O. All of its methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -19,180 +24,40 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
+from sparkkeras.parameter.exchange import (
+    Cut,
+    Directive,
+    EpochEnd,
+    EpochReport,
+    EvaluationReport,
+    ExchangePoint,
+    LedgerProgress,
+    PartitionPlan,
+    PartitionProgress,
+    ResumePoint,
+    Settings,
+)
+from sparkkeras.parameter.store import Store, WeightChange
 from sparkkeras.rpc.leases import LEASE_LOST, Leases
 from sparkkeras.rpc.transport import RefusedError
-from sparkkeras.weights import Array
+from sparkkeras.weights import Array, Flat
 
 BACKLOG = 4
 """The number of completed epochs that may wait for the driver before workers wait too: each holds a copy of the weights."""
 
-Settings = tuple[int, tuple[float, ...]]
-"""The last values that the driver set, such as the learning rate, after the number of times that it set some."""
-
-
-@dataclass(frozen=True)
-class PartitionPlan:
-    """The plan of a partition.
-
-    Attributes:
-        batches: The number of batches per epoch; 0 if the partition has no training rows.
-        validates: Whether the partition has validation rows.
-    """
-
-    batches: int
-    validates: bool = False
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    """The report of one worker on an epoch.
-
-    Attributes:
-        worker: The index of the worker.
-        epoch: The index of the epoch.
-        rows: The number of rows in the applied updates.
-        steps: The number of applied optimizer steps.
-        seconds: The duration of the epoch in seconds; if the worker was replaced, of the last attempt's part of it.
-        learning_rate: The optimizer's learning rate at the end of the epoch.
-        iterations: The number of iterations of each optimizer at the end of the epoch.
-        metrics: The state of the metrics over these rows.
-        logs: The logs of this worker alone.
-    """
-
-    worker: int
-    epoch: int
-    rows: int
-    steps: int
-    seconds: float
-    learning_rate: float
-    iterations: tuple[int, ...]
-    metrics: tuple[Array, ...]
-    logs: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class EpochEnd:
-    """An epoch that all workers have reported.
-
-    Attributes:
-        epoch: The index of the epoch.
-        reports: The reports of the workers, in the order of the workers.
-        validation: The reports on the validation rows, in the order of the workers.
-        snapshot: The result of ``on_epoch``, which is called when the last worker reports.
-        num_absent: The number of workers with validation rows that had left before the epoch ended.
-    """
-
-    epoch: int
-    reports: tuple[EpochReport, ...]
-    validation: tuple[EvaluationReport, ...]
-    snapshot: Any
-    num_absent: int = 0
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """The progress of a partition, as sent to an attempt that takes its lease.
-
-    Attributes:
-        lease: The number of the lease.
-        sequence: The number of applied pushes.
-        epoch: The epoch to continue with.
-        batch: The number of finished batches of that epoch.
-        iterations: The number of iterations of each optimizer after the last applied push; empty before the first one.
-        metrics: The metric state of that epoch so far; empty at its beginning.
-        settings: See `Settings`; ``None`` if the driver set none.
-    """
-
-    lease: int
-    sequence: int
-    epoch: int
-    batch: int
-    iterations: tuple[int, ...]
-    metrics: tuple[Array, ...]
-    settings: Settings | None = None
-
-
-@dataclass(frozen=True)
-class Directive:
-    """The server's instructions to a worker, part of the replies to its calls.
-
-    Attributes:
-        stop: Training is over; end the task.
-        wait: Do not train on yet; poll again.
-        stay: There will be epochs to validate; poll again, and do not finish.
-        evaluate: The epochs whose weights this worker has to evaluate.
-        settings: See `Settings`; ``None`` if the driver set none.
-    """
-
-    stop: bool = False
-    wait: bool = False
-    stay: bool = False
-    evaluate: tuple[int, ...] = ()
-    settings: Settings | None = None
-
-
-@dataclass(frozen=True)
-class PartitionProgress:
-    """What a partition has reached.
-
-    Attributes:
-        sequence: The number of applied pushes.
-        epoch: The epoch to continue with.
-        batch: The number of finished batches of that epoch.
-        steps: The number of applied optimizer steps.
-        rows: The number of rows in the applied updates.
-        epoch_steps: The steps of the current epoch.
-        epoch_rows: The rows of the current epoch.
-        iterations: The number of iterations of each optimizer.
-        metrics: The metric state of the current epoch.
-        left: Whether the worker has left before the last epoch, because a callback of its own has stopped it.
-        optimizer: The optimizer variables at the end of the last epoch, as they were sent; empty before.
-    """
-
-    sequence: int
-    epoch: int
-    batch: int
-    steps: int
-    rows: int
-    epoch_steps: int
-    epoch_rows: int
-    iterations: tuple[int, ...]
-    metrics: tuple[Array, ...]
-    left: bool
-    optimizer: bytes
-
-
-@dataclass(frozen=True)
-class LedgerProgress:
-    """What all partitions have reached.
-
-    Attributes:
-        next_epoch: The first epoch that not all workers have reported.
-        partitions: The progress of each partition.
-        reports: The reports on epochs from ``next_epoch`` on.
-        sets_outside: Whether the driver has set variables outside the model, so that its values count, not the workers'.
-    """
-
-    next_epoch: int
-    partitions: dict[int, PartitionProgress]
-    reports: tuple[EpochReport, ...]
-    sets_outside: bool = False
-
 
 @dataclass
 class _Partition:
-    """The state of a partition. ``lock`` serializes the calls of the partition, including the application of an update."""
+    """The state of a partition."""
 
     worker: int
     plan: PartitionPlan
     epoch: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
     sequence: int = 0
     batch: int = 0
     steps: int = 0
@@ -227,6 +92,7 @@ class Ledger:
     """Leases, sequence numbers, epochs and directives of the workers; see the module docstring.
 
     Args:
+        store: The weights.
         plans: The plan of each partition.
         epochs: The epochs to train.
         num_concurrent: The number of partitions that train at the same time. After its first push a worker waits for the
@@ -238,12 +104,14 @@ class Ledger:
         lease_seconds: Seconds without a call after which a lease expires.
         warmup_timeout: Seconds after the first lease for which workers wait for the first pushes of others.
         on_epoch: Called when the last worker has reported an epoch; its result is kept with the epoch.
+        on_cut: Called with a cut after the push that ended an epoch; by default no such cut is taken.
         clock: A monotonic clock in seconds.
         reached: The progress to continue from.
     """
 
     def __init__(
         self,
+        store: Store,
         plans: Mapping[int, PartitionPlan],
         epochs: range,
         *,
@@ -253,14 +121,16 @@ class Ledger:
         lease_seconds: float,
         warmup_timeout: float,
         on_epoch: Callable[[int], Any],
+        on_cut: Callable[[Cut], None] | None = None,
         clock: Callable[[], float],
         reached: LedgerProgress | None = None,
     ) -> None:
+        self.store = store
         self._epochs = epochs
         self._validates = validates
         self._max_staleness = max_staleness
         self._lease_seconds, self._warmup_timeout = lease_seconds, warmup_timeout
-        self._on_epoch, self._clock = on_epoch, clock
+        self._on_epoch, self._on_cut, self._clock = on_epoch, on_cut, clock
         self._partitions = {worker: _Partition(worker, plan, epochs.start) for worker, plan in plans.items()}
         for worker, progress in ({} if reached is None else reached.partitions).items():
             for name in _PROGRESS:
@@ -274,7 +144,11 @@ class Ledger:
         }
         self._may_be_late = max(0, len(self._without_push) - num_concurrent)
         self._least_sequence = 0  # no partition in training has a smaller one
-        self._lock = threading.Condition()
+        self._lock = store.lock
+        self._changed, self._turns = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._in_turn: set[int] = set()
+        self._num_waiting_between = 0
+        self._is_cut_due = False
         self._leases: Leases[int, int] = Leases(lease_seconds, clock)  # of partitions, held by attempts
         self._fenced: set[int] = set()
         self._first_start: float | None = None
@@ -298,8 +172,8 @@ class Ledger:
         Raises:
             RefusedError: The attempt had the lease, and another attempt has taken it over.
         """
-        partition = self._partition(worker)
-        with partition.lock, self._lock:
+        with self._lock:
+            partition = self._between_its_turns(worker)
             if attempt in self._fenced:
                 raise _lease_lost(worker)
             if partition.done or self._stopped:
@@ -343,8 +217,7 @@ class Ledger:
         Raises:
             RefusedError: The lease was taken over, or an earlier push is missing.
         """
-        partition = self._partition(worker)
-        with partition.lock:
+        with self._turn(worker) as partition:
             with self._lock:
                 self._renewed(worker, lease)
                 if sequence > partition.sequence + 1:
@@ -414,8 +287,7 @@ class Ledger:
         Raises:
             RefusedError: The lease was taken over.
         """
-        partition = self._partition(worker)
-        with partition.lock, self._lock:
+        with self._turn(worker) as partition, self._lock:
             if self._leases.is_finished(lease):
                 return
             self._renewed(worker, lease)
@@ -435,12 +307,12 @@ class Ledger:
             lease: The number of its lease; nothing happens if it was taken over.
             missing: Whether the worker did not find its rows where it ran, so that the driver must have them read again.
         """
-        partition = self._partition(worker)
-        with partition.lock, self._lock:
+        with self._lock:
+            self._between_its_turns(worker)
             if self._leases.revoke(lease):
                 if missing:
                     self.missing.append(worker)
-                self._lock.notify_all()
+                self._changed.notify_all()
 
     def expire(self, lease: int) -> None:
         """Expire a lease whose connection has closed: another attempt may take it, unless the holder calls before."""
@@ -453,15 +325,22 @@ class Ledger:
         """Stop all workers at their next call."""
         with self._lock:
             self._stopped = True
-            self._lock.notify_all()
+            self._changed.notify_all()
 
-    @contextmanager
-    def between_pushes(self) -> Iterator[None]:
-        """The context in which no push is applied."""
-        with ExitStack() as stack:
-            for partition in self._partitions.values():
-                stack.enter_context(partition.lock)
-            yield
+    def change(self, change: WeightChange) -> int:
+        """Apply a change of the driver to the weights, between two pushes; returns the new version."""
+        with self._between_turns():
+            return self.store.change(change)
+
+    def cut(self) -> Cut:
+        """Take a cut."""
+        with self._between_turns():
+            return self._cut()
+
+    def wait_for_cut(self) -> None:
+        """Wait until the push that ended an epoch has itself ended, so that ``on_cut`` was called."""
+        with self._between_turns():
+            pass
 
     def put_settings(self, values: Sequence[float]) -> None:
         """Set the settings of all workers, such as the learning rate, from their next exchange on."""
@@ -473,7 +352,7 @@ class Ledger:
         """Wait for the next epoch that is complete and validated; ``None`` if there is none within ``seconds``."""
         with self._lock:
             if not self._ended:
-                self._lock.wait(seconds)
+                self._changed.wait(seconds)
             if not self._ended:
                 return None
             return self._ended.pop(0)
@@ -483,12 +362,12 @@ class Ledger:
         until = self._clock() + seconds
         with self._lock:
             while (now := self._clock()) < until and any(True for _ in self._active()):
-                self._lock.wait(min(0.05, until - now))
+                self._changed.wait(min(0.05, until - now))
 
     def wake(self) -> None:
         """End a `wait` early."""
         with self._lock:
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def undelivered(self) -> list[EpochEnd]:
         """The epochs that were not returned by `wait`, to release what they hold."""
@@ -500,14 +379,6 @@ class Ledger:
         with self._lock:
             missing, self.missing = self.missing, []
             return missing
-
-    def take_progress(self) -> LedgerProgress:
-        """What all partitions have reached."""
-        with self._lock:
-            reports = tuple(report for of_epoch in self._reports.values() for report in of_epoch.values())
-            return LedgerProgress(
-                self._next_epoch, {worker: each.progress for worker, each in self._partitions.items()}, reports
-            )
 
     @property
     def next_epoch(self) -> int:
@@ -545,7 +416,53 @@ class Ledger:
             finished = sum(partition.finished_batches(epoch) for partition in self._partitions.values())
             return finished / max(1, total)
 
+    # --- Pushes, and what is done between them -----------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self, worker: int) -> Iterator[_Partition]:
+        """The context of a call that may end an epoch: alone for its partition. A cut that is due follows the last one."""
+        with self._lock:
+            partition = self._partition(worker)
+            self._turns.wait_for(
+                lambda: not self._is_cut_due and not self._num_waiting_between and worker not in self._in_turn
+            )
+            self._in_turn.add(worker)
+        try:
+            yield partition
+        finally:
+            with self._lock:
+                self._in_turn.discard(worker)
+                if self._is_cut_due and not self._in_turn and self._on_cut is not None:
+                    self._is_cut_due = False
+                    self._on_cut(self._cut())
+                self._turns.notify_all()
+
+    @contextmanager
+    def _between_turns(self) -> Iterator[None]:
+        """The context in which no call is within `_turn`."""
+        with self._lock:
+            self._num_waiting_between += 1
+            try:
+                self._turns.wait_for(lambda: not self._in_turn)
+                yield
+            finally:
+                self._num_waiting_between -= 1
+                self._turns.notify_all()
+
     # --- Internal methods, called under the lock ---------------------------------------------------------------------
+
+    def _between_its_turns(self, worker: int) -> _Partition:
+        """The partition, when no call of it is within `_turn`."""
+        self._turns.wait_for(lambda: worker not in self._in_turn)
+        return self._partition(worker)
+
+    def _cut(self) -> Cut:
+        with self.store.snapshot() as snapshot:
+            weights = Flat(snapshot.weights.vector.copy(), snapshot.weights.integer_variables)
+        reports = tuple(report for of_epoch in self._reports.values() for report in of_epoch.values())
+        partitions = {worker: each.progress for worker, each in self._partitions.items()}
+        progress = LedgerProgress(self._next_epoch, partitions, reports)
+        return Cut(weights, self.store.rule_state(), progress, snapshot.version)
 
     def _partition(self, worker: int) -> _Partition:
         if worker not in self._partitions:
@@ -620,6 +537,7 @@ class Ledger:
             validating = [p for p in self._partitions.values() if p.plan.validates and self._validates(epoch)]
             num_absent = sum(partition.done for partition in validating)
             self._evaluating[epoch] = EpochEnd(epoch, ordered, (), self._on_epoch(epoch), num_absent)
+            self._is_cut_due = self._on_cut is not None
             self._next_epoch += 1
             del self._reports[epoch]
             for partition in validating:
@@ -636,7 +554,7 @@ class Ledger:
             reports = self._evaluations.pop(epoch, {})
             validation = tuple(reports[worker] for worker in sorted(reports))
             self._ended.append(dataclasses.replace(end, validation=validation))
-            self._lock.notify_all()
+            self._changed.notify_all()
 
 
 def _lease_lost(worker: int) -> RefusedError:

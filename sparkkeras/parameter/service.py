@@ -27,18 +27,23 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, SparkKerasError
-from sparkkeras.parameter.cuts import Cuts
-from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
-from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint, Settings
-from sparkkeras.parameter.stats import ParameterServerStats
-from sparkkeras.parameter.store import Snapshot, Store
+from sparkkeras.parameter.exchange import (
+    Directive,
+    EvaluationReport,
+    ExchangePoint,
+    ParameterServerStats,
+    ResumePoint,
+    Settings,
+)
+from sparkkeras.parameter.ledger import Ledger
+from sparkkeras.parameter.store import Snapshot
 from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client, Service
 from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, backoff
 from sparkkeras.rpc.wire import Body, Fields
@@ -162,16 +167,14 @@ class ParameterService(Service):
     """Handles the calls of workers.
 
     Args:
-        store: The weights.
-        ledger: The leases and the progress of the workers.
+        ledger: The leases and the progress of the workers, and the weights.
         payload_format: The format of weights and metric states.
-        cuts: Takes cuts between the updates, for checkpoints.
 
     Attributes:
         failure: The error that ends training, if a worker sent an invalid update or the rule failed.
     """
 
-    def __init__(self, store: Store, ledger: Ledger, payload_format: PayloadFormat, cuts: Cuts | None = None) -> None:
+    def __init__(self, ledger: Ledger, payload_format: PayloadFormat) -> None:
         calls = {
             "health": (self._health, 0),
             "lease": (self._lease, 0),
@@ -184,8 +187,7 @@ class ParameterService(Service):
             "release": (self._release, 0),
         }
         super().__init__(calls, ledger.expire)
-        self._store, self._ledger, self._payload_format = store, ledger, payload_format
-        self._passing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext if cuts is None else cuts.passing
+        self._store, self._ledger, self._payload_format = ledger.store, ledger, payload_format
         self._counts: Counter[str] = Counter()
         self._rejected_requests: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
@@ -255,7 +257,7 @@ class ParameterService(Service):
         worker, lease, sequence, base = (call.field(name, int) for name in ("worker", "lease", "sequence", "base"))
         point = ExchangePoint.unpack(call.field, payload_format.metrics.unpack(call.body[payload_format.weights_bytes :]))
         update = payload_format.weights(call.body)
-        with self._passing(), self._ledger.pushing(worker, lease, sequence) as new:
+        with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
                 self._apply(worker, base, point, update)
                 self._ledger.pushed(worker, point)
@@ -282,8 +284,7 @@ class ParameterService(Service):
         return self._directive(call)
 
     def _finish(self, call: Call) -> Reply:
-        with self._passing():
-            self._ledger.finish(*_holder(call))
+        self._ledger.finish(*_holder(call))
         return Reply({})
 
     def _release(self, call: Call) -> Reply:

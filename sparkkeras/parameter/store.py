@@ -101,6 +101,9 @@ class Store:
         rule_state: The state of the rule; copied. A state that does not fit is replaced by a new one.
         num_workers: The number of workers.
         locked: Whether updates are applied one after the other.
+
+    Attributes:
+        lock: Guards the weights, and what changes with them.
     """
 
     def __init__(
@@ -111,9 +114,9 @@ class Store:
         self._trainable = trainable
         self.rule = rule
         self._num_workers = num_workers
-        self._locked = locked
-        self._lock = threading.RLock()
-        self._applying: AbstractContextManager[Any] = self._lock if locked else nullcontext()
+        self.locked = locked
+        self.lock = threading.RLock()
+        self._applying: AbstractContextManager[Any] = self.lock if locked else nullcontext()
         self._spares: list[Array] = []
         self._version = 0
         self._rule_state = fitting_state(rule, rule_state, self._current.values[:trainable])
@@ -130,16 +133,16 @@ class Store:
 
     def rule_state(self) -> State:
         """A copy of the rule's state."""
-        with self._lock:
+        with self.lock:
             return {name: value.copy() for name, value in self._rule_state.items()}
 
     def snapshot(self) -> Snapshot:
         """A snapshot of the current weights."""
-        if self._locked:
-            with self._lock:
+        if self.locked:
+            with self.lock:
                 self._current.readers += 1
                 return Snapshot(self._version, self._current, self._integers, self._release)
-        with self._lock:
+        with self.lock:
             version, integers = self._version, self._integers
             copy = _Vector(self._spare())
         np.copyto(copy.values, self._current.values)  # other updates may be applied meanwhile
@@ -169,16 +172,16 @@ class Store:
             num_workers=self._num_workers,
         )
         with self._applying:
-            with self._lock:
+            with self.lock:
                 staleness, center = self._version - base, self._writable()
             self._apply_update(center, update, sent.vector[self._trainable :], staleness)
-            with self._lock:  # only now: a reader of half the update must see a newer version at its next pull
+            with self.lock:  # only now: a reader of half the update must see a newer version at its next pull
                 self._advance(sent.integer_variables)
         return staleness
 
     def change(self, change: WeightChange) -> int:
         """Apply a change of the driver, while no update is applied; returns the new version."""
-        with self._lock:
+        with self.lock:
             change.apply(self._writable())
             self._version += 1
             return self._version
@@ -207,7 +210,7 @@ class Store:
         return self._spares.pop() if self._spares else np.empty_like(self._current.values)
 
     def _release(self, vector: _Vector) -> None:
-        with self._lock:
+        with self.lock:
             vector.readers -= 1
             if not vector.readers and vector is not self._current and len(self._spares) < MAX_SPARES:
                 self._spares.append(vector.values)

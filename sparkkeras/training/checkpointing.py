@@ -48,7 +48,7 @@ from sparkkeras.training.saved_run import EpochRecord, SameWork, SavedRun, Train
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
-    from sparkkeras.parameter.ledger import LedgerProgress
+    from sparkkeras.parameter.exchange import LedgerProgress
     from sparkkeras.training.run import Run
 
 

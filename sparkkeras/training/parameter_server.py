@@ -34,11 +34,10 @@ from sparkkeras.modeling.backends import read
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.parameter.cuts import Cut, Cuts
-from sparkkeras.parameter.ledger import EpochEnd, Ledger, LedgerProgress, PartitionPlan
+from sparkkeras.parameter.exchange import Cut, EpochEnd, LedgerProgress, ParameterServerStats, PartitionPlan
+from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import RULES, AsynchronousRule, State, UpdateRule
 from sparkkeras.parameter.service import ParameterService, PayloadFormat
-from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store, WeightChange
 from sparkkeras.rpc.transport import Address
 from sparkkeras.spark.connect import NO_DRIVER
@@ -104,7 +103,9 @@ class _ServedTraining:
         self._store = Store(
             self._state.weights, self._trainable, run.rule, run.rule_state, self._num_concurrent, locked=locked
         )
+        self._cuts: dict[int, Cut] = {}
         self._ledger = Ledger(
+            self._store,
             self._planned(),
             epochs,
             num_concurrent=self._num_concurrent,
@@ -113,18 +114,16 @@ class _ServedTraining:
             lease_seconds=options.lease_seconds,
             warmup_timeout=options.warmup_timeout,
             on_epoch=self._keep_epoch,
+            on_cut=self._keep_cut if run.recorder.records else None,
             clock=time.monotonic,
             reached=self._reached,
         )
         if self._reached is not None:  # workers have those of before callbacks
             self._put_settings(self._settings, settings)
-        records = run.recorder.records
         self._payload_format = PayloadFormat.of(
-            self._state.weights, metrics.take(run.model), self._state.optimizer if records else None
+            self._state.weights, metrics.take(run.model), self._state.optimizer if run.recorder.records else None
         )
-        self._cuts = Cuts(self._store, self._ledger, self._keep_cut) if records else None
-        self._taken: dict[int, Cut] = {}
-        self._service = ParameterService(self._store, self._ledger, self._payload_format, self._cuts)
+        self._service = ParameterService(self._ledger, self._payload_format)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
         self._iterations = tuple(iterations(run.model))
         self._last_stats: ParameterServerStats | None = None
@@ -167,7 +166,7 @@ class _ServedTraining:
 
     def _kept_optimizers(self) -> list[OptimizerVariables]:
         """The optimizer variables of all workers at the end of their last epochs."""
-        partitions = self._ledger.take_progress().partitions.values()
+        partitions = self._ledger.cut().progress.partitions.values()
         unpack = self._payload_format.unpack_optimizer
         return [OptimizerVariables(each.rows, unpack(each.optimizer)) for each in partitions if each.optimizer]
 
@@ -235,21 +234,19 @@ class _ServedTraining:
     def _keep_epoch(self, epoch: int) -> Snapshot:
         """Keep the weights and the statistics of the server when the last worker has reported an epoch."""
         self._kept[epoch] = (self._service.stats(""), self._store.rule_state())
-        if self._cuts is not None:
-            self._cuts.request()
         return self._store.snapshot()
 
     def _keep_cut(self, cut: Cut) -> None:
-        self._taken[cut.progress.next_epoch - 1] = cut
+        self._cuts[cut.progress.next_epoch - 1] = cut
 
     def _cut_of(self, epoch: int) -> Cut | None:
         """The cut after the push that ended an epoch; ``None`` without checkpoints, or if it has ended a later one, too."""
-        if self._cuts is None:
+        if not self._run.recorder.records:
             return None
-        if epoch not in self._taken:
-            self._cuts.wait()  # this push may not have ended yet
-        cut = self._taken.get(epoch)
-        self._taken = {number: each for number, each in self._taken.items() if number > epoch}
+        if epoch not in self._cuts:
+            self._ledger.wait_for_cut()
+        cut = self._cuts.get(epoch)
+        self._cuts = {number: each for number, each in self._cuts.items() if number > epoch}
         return cut
 
     def _end_epoch(self, end: EpochEnd) -> None:
@@ -297,7 +294,7 @@ class _ServedTraining:
             center = self._changed(cut.weights, cut.version)
             WeightChange.between(weights.vector, model_state.take_weights(model).vector).apply(center.vector)
             run.recorder.end_epoch(end.epoch, ModelState(center, model_state.take_optimizer(model)), self._progress(cut))
-        elif self._cuts is None or model.stop_training:  # else its weights have updates of the next epoch, which follows
+        elif not run.recorder.records or model.stop_training:  # else updates of the next epoch are in the weights
             run.recorder.end_epoch(end.epoch)
         if not model.stop_training and end.epoch + 1 < self._epochs.stop:
             self._run.callbacks.on_epoch_begin(end.epoch + 1)
@@ -343,9 +340,7 @@ class _ServedTraining:
             )
         change = WeightChange.between(before.vector, after.vector)
         if change.places.size:
-            with self._ledger.between_pushes():
-                version = self._store.change(change)
-            self._changes.append((version, change))
+            self._changes.append((self._ledger.change(change), change))
 
     def _send_settings(self) -> None:
         """Send what a callback has set to the workers: the learning rate, and variables outside the model."""
@@ -379,9 +374,9 @@ class _ServedTraining:
 
     def _record_cut(self) -> None:
         """Record what the server has reached within an epoch, unless an epoch has ended that was not handled yet."""
-        if self._cuts is None or self._ledger.next_epoch != self._epoch:
+        if not self._run.recorder.records or self._ledger.next_epoch != self._epoch:
             return
-        cut, rule_state = self._cuts.now(), self._run.rule_state
+        cut, rule_state = self._ledger.cut(), self._run.rule_state
         partitions = cut.progress.partitions.values()
         batches = max(self._run.batches if each.epoch > self._epoch else each.batch for each in partitions)
         if cut.progress.next_epoch == self._epoch and batches:

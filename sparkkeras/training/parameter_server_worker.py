@@ -18,8 +18,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState, ModelWeights
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import Directive, ResumePoint
+from sparkkeras.parameter.exchange import Directive, ExchangePoint, ResumePoint
 from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, adds_progress
 from sparkkeras.parameter.service import ParameterClient, PayloadFormat
 from sparkkeras.rpc.transport import Address

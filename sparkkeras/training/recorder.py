@@ -9,7 +9,7 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState
 
 if TYPE_CHECKING:
-    from sparkkeras.parameter.ledger import LedgerProgress
+    from sparkkeras.parameter.exchange import LedgerProgress
     from sparkkeras.training.run import Run
     from sparkkeras.training.worker_reports import Report
 

@@ -16,8 +16,8 @@ from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.events import Events, RunStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.description import describe_model
+from sparkkeras.parameter.exchange import ParameterServerStats
 from sparkkeras.parameter.rules import Average, State, UpdateRule
-from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.sources.source import Source
 from sparkkeras.training.callbacks import DriverCallbacks

@@ -28,7 +28,7 @@ from sparkkeras.training.worker_reports import Report
 from sparkkeras.weights import Array, Flat
 
 if TYPE_CHECKING:
-    from sparkkeras.parameter.ledger import LedgerProgress
+    from sparkkeras.parameter.exchange import LedgerProgress
     from sparkkeras.training.run import Run
 
 FIT = "SparkModel.fit or KerasEstimator.fit"
@@ -288,7 +288,7 @@ class SavedRun:
 
 def _register_ledger() -> None:
     """Register the values of a parameter server, whose package workers of other modes do not import."""
-    from sparkkeras.parameter.ledger import EpochReport, LedgerProgress, PartitionProgress
+    from sparkkeras.parameter.exchange import EpochReport, LedgerProgress, PartitionProgress
 
     values.register(LedgerProgress, PartitionProgress, EpochReport)
 

@@ -6,9 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.cuts import Cuts
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
+from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.store import Store
 from sparkkeras.weights import Flat
@@ -21,7 +20,9 @@ class Server:
 
     def __init__(self, locked=True, reached=None, weights=None):
         self.store = Store(weights or Flat(np.zeros(WORKERS)), WORKERS, Downpour(), {}, 1, locked=locked)
+        self.taken = []
         self.ledger = Ledger(
+            self.store,
             {worker: PartitionPlan(BATCHES) for worker in range(WORKERS)},
             range(0 if reached is None else reached.next_epoch, EPOCHS),
             num_concurrent=WORKERS,
@@ -29,12 +30,11 @@ class Server:
             max_staleness=None,
             lease_seconds=60,
             warmup_timeout=0,
-            on_epoch=lambda epoch: self.cuts.request(),
+            on_epoch=lambda epoch: None,
+            on_cut=self.taken.append,
             clock=time.monotonic,
             reached=reached,
         )
-        self.taken = []
-        self.cuts = Cuts(self.store, self.ledger, self.taken.append)
 
     def train(self, worker, until=EPOCHS):
         """Push each batch that is left as an update that counts it."""
@@ -45,7 +45,7 @@ class Server:
                 sequence, batch = sequence + 1, batch + 1
                 logs = {} if batch == BATCHES else None
                 point = ExchangePoint(epoch, batch, 1, 1, 0.1, 0.0, logs=logs)
-                with self.cuts.passing(), self.ledger.pushing(worker, resumed.lease, sequence):
+                with self.ledger.pushing(worker, resumed.lease, sequence):
                     self.store.apply(Flat(np.eye(WORKERS)[worker]), self.store.version, point)
                     time.sleep(0.0005)  # a cut in between would have an update that the ledger does not have
                     if logs is not None:
@@ -78,7 +78,7 @@ def test_cuts_have_the_updates_of_the_ledger(locked):
     threads = server.run()
     cuts = []
     while any(thread.is_alive() for thread in threads):
-        cuts.append(server.cuts.now())
+        cuts.append(server.ledger.cut())
         time.sleep(0.001)
     assert len(cuts) > 3
     assert [cut.progress.next_epoch for cut in server.taken] == list(range(1, EPOCHS + 1))
@@ -91,10 +91,10 @@ def test_a_server_continues_from_a_cut():
     for thread in first.run(until=2):
         thread.join()
     first.train(0, 4)  # two epochs ahead
-    cut = first.cuts.now()
+    cut = first.ledger.cut()
     check(cut)
     second = Server(reached=cut.progress, weights=cut.weights)
-    assert second.cuts.now().progress == cut.progress
+    assert second.ledger.cut().progress == cut.progress
     for thread in second.run():
         thread.join()
     (*_, last) = second.taken

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
+from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
@@ -39,6 +39,7 @@ class Server:
         self.payload_format = PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
         self.store = Store(weights, size, Downpour(), {}, workers)
         self.ledger = Ledger(
+            self.store,
             {worker: PartitionPlan(pushes) for worker in range(workers)},
             range(1),
             num_concurrent=workers,
@@ -49,7 +50,7 @@ class Server:
             on_epoch=lambda epoch: None,
             clock=time.monotonic,
         )
-        self.service = ParameterService(self.store, self.ledger, self.payload_format)
+        self.service = ParameterService(self.ledger, self.payload_format)
 
     @contextmanager
     def at(self, name, **endpoint):

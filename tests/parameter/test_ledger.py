@@ -6,10 +6,13 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import BACKLOG, Directive, Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import Directive, ExchangePoint, PartitionPlan
+from sparkkeras.parameter.ledger import BACKLOG, Ledger
+from sparkkeras.parameter.rules import Downpour
+from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.transport import RefusedError
+from sparkkeras.weights import Flat
 
 LEASE_SECONDS = 10.0
 WARMUP_TIMEOUT = 60.0
@@ -39,6 +42,7 @@ class Bench:
         self.completed = []
         self.plans = dict(enumerate(plan if isinstance(plan, PartitionPlan) else PartitionPlan(plan) for plan in plans))
         self.ledger = Ledger(
+            Store(Flat(np.zeros(1)), 1, Downpour(), {}, 1),
             self.plans,
             epochs,
             num_concurrent=num_concurrent,
@@ -574,7 +578,7 @@ def test_wait_returns_early(end):
     bench = Bench(1)
     lease = bench.take(0)
     waiting, found = in_thread(lambda: bench.ledger.wait(300))
-    while not bench.ledger._lock._waiters:
+    while not bench.ledger._changed._waiters:
         waiting.join(0.001)
     end(bench, lease)
     waiting.join(120)
@@ -1013,7 +1017,7 @@ def test_workers_that_have_completed_all_epochs_do_not_keep_others_waiting():
     first.push(1, late, 1)
     for epoch in range(2):
         first.end(0, ahead, epoch)
-    second = Bench(*plans, num_concurrent=2, validates=lambda epoch: True, reached=first.ledger.take_progress())
+    second = Bench(*plans, num_concurrent=2, validates=lambda epoch: True, reached=first.ledger.cut().progress)
     second.take(0)
     lease = second.take(1)
     assert second.push(1, lease, 2, batch=2, ended=True)
@@ -1026,7 +1030,7 @@ def test_a_worker_that_its_callback_has_stopped_does_not_train_again():
     first.end(0, stopped, 0)
     first.ledger.finish(0, stopped)
     first.end(1, other, 0)
-    second = Bench(1, 1, epochs=range(1, 3), num_concurrent=2, reached=first.ledger.take_progress())
+    second = Bench(1, 1, epochs=range(1, 3), num_concurrent=2, reached=first.ledger.cut().progress)
     assert second.ledger.lease(0, 7) == "done"
     assert second.ledger.lease(1, 8).epoch == 1
 
@@ -1037,5 +1041,5 @@ def test_workers_that_the_driver_has_stopped_train_again():
     first.end(0, lease, 0)
     first.ledger.stop()
     first.ledger.finish(0, lease)
-    second = Bench(1, epochs=range(1, 3), reached=first.ledger.take_progress())
+    second = Bench(1, epochs=range(1, 3), reached=first.ledger.cut().progress)
     assert second.ledger.lease(0, 7).epoch == 1

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
+from sparkkeras.parameter.ledger import Ledger
+from sparkkeras.parameter.rules import Downpour
+from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.transport import RefusedError
+from sparkkeras.weights import Flat
 
 LEASE_SECONDS = 10.0
 WARMUP_TIMEOUT = 15.0
@@ -56,6 +59,7 @@ class Spark:
         self.slots = partitions if calm else self.chance.randint(1, partitions)
         self.now = 0.0
         self.ledger = Ledger(
+            Store(Flat(np.zeros(1)), 1, Downpour(), {}, 1),
             self.plans,
             self.epochs,
             num_concurrent=self.slots,

@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
-from sparkkeras.parameter.exchange import MAX_LOG_VALUES, EvaluationReport, ExchangePoint
-from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import (
+    MAX_LOG_VALUES,
+    Directive,
+    EvaluationReport,
+    ExchangePoint,
+    ParameterServerStats,
+    PartitionPlan,
+)
+from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat, is_finite
-from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.transport import Call, Endpoint, RefusedError, TransportError, connect, make_transport
 from sparkkeras.rpc.wire import Secret
@@ -66,6 +72,7 @@ def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_
     plans = dict(enumerate(plans or [PartitionPlan(3, validates=True)] * 3))
     store = Store(Flat(VECTOR, INTEGER_VARIABLES), 3, rule or Downpour(), {}, len(plans))
     ledger = Ledger(
+        store,
         plans,
         range(epochs),
         num_concurrent=num_concurrent,
@@ -76,7 +83,7 @@ def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_
         on_epoch=lambda epoch: store.snapshot(),
         clock=clock,
     )
-    service = ParameterService(store, ledger, PAYLOAD_FORMAT)
+    service = ParameterService(ledger, PAYLOAD_FORMAT)
     endpoint = Endpoint("127.0.0.1", "127.0.0.1", timeout=timeout)
     with make_transport("inprocess").serve(service, endpoint, Secret.fresh()) as address:
         yield Bench(store, ledger, service, address)

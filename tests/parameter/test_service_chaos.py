@@ -9,8 +9,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import Ledger, PartitionPlan
+from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
+from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
@@ -119,6 +119,7 @@ def run(batches, dies=()):
     """
     store = Store(Flat(VECTOR, (np.array(0),)), 8, Downpour(), {}, WORKERS)
     ledger = Ledger(
+        store,
         {worker: PartitionPlan(batches) for worker in range(WORKERS)},
         range(EPOCHS),
         num_concurrent=WORKERS,
@@ -129,7 +130,7 @@ def run(batches, dies=()):
         on_epoch=lambda epoch: store.snapshot(),
         clock=time.monotonic,
     )
-    service = ParameterService(store, ledger, PAYLOAD_FORMAT)
+    service = ParameterService(ledger, PAYLOAD_FORMAT)
     networks, failed = [], []
 
     def work(worker):

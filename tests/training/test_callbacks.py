@@ -7,7 +7,7 @@ import pytest
 from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel
 from sparkkeras.events import EpochMeasured, Updates
 from sparkkeras.modeling import metrics
-from sparkkeras.parameter.stats import ParameterServerStats
+from sparkkeras.parameter.exchange import ParameterServerStats
 from sparkkeras.training.callbacks import check_directions, check_monitors, check_names
 from sparkkeras.training.parameter_server import measured
 from tests.models import regression
