@@ -38,6 +38,7 @@ from sparkkeras.mllib.conversions import to_matrix as to_matrix
 from sparkkeras.mllib.conversions import to_vector as to_vector
 from sparkkeras.mllib.model import SparkMLlibModel as SparkMLlibModel
 from sparkkeras.monitor.monitor import Monitor as Monitor
+from sparkkeras.parameter.exchange import ParameterServerStats as ParameterServerStats
 from sparkkeras.parameter.rules import AGN as AGN
 from sparkkeras.parameter.rules import DCASGD as DCASGD
 from sparkkeras.parameter.rules import EAMSGD as EAMSGD
@@ -51,7 +52,6 @@ from sparkkeras.parameter.rules import ExchangeWindow as ExchangeWindow
 from sparkkeras.parameter.rules import SlowMo as SlowMo
 from sparkkeras.parameter.rules import UpdateRule as UpdateRule
 from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
-from sparkkeras.parameter.exchange import ParameterServerStats as ParameterServerStats
 from sparkkeras.rpc.options import ParameterServerOptions as ParameterServerOptions
 from sparkkeras.rpc.options import ServerOptions as ServerOptions
 from sparkkeras.runner.spark_runner import SparkRunner as SparkRunner

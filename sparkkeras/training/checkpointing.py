@@ -38,6 +38,7 @@ from sparkkeras.modeling.state import (
     put_generators,
     take_generators,
 )
+from sparkkeras.parameter.exchange import LedgerProgress
 from sparkkeras.parameter.rules import State
 from sparkkeras.progress.histories import logs_by_epoch
 from sparkkeras.spark.job_errors import interruptible
@@ -48,7 +49,6 @@ from sparkkeras.training.saved_run import EpochRecord, SameWork, SavedRun, Train
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
-    from sparkkeras.parameter.exchange import LedgerProgress
     from sparkkeras.training.run import Run
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.parameter.exchange import LedgerProgress
 
 if TYPE_CHECKING:
-    from sparkkeras.parameter.exchange import LedgerProgress
     from sparkkeras.training.run import Run
     from sparkkeras.training.worker_reports import Report
 

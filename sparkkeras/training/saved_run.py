@@ -22,13 +22,13 @@ from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.state import ModelState, learning_rate, put_generators
+from sparkkeras.parameter.exchange import EpochReport, LedgerProgress, PartitionProgress
 from sparkkeras.parameter.rules import State, rule_config
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import Report
 from sparkkeras.weights import Array, Flat
 
 if TYPE_CHECKING:
-    from sparkkeras.parameter.exchange import LedgerProgress
     from sparkkeras.training.run import Run
 
 FIT = "SparkModel.fit or KerasEstimator.fit"
@@ -260,13 +260,11 @@ class SavedRun:
             StorageError: The folder cannot be read, or all checkpoints are damaged.
             ConfigurationError: The checkpoint is not of a call of `fit`.
         """
-        _register_ledger()
         found = store.newest(FIT, lambda run: not (at_epoch_end and run.progress.part.batches), with_model)
         return None if found is None else replace(found.value, name=found.name, model=found.model)
 
     def write(self, store: CheckpointStore, model: bytes) -> str:
         """Write it with the packed model; returns its name."""
-        _register_ledger()
         return store.write(FIT, self, model)
 
     def restore_result(self, model: keras.Model) -> None:
@@ -286,11 +284,5 @@ class SavedRun:
         put_generators(self.progress.generators, model)
 
 
-def _register_ledger() -> None:
-    """Register the values of a parameter server, whose package workers of other modes do not import."""
-    from sparkkeras.parameter.exchange import EpochReport, LedgerProgress, PartitionProgress
-
-    values.register(LedgerProgress, PartitionProgress, EpochReport)
-
-
 values.register(SavedRun, SameWork, WorkerRows, TrainingProgress, EpochRecord, EpochPart, Report, ModelState, Flat)
+values.register(LedgerProgress, PartitionProgress, EpochReport)

@@ -53,7 +53,11 @@ KILLED, TIMEOUT, SURVIVED, MISFIT, ERROR = "killed", "killed (timeout)", "surviv
 
 CORE = {
     "parameter.rules": ("tests/parameter/test_rules.py",),
-    "parameter.ledger": ("tests/parameter/test_ledger.py", "tests/parameter/test_cuts.py", "tests/parameter/test_ledger_chaos.py"),
+    "parameter.ledger": (
+        "tests/parameter/test_ledger.py",
+        "tests/parameter/test_cuts.py",
+        "tests/parameter/test_ledger_chaos.py",
+    ),
     "parameter.store": ("tests/parameter/test_store.py",),
     "parameter.service": ("tests/parameter/test_service.py",),
     "rpc.wire": ("tests/rpc/test_wire.py",),
