@@ -162,6 +162,26 @@ def test_the_tree_is_small_at_the_top_and_packages_say_what_they_are_for():
     assert unknown == set(), unknown
 
 
+KINDS = {"RemoteCluster", "active_remote_session", "is_remote", "uses_connect"}
+"""What tells classic Spark and Spark Connect apart."""
+
+MAY_TELL_KINDS_APART = {"spark", "diagnostics", "hyperopt"}
+"""What hides the difference, what reports it to people, and the search, whose workers are to follow."""
+
+HIDE_KINDS = {"connect_partitions.py", "connect_values.py", "spark_dataset.py"}
+
+
+def test_only_what_hides_the_kind_of_spark_tells_kinds_apart():
+    for path in files():
+        if layer(path) in MAY_TELL_KINDS_APART or path.name in HIDE_KINDS:
+            continue
+        source = path.read_text()
+        names = {name.rpartition(".")[2] for name in imports(source)}
+        names |= {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+        assert not names & KINDS, f"{path} uses {names & KINDS}"
+        assert not any(name.startswith("pyspark.sql.connect") for name in imports(source)), path
+
+
 MAY_NAME_BACKENDS = {"backends.py", "inspection.py", "probe.py", "custom_code.py"}
 
 

@@ -23,7 +23,6 @@ from sparkkeras import arguments
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
 from sparkkeras.modeling.archive import ModelArchive, custom_objects_of
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.settings import uses_connect
 from sparkkeras.training import persistence
 from sparkkeras.training.references import decode, encode, find_code, is_registered, reference_to_code
 
@@ -249,7 +248,7 @@ def _check_shared(path: str, uid: str) -> None:
         StorageError: This process does not find the metadata that Spark has written before the stages.
     """
     found = re.fullmatch(f"(.*)/stages/[0-9]+_{re.escape(uid)}/?", path)
-    if found and uses_connect() and not filesystem.exists(f"{found[1]}/{_METADATA}"):
+    if found and not filesystem.exists(f"{found[1]}/{_METADATA}"):
         raise StorageError(
             f"{found[1]!r}: the server of Spark Connect has written the pipeline where this process does not find it. Use a "
             "path that both open, such as s3a://, or an absolute one if they run on the same machine."

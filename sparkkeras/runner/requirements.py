@@ -5,21 +5,11 @@ from __future__ import annotations
 import time
 
 from sparkkeras.errors import ConfigurationError, counted
-from sparkkeras.spark.connect import AnyCluster, active_remote_session
+from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.spark.settings import Settings, is_local
 
 REGISTER_SECONDS = 10.0
 """How long executors have to register, before a barrier stage has too few slots."""
-
-
-def active_settings() -> Settings | None:
-    """The settings of the active SparkContext or session of Spark Connect; ``None`` if there is none."""
-    from pyspark import SparkContext
-
-    session, context = active_remote_session(), SparkContext._active_spark_context
-    if session is not None:
-        return session.conf
-    return None if context is None else context.getConf()
 
 
 INDEPENDENT_RANKS = "use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."

@@ -30,14 +30,11 @@ from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import FrameSource, Source
 from sparkkeras.spark.activity import watching_spark
-from sparkkeras.spark.cluster import Cluster, active_context
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, is_remote
+from sparkkeras.spark.connect import AnyCluster, active_cluster, cluster_of
 from sparkkeras.spark.settings import worker_ports
 from sparkkeras.worker.device import forking_environment
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from sparkkeras.checkpoints.store import Checkpoint
 
 
@@ -185,12 +182,11 @@ class SparkRunner:
         moves_rows: bool = False,
     ) -> list[Any]:
         group = RankGroup(self.num_workers, together=self.barrier)
-        session = None if self.local_mode else _remote_session(source)
         with ExitStack() as stack:
             if self.local_mode:
                 ranks = self._on_driver(stack, group, work, source)
             else:
-                ranks = self._on_cluster(stack, session, work, source, moves_rows)
+                ranks = self._on_cluster(stack, work, source, moves_rows)
             return run_group(
                 *(group, ranks, timeout),
                 port=self.port,
@@ -204,17 +200,18 @@ class SparkRunner:
         parts = Parts() if source is None else stack.enter_context(stored_on_driver(source, self.num_workers))
         return Ranks(LocalThreads(group, gpus), LocalShared(work), parts)
 
-    def _on_cluster(
-        self, stack: ExitStack, session: SparkSession | None, work: RankWork, source: Source | None, moves_rows: bool
-    ) -> Ranks:
+    def _on_cluster(self, stack: ExitStack, work: RankWork, source: Source | None, moves_rows: bool) -> Ranks:
+        if isinstance(source, FrameSource):
+            cluster = cluster_of(source.frame.sparkSession, forking_environment)
+        else:
+            cluster = active_cluster(forking_environment, _WITHOUT_SPARK)
         everywhere = moves_rows or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
-        if session is not None and source is not None and everywhere:
+        if source is not None and everywhere and not cluster.is_driver_here:
             raise ConfigurationError(
                 "with Spark Connect, rows stay on the workers that have read them, and Spark runs ranks elsewhere if they "
                 "do not start together (barrier=False) or these workers are busy: leave slots free, or read the rows in the "
                 "function, with context().rank and context().world_size."
             )
-        cluster = _classic_cluster() if session is None else RemoteCluster(session)
         self._check(cluster)
         if isinstance(work, Script) and not (cluster.is_local and cluster.is_driver_here):
             work = work.with_source()
@@ -246,10 +243,6 @@ _WITHOUT_CONNECTION = (
 _WITHOUT_SPARK = "Without Spark, ranks run on this machine: SparkRunner(num_workers, local_mode=True)."
 
 
-def _classic_cluster() -> Cluster:
-    return Cluster(active_context(_WITHOUT_SPARK), forking_environment)
-
-
 def _own_arguments() -> list[str]:
     """The arguments of `SparkRunner.run` that are not those of the function."""
     parameters = inspect.signature(SparkRunner.run).parameters.values()
@@ -261,10 +254,3 @@ def _name(function_or_file: Any) -> str:
     if isinstance(function_or_file, (str, os.PathLike)):
         return Path(function_or_file).name
     return str(getattr(function_or_file, "__name__", type(function_or_file).__name__))
-
-
-def _remote_session(source: Source | None) -> SparkSession | None:
-    """The Spark Connect session of a DataFrame, or the active one; ``None`` without Spark Connect."""
-    if isinstance(source, FrameSource) and is_remote(source.frame.sparkSession):
-        return source.frame.sparkSession
-    return active_remote_session()

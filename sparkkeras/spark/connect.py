@@ -377,6 +377,30 @@ def cluster_of(session: SparkSession, environment: Environment = worker_environm
     return Cluster(session.sparkContext, environment)
 
 
+def active_cluster(environment: Environment = worker_environment, otherwise: str = "") -> AnyCluster:
+    """The cluster of the active session of Spark Connect, else of the active SparkContext, else of a new one.
+
+    Args:
+        environment: Returns the environment variables of training workers.
+        otherwise: What to do if Spark cannot be started, for the message.
+
+    Raises:
+        ClusterError: Spark cannot be started, or workers lack a requirement.
+    """
+    session = active_remote_session()
+    return Cluster(active_context(otherwise), environment) if session is None else RemoteCluster(session, environment)
+
+
+def active_settings() -> Settings | None:
+    """The settings of the active session of Spark Connect, else of the active SparkContext; ``None`` if there is none."""
+    from pyspark import SparkContext
+
+    session, context = active_remote_session(), SparkContext._active_spark_context
+    if session is not None:
+        return session.conf
+    return None if context is None else context.getConf()
+
+
 def check_session(session: SparkSession) -> None:
     """Reject a session that was stopped.
 

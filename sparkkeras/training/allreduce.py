@@ -49,8 +49,9 @@ from sparkkeras.rpc.addresses import split_address
 from sparkkeras.runner.group import RankGroup
 from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.requirements import active_settings, check_static_allocation
+from sparkkeras.runner.requirements import check_static_allocation
 from sparkkeras.runner.service import VALUE_BYTES, RankClient, pack_parts, unpack_parts
+from sparkkeras.spark.connect import active_settings
 from sparkkeras.spark.job_errors import package_error
 from sparkkeras.spark.settings import worker_ports
 from sparkkeras.spark.slots import holding_slots
