@@ -26,10 +26,9 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring.inference import PredictTask
-from sparkkeras.training.averaging import AveragingStrategy
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.fit_arguments import FitArguments
-from sparkkeras.training.run import Run
+from sparkkeras.training.run import Run, train
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 
@@ -82,7 +81,7 @@ class InMemory(PlainKeras):
         run.archives, run.dataset = [self.archive], LocalDataset((self.block,))
         run.split, run.options = TrainValidationSplit((self.block.rows,), (0,)), FitOptions(self.batch_size, shuffle=shuffle)
         run.callbacks = DriverCallbacks(callbacks, self.model, epochs, run.steps, run.events)
-        AveragingStrategy().fit(run)
+        train(run)
 
     def predict(self) -> Any:
         """Predict all rows, as `SparkModel.predict` does after a fit."""

@@ -59,7 +59,7 @@ from sparkkeras.training.fit_arguments import (
 from sparkkeras.training.preparation import check_fit, rows_stored
 from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.row_options import RowOptions
-from sparkkeras.training.run import MAX_RESTARTS, Run, ServerSettings, make_strategy
+from sparkkeras.training.run import MAX_RESTARTS, Run, ServerSettings, train
 from sparkkeras.training.saved_run import SavedRun
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
 from sparkkeras.worker.batches import Transform
@@ -358,7 +358,7 @@ class SparkModel:
             run.callbacks = DriverCallbacks(checked["callbacks"], self.model, run.epochs, run.steps, events)
             try:
                 with nullcontext() if recorder is None else recorder.recording(run):
-                    make_strategy(self.mode).fit(run)
+                    train(run)
             finally:
                 self.parameter_server_stats = run.server.stats if self.mode in ASYNCHRONOUS_MODES else None
             return run.callbacks.history

@@ -181,7 +181,7 @@ class SparkEnsemble:
             self.seed, self._fits = seed[0], seed[1] + 1
             run.events.emit(WorkersChanged(len(self.models)))
             run.events.emit(PhaseStarted("Training each member in its own task"))
-            IndependentStrategy(self.sampling, seed[0], checkpoints).fit(run)
+            IndependentStrategy(self.sampling, seed[0], checkpoints).train(run, range(run.initial_epoch, run.epochs))
 
     def predict(self, data: Any, **options: Any) -> Any:
         """Predict with the trained ensemble; the arguments are those of `EnsembleModel.predict`."""

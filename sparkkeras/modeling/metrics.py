@@ -171,6 +171,15 @@ class HasLogs(Protocol):
         ...
 
 
+class HasMetrics(HasLogs, Protocol):
+    """The report of a worker that has the metric state, too."""
+
+    @property
+    def metrics(self) -> MetricState:
+        """The metric state over the rows."""
+        ...
+
+
 def logs(model: keras.Model, state: MetricState, reports: Sequence[HasLogs]) -> dict[str, Any]:
     """The logs of an epoch or an evaluation, computed from the merged metric state and the logs of the workers.
 
@@ -182,6 +191,11 @@ def logs(model: keras.Model, state: MetricState, reports: Sequence[HasLogs]) -> 
         return found
     merged = updated(model, state) & found.keys()
     return {name: found[name] if name in merged else mean for name, mean in mean_logs(reports).items()}
+
+
+def merged_logs(model: keras.Model, reports: Sequence[HasMetrics]) -> dict[str, Any]:
+    """The logs of workers that send their metric states with their logs."""
+    return logs(model, merge(each.metrics for each in reports), reports)
 
 
 def mean_logs(reports: Sequence[HasLogs]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class EvaluationResult:
 
     def logs(self, model: keras.Model) -> dict[str, Any]:
         """The loss and metrics over all rows, by name."""
-        return metrics.logs(model, metrics.merge(each.metrics for each in self.reports), self.reports)
+        return metrics.merged_logs(model, self.reports)
 
 
 @dataclass(frozen=True)

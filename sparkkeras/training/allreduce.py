@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -345,22 +346,17 @@ def _without_padding(model: keras.Model, rank: RankEpoch, steps: int) -> Report:
 class AllReduceStrategy:
     """The strategy of all-reduce training; see the module docstring."""
 
-    def fit(self, run: Run) -> None:
-        """Train; see `Strategy.fit`.
+    def train(self, run: Run, epochs: range) -> None:
+        """Train; see `Strategy.train`.
 
         Raises:
             ModelError: An output of the model has a mask.
             DriverConnectionError: With Spark Connect, the workers cannot connect to this process.
         """
         check_without_mask(run.model)
-        epochs = range(run.recorder.begin(run), run.epochs)
         if epochs:
             run.callbacks.on_epoch_begin(epochs.start)
             _RankTraining(run, epochs).train()
-        if run.model.optimizer is not None and run.epochs > run.initial_epoch:
-            run.model.optimizer.finalize_variable_values(run.model.trainable_weights)
-        run.callbacks.on_train_end()
-        run.recorder.end()
 
 
 @dataclass
@@ -606,10 +602,7 @@ class _RankTraining:
             warn_of_steps(run, part.reports)
         validated = [each.validation for each in ranks if each.validation is not None]
         if validated:
-            run.callbacks.on_test_begin()
-            values = metrics.logs(model, metrics.merge(each.metrics for each in validated), validated)
-            run.callbacks.on_test_end(values)
-            logs |= {f"val_{name}": value for name, value in values.items()}
+            logs |= run.callbacks.validated(partial(metrics.merged_logs, model, validated))
         run.callbacks.on_epoch_end(epoch, logs)
         self._stopped = model.stop_training = model.stop_training or part.stopped
         run.recorder.end_epoch(epoch)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,12 +122,11 @@ class RoundTask:
 class AveragingStrategy:
     """The strategy of synchronous training; see the module docstring."""
 
-    def fit(self, run: Run) -> None:
-        """Train in rounds; see `Strategy.fit`."""
+    def train(self, run: Run, epochs: range) -> None:
+        """Train in rounds; see `Strategy.train`."""
         model, dataset, callbacks = run.model, run.dataset, run.callbacks
         with dataset.share(run.archive) as archive, dataset.share(run.options) as options:
-            start = run.recorder.begin(run)
-            for epoch in range(start, run.epochs):
+            for epoch in epochs:
                 callbacks.on_epoch_begin(epoch)
                 part = run.recorder.begin_epoch(epoch)
                 while part.batches < run.batches:
@@ -137,15 +137,11 @@ class AveragingStrategy:
                 if epoch == run.initial_epoch:
                     warn_of_steps(run, part.reports)
                 if run.validation is not None and (epoch + 1) % run.validation.frequency == 0:
-                    logs |= _validate(run, run.validation, archive)
+                    logs |= callbacks.validated(partial(_validate, run, run.validation, archive))
                 callbacks.on_epoch_end(epoch, logs)
                 run.recorder.end_epoch(epoch)
                 if model.stop_training:
                     break
-            if model.optimizer is not None and run.epochs > run.initial_epoch:
-                model.optimizer.finalize_variable_values(model.trainable_weights)
-            callbacks.on_train_end()
-            run.recorder.end()
 
     def _round(
         self,
@@ -215,9 +211,6 @@ def _applied(run: Run, before: ModelState, mean: Mean, epoch: int) -> ModelState
 
 
 def _validate(run: Run, validation: Validation, archive: Shared[ModelArchive]) -> dict[str, Any]:
-    run.callbacks.on_test_begin()
     with validation.dataset.share(ModelWeights.take(run.model)) as state:
         found = inference.evaluate(validation.dataset, archive, state, validation.options, validation.spans)
-    logs = {} if found is None else found.logs(run.model)
-    run.callbacks.on_test_end(logs)
-    return {f"val_{name}": value for name, value in logs.items()}
+    return {} if found is None else found.logs(run.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -268,10 +268,9 @@ class DriverCallbacks:
         self._events.emit(EpochEnded(epoch, logs))
         self._list.on_epoch_end(epoch, logs)
 
-    def on_test_begin(self) -> None:
-        """Call the callbacks at the beginning of validation; they may swap the weights."""
+    def validated(self, find_logs: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The metrics of validation by their names in the logs, found between callbacks, which may swap the weights."""
         self._list.on_test_begin()
-
-    def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Call the callbacks at the end of validation, with its metrics."""
+        logs = find_logs()
         self._list.on_test_end(logs)
+        return {f"val_{name}": value for name, value in logs.items()}

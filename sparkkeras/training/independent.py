@@ -207,8 +207,8 @@ class IndependentStrategy:
     def __init__(self, sampling: str, seed: int, checkpoints: MemberCheckpoints | None = None) -> None:
         self._sampling, self._seed, self._checkpoints = sampling, seed, checkpoints
 
-    def fit(self, run: Run) -> None:
-        """Train all members, which get their histories; see `Strategy.fit`. Each runs its callbacks on its worker.
+    def train(self, run: Run, epochs: range) -> None:
+        """Train all members, which get their histories; see `Strategy.train`. Each runs its callbacks on its worker.
 
         Raises:
             ConfigurationError: A member has no rows, or the weights of all members exceed Spark's limit on results.
@@ -225,7 +225,7 @@ class IndependentStrategy:
                     for archive, state in zip(run.archives, states, strict=True)
                 ),
                 stack.enter_context(dataset.share(run.options)),
-                range(run.initial_epoch, run.epochs),
+                epochs,
                 run.steps_per_epoch,
                 sample,
                 validation,

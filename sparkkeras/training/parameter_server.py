@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -72,16 +73,13 @@ class ParameterServerStrategy:
     def __init__(self, locked: bool) -> None:
         self._locked = locked
 
-    def fit(self, run: Run) -> None:
-        """Train; see `Strategy.fit`."""
-        epochs = range(run.recorder.begin(run), run.epochs)
+    def train(self, run: Run, epochs: range) -> None:
+        """Train; see `Strategy.train`."""
         settings = model_state.take_settings(run.model)
         if epochs:
             run.callbacks.on_epoch_begin(epochs.start)
         if epochs or run.recorder.workers is not None:
             _ServedTraining(run, epochs, self._locked, settings).train()
-        run.callbacks.on_train_end()
-        run.recorder.end()
 
 
 class _ServedTraining:
@@ -266,7 +264,7 @@ class _ServedTraining:
         self._iterations = tuple(map(max, zip(*counts, strict=True)))
         set_iterations(model, self._iterations)
         weights, optimizer = model_state.take_weights(model), _optimizer(model) if self._run.callbacks.given else {}
-        logs = metrics.logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
+        logs = metrics.merged_logs(model, end.reports)
         add_histories(run, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
         cut = self._cut_of(end.epoch)
@@ -284,10 +282,7 @@ class _ServedTraining:
                 "worker)."
             )
         if end.validation:
-            self._run.callbacks.on_test_begin()
-            validated = metrics.logs(model, metrics.merge(each.metrics for each in end.validation), end.validation)
-            self._run.callbacks.on_test_end(validated)
-            logs |= {f"val_{name}": value for name, value in validated.items()}
+            logs |= run.callbacks.validated(partial(metrics.merged_logs, model, end.validation))
         self._run.callbacks.on_epoch_end(end.epoch, logs)
         self._send_settings()
         if cut is not None:
@@ -406,8 +401,6 @@ class _ServedTraining:
         model = self._run.model
         ModelState(model_state.take_weights(model), optimizer).put(model)
         model_state.put_settings(self._settings if self._sets_outside else self._rates(self._settings), model)
-        if model.optimizer is not None:
-            model.optimizer.finalize_variable_values(model.trainable_weights)
 
     def _end(self) -> None:
         """Release snapshots and keep the statistics of the server, also after an error."""

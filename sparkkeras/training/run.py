@@ -187,9 +187,18 @@ class Run:
 class Strategy(Protocol):
     """A way to train; implements both the driver's and the workers' half of its protocol."""
 
-    def fit(self, run: Run) -> None:
+    def train(self, run: Run, epochs: range) -> None:
         """Train the models, update the histories, and call the callbacks on the driver in every epoch."""
         ...
+
+
+def train(run: Run) -> None:
+    """Train what remains with the strategy of the mode, from the callbacks at the beginning to those at the end."""
+    make_strategy(run.mode).train(run, range(run.recorder.begin(run), run.epochs))
+    if run.model.optimizer is not None and run.epochs > run.initial_epoch:
+        run.model.optimizer.finalize_variable_values(run.model.trainable_weights)
+    run.callbacks.on_train_end()
+    run.recorder.end()
 
 
 def make_strategy(mode: str) -> Strategy:

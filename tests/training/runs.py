@@ -20,7 +20,7 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.fit_arguments import MODES, FitArguments
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.recorder import Recorder
-from sparkkeras.training.run import Run, ServerSettings, make_strategy
+from sparkkeras.training.run import Run, ServerSettings, train
 from sparkkeras.worker.batches import FitOptions
 from tests.training.ranks import LocalHosts
 
@@ -148,7 +148,6 @@ def fit(
         events=Events([recorded, *listeners(callbacks)]),
     )
     run.callbacks = DriverCallbacks(callbacks, run.model, run.epochs, run.steps, run.events)
-    strategy = IndependentStrategy("all", seed) if mode == "independent" else make_strategy(mode)
     if recorder is not None:
         recorder.check(run, {"fits": 1})
         recorder.check_data(run)
@@ -156,7 +155,10 @@ def fit(
         stack.enter_context(mock.patch.object(allreduce, "rank_hosts", LocalHosts))
         if recorder is not None:
             stack.enter_context(recorder.recording(run))
-        strategy.fit(run)
+        if mode == "independent":
+            IndependentStrategy("all", seed).train(run, range(initial_epoch, epochs))
+        else:
+            train(run)
     return given.model.history, [(event.rows, event.done) for event in recorded.of(RowsTrained)]
 
 

@@ -232,7 +232,7 @@ def test_a_mask_that_reaches_the_loss_is_an_error():
     model = Model(optimizer="sgd").model
     model._compile_loss._sparkkeras_mask = True
     with pytest.raises(ModelError, match="an output with a mask"):
-        AllReduceStrategy().fit(SimpleNamespace(model=model))
+        AllReduceStrategy().train(SimpleNamespace(model=model), range(1))
 
 
 class Allocates:

@@ -60,7 +60,7 @@ def train(
         validation = Validation(dataset, BatchOptions(BATCH), spans=parts.validation_spans)
     given = {"epochs": epochs, "steps_per_epoch": steps_per_epoch}
     run = stored_run(models, dataset, options, mode="independent", split=parts, validation=validation, given=given)
-    IndependentStrategy(sampling, seed).fit(run)
+    IndependentStrategy(sampling, seed).train(run, range(epochs))
     return [model.history for model in models]
 
 
