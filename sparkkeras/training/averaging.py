@@ -9,8 +9,8 @@ trainable weights from their mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,79 +22,18 @@ from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.events import RowsTrained
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.state import ModelState, ModelWeights, trainable_size
 from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.scoring import inference
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.validation import Validation
-from sparkkeras.training.worker_reports import Report, add_histories, check_finite, gathered, warn_of_steps
-from sparkkeras.weights import Flat, average
+from sparkkeras.training.worker_reports import Mean, add_histories, check_finite, gathered, merge, warn_of_steps
+from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchRange, FitOptions
-from sparkkeras.worker.trainer import LocalTrainer, Replica
+from sparkkeras.worker.trainer import LocalTrainer
 
 if TYPE_CHECKING:
     from sparkkeras.training.run import Run
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The row-weighted mean of one or several replicas."""
-
-    rows: int
-    weights: Flat
-    optimizer: Flat
-    metrics: MetricState
-    reports: tuple[Report, ...]
-
-    @classmethod
-    def of(cls, replica: Replica, startup_seconds: float = 0.0) -> Mean:
-        """The mean of a single replica, from a process that took ``startup_seconds`` to load Keras."""
-        return cls(
-            replica.rows,
-            replica.state.weights,
-            replica.state.optimizer,
-            replica.metrics,
-            (Report.of(replica, startup_seconds),),
-        )
-
-
-@dataclass(frozen=True)
-class MergeMeans:
-    """Averages means, each weighted by its rows. It keeps their order, so that the result is bit-identical each time."""
-
-    def __call__(self, means: Sequence[Mean]) -> Mean:
-        """Compute the mean of all means."""
-        return Mean(
-            rows=sum(mean.rows for mean in means),
-            weights=average((mean.weights, mean.rows) for mean in means),
-            optimizer=average((mean.optimizer, mean.rows) for mean in means),
-            metrics=metrics.merge(mean.metrics for mean in means),
-            reports=tuple(report for mean in means for report in mean.reports),
-        )
-
-    def split(self, mean: Mean, max_bytes: int) -> list[Mean]:
-        """Split a mean into pieces of at most ``max_bytes``, see `Merging`: consecutive parts of its vectors.
-
-        Metrics and reports are small and go with the first piece.
-        """
-        count = max(1, -(-(mean.weights.nbytes + mean.optimizer.nbytes) // max_bytes))
-        pieces = [
-            Mean(mean.rows, weights, optimizer, (), ())
-            for weights, optimizer in zip(mean.weights.split(count), mean.optimizer.split(count), strict=True)
-        ]
-        return [replace(pieces[0], metrics=mean.metrics, reports=mean.reports), *pieces[1:]]
-
-    def join(self, pieces: Sequence[Mean]) -> Mean:
-        """Join the pieces of `split`, see `Merging`."""
-        return replace(
-            pieces[0],
-            weights=Flat.join([piece.weights for piece in pieces]),
-            optimizer=Flat.join([piece.optimizer for piece in pieces]),
-        )
-
-
-merge = MergeMeans()
 
 
 @dataclass(frozen=True)
@@ -159,7 +98,7 @@ class AveragingStrategy:
         before = ModelState.take(run.model)
         with dataset.share(before) as state:
             task = RoundTask(shared[0], state, shared[1], run.split.train, epoch, first, last)
-            means = gathered(dataset.train(task), merge, run.num_workers, before.nbytes, dataset.max_result_bytes)
+            means = gathered(dataset.train(task), run.num_workers, before.nbytes, dataset.max_result_bytes)
         if not means:
             raise DataError(
                 f"no worker has rows to train on in epoch {epoch + 1}, although the data had some when it was first read. "
@@ -188,7 +127,8 @@ def _applied(run: Run, before: ModelState, mean: Mean, epoch: int) -> ModelState
         ConfigurationError: The rule did not change the weights in place.
     """
     trainable = trainable_size(run.model)
-    vector = mean.weights.vector.copy()
+    weights, optimizer = mean.vectors
+    vector = weights.vector.copy()
     center = before.weights.vector[:trainable].copy()
     state = fitting_state(run.rule, run.rule_state, center)
     update = WorkerUpdate(
@@ -207,7 +147,7 @@ def _applied(run: Run, before: ModelState, mean: Mean, epoch: int) -> ModelState
     run.rule_state.clear()
     run.rule_state.update(state)
     vector[:trainable] = center
-    return ModelState(Flat(vector, mean.weights.integer_variables), mean.optimizer)
+    return ModelState(Flat(vector, weights.integer_variables), optimizer)
 
 
 def _validate(run: Run, validation: Validation, archive: Shared[ModelArchive]) -> dict[str, Any]:

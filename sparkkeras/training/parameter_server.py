@@ -44,10 +44,10 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.spark.connect import NO_DRIVER
 from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
-from sparkkeras.training.parameter_server_worker import OptimizerVariables, TrainTask, WorkerPlan, merge
+from sparkkeras.training.parameter_server_worker import TrainTask, WorkerPlan
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.validation import validation_plan
-from sparkkeras.training.worker_reports import add_histories, gathered
+from sparkkeras.training.worker_reports import Mean, add_histories, gathered, merge
 from sparkkeras.weights import Array, Flat
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ class _ServedTraining:
         if self._reached is not None:
             optimizers = self._kept_optimizers()  # also of workers that had finished before the checkpoint
         if optimizers:
-            self._put_optimizer(merge(optimizers).optimizer)
+            self._put_optimizer(*merge(optimizers).vectors)
 
-    def _run_workers(self) -> list[OptimizerVariables]:
+    def _run_workers(self) -> list[Mean]:
         run, dataset, server = self._run, self._dataset, self._run.server
         with ExitStack() as stack:
             validation = validation_plan(run, stack)
@@ -162,20 +162,20 @@ class _ServedTraining:
             )
             return self._supervise(dataset.train(task))
 
-    def _kept_optimizers(self) -> list[OptimizerVariables]:
+    def _kept_optimizers(self) -> list[Mean]:
         """The optimizer variables of all workers at the end of their last epochs."""
         partitions = self._ledger.cut().progress.partitions.values()
         unpack = self._payload_format.unpack_optimizer
-        return [OptimizerVariables(each.rows, unpack(each.optimizer)) for each in partitions if each.optimizer]
+        return [Mean(each.rows, (unpack(each.optimizer),)) for each in partitions if each.optimizer]
 
-    def _supervise(self, results: Results[OptimizerVariables]) -> list[OptimizerVariables]:
+    def _supervise(self, results: Results[Mean]) -> list[Mean]:
         """Run the job in the background, and callbacks and progress here; return the results of the workers."""
         size, bound = self._state.optimizer.nbytes, self._dataset.max_result_bytes
         workers = self._run.num_workers
 
-        def train() -> list[OptimizerVariables]:
+        def train() -> list[Mean]:
             try:
-                return gathered(results, merge, workers, size, bound)
+                return gathered(results, workers, size, bound)
             finally:
                 self._ledger.wake()
 
@@ -447,11 +447,11 @@ def _optimizer(model: keras.Model) -> dict[str, Array]:
 class _Repair:
     """Trains a partition whose rows have to be read again."""
 
-    results: Results[OptimizerVariables]
+    results: Results[Mean]
     worker: int
     ledger: Ledger
 
-    def __call__(self) -> list[OptimizerVariables]:
+    def __call__(self) -> list[Mean]:
         try:
             return self.results.from_source([self.worker])[self.worker]
         finally:

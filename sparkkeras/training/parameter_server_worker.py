@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, adds_pr
 from sparkkeras.parameter.service import ParameterClient, PayloadFormat
 from sparkkeras.rpc.transport import Address
 from sparkkeras.training.validation import ValidationPlan
-from sparkkeras.weights import Array, Flat, average
+from sparkkeras.training.worker_reports import Mean
+from sparkkeras.weights import Array, Flat
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
 
@@ -55,37 +56,6 @@ class WorkerPlan:
     payload_format: PayloadFormat
     address: Address
     renew_seconds: float
-
-
-@dataclass(frozen=True)
-class OptimizerVariables:
-    """The optimizer variables of a worker at the end, or the mean of several workers."""
-
-    rows: int
-    optimizer: Flat
-
-
-@dataclass(frozen=True)
-class MergeOptimizers:
-    """The mean of the workers' optimizer variables, weighted by rows: a `Merging`."""
-
-    def __call__(self, workers: Sequence[OptimizerVariables]) -> OptimizerVariables:
-        """The mean."""
-        return OptimizerVariables(
-            sum(each.rows for each in workers), average((each.optimizer, each.rows) for each in workers)
-        )
-
-    def split(self, worker: OptimizerVariables, max_bytes: int) -> list[OptimizerVariables]:
-        """Split the vector; see `Merging.split`."""
-        count = max(1, -(-worker.optimizer.nbytes // max_bytes))
-        return [OptimizerVariables(worker.rows, chunk) for chunk in worker.optimizer.split(count)]
-
-    def join(self, pieces: Sequence[OptimizerVariables]) -> OptimizerVariables:
-        """Join the pieces; see `Merging.join`."""
-        return OptimizerVariables(pieces[0].rows, Flat.join([piece.optimizer for piece in pieces]))
-
-
-merge = MergeOptimizers()
 
 
 class WorkerExchange:
@@ -198,7 +168,7 @@ class TrainTask:
             return self.state.value.optimizer
         return self.plan.payload_format.unpack_optimizer(packed.value)
 
-    def __call__(self, context: TaskContext, rows: Iterator[Block | BlockStream]) -> Iterator[OptimizerVariables]:
+    def __call__(self, context: TaskContext, rows: Iterator[Block | BlockStream]) -> Iterator[Mean]:
         """Train what other attempts have not trained; yield the optimizer variables, if there was anything to train."""
         if not self.plan.batches[context.worker]:
             return
@@ -214,7 +184,7 @@ class TrainTask:
                     run = _Attempt(self, context, client, part, resumed)
                     run.train()
                     if resumed.epoch < self.plan.epochs.stop:
-                        yield OptimizerVariables(run.rows, run.state.optimizer)
+                        yield Mean(run.rows, (run.state.optimizer,))
                 # A waiting copy of this task must not end before the optimizer variables are sent. The lease is no longer
                 # renewed, since a renewal after this call would be rejected; it is long enough for this one call.
                 client.finish()

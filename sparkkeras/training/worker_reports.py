@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.dataset import Merging, Results
+from sparkkeras.data.dataset import Results
 from sparkkeras.errors import DivergenceError, counted, warn
 from sparkkeras.events import WorkerEpoch, WorkersReported
 from sparkkeras.modeling import metrics
+from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.weights import Flat, average
 from sparkkeras.worker.trainer import Replica
 
 if TYPE_CHECKING:
     from sparkkeras.training.run import Run
-
-R = TypeVar("R")
 
 MAX_WORKERS = 64
 """With more workers than this, their results are merged on the workers."""
@@ -79,17 +79,63 @@ class Report:
         )
 
 
-def gathered(results: Results[R], merging: Merging[R], workers: int, each: int, max_result_bytes: int) -> list[R]:
+@dataclass(frozen=True)
+class Mean:
+    """The means of the vectors of one or several workers, weighted by rows, with their merged metrics and their reports."""
+
+    rows: int
+    vectors: tuple[Flat, ...]
+    metrics: MetricState = ()
+    reports: tuple[Report, ...] = ()
+
+    @classmethod
+    def of(cls, replica: Replica, startup_seconds: float = 0.0) -> Mean:
+        """The weights and optimizer variables of a replica, from a process that took ``startup_seconds`` to load Keras."""
+        vectors = replica.state.weights, replica.state.optimizer
+        return cls(replica.rows, vectors, replica.metrics, (Report.of(replica, startup_seconds),))
+
+
+@dataclass(frozen=True)
+class MergeMeans:
+    """Averages means, each weighted by its rows. It keeps their order, so that the result is bit-identical each time."""
+
+    def __call__(self, means: Sequence[Mean]) -> Mean:
+        """Compute the mean of all means."""
+        rows, vectors = [mean.rows for mean in means], [mean.vectors for mean in means]
+        return Mean(
+            rows=sum(rows),
+            vectors=tuple(average(zip(each, rows, strict=True)) for each in zip(*vectors, strict=True)),
+            metrics=metrics.merge(mean.metrics for mean in means),
+            reports=tuple(report for mean in means for report in mean.reports),
+        )
+
+    def split(self, mean: Mean, max_bytes: int) -> list[Mean]:
+        """Split a mean into pieces of at most ``max_bytes``, see `Merging`: consecutive parts of its vectors.
+
+        Metrics and reports are small and go with the first piece.
+        """
+        count = max(1, -(-sum(each.nbytes for each in mean.vectors) // max_bytes))
+        pieces = [Mean(mean.rows, each) for each in zip(*(each.split(count) for each in mean.vectors), strict=True)]
+        return [replace(pieces[0], metrics=mean.metrics, reports=mean.reports), *pieces[1:]]
+
+    def join(self, pieces: Sequence[Mean]) -> Mean:
+        """Join the pieces of `split`, see `Merging`."""
+        return replace(pieces[0], vectors=tuple(map(Flat.join, zip(*(piece.vectors for piece in pieces), strict=True))))
+
+
+merge = MergeMeans()
+
+
+def gathered(results: Results[Mean], workers: int, each: int, max_result_bytes: int) -> list[Mean]:
     """The results of all workers, merged on the workers if they are many or large.
 
     Args:
         results: The results.
-        merging: Merges results.
         workers: The number of results.
         each: The size of one result in bytes.
         max_result_bytes: The limit on the size of all results of a job; 0: no limit.
     """
-    return results.reduce(merging) if merges_on_workers(workers, each, max_result_bytes) else results.collect()
+    return results.reduce(merge) if merges_on_workers(workers, each, max_result_bytes) else results.collect()
 
 
 def merges_on_workers(workers: int, each: int, max_result_bytes: int) -> bool:

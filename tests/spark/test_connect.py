@@ -30,7 +30,7 @@ from sparkkeras.spark.connect import (
     unpack_cells,
 )
 from sparkkeras.spark.slots import holding_slots
-from sparkkeras.training.averaging import Mean, merge
+from sparkkeras.training.worker_reports import Mean, merge
 from sparkkeras.weights import Flat
 
 
@@ -54,7 +54,7 @@ def test_the_size_of_cells_is_bounded():
 
 def replica(offset):
     state = ModelState(Flat(np.arange(1000, dtype=np.float32) + offset, (np.array(3),)), Flat(np.ones(2000, np.float32)))
-    return Mean(4, state.weights, state.optimizer, (), ("report",))
+    return Mean(4, (state.weights, state.optimizer), (), ("report",))
 
 
 def test_a_replica_is_split_on_the_worker():
@@ -69,7 +69,7 @@ def test_a_replica_is_split_on_the_worker():
     assert len(pieces) == 25
     assert max(len(batch.column("result")[0].as_py()) for batch in batches) < 1500
     whole = merge.join(pieces)
-    assert np.array_equal(whole.weights.vector, replica(0).weights.vector)
+    assert np.array_equal(whole.vectors[0].vector, replica(0).vectors[0].vector)
     assert whole.reports == ("report",)
 
 

@@ -13,9 +13,8 @@ from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import worker_reports
-from sparkkeras.training.averaging import Mean, Report, merge
 from sparkkeras.training.validation import Validation
-from sparkkeras.training.worker_reports import merges_on_workers
+from sparkkeras.training.worker_reports import Mean, Report, merge, merges_on_workers
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer
@@ -245,8 +244,7 @@ def replica(worker, weights, rows, slots=(0.0,), steps=1, sums=(0.0,), finite=Tr
     report = Report(worker, rows, steps, 0.5, 0.1, {"loss": 1.0}, finite)
     return Mean(
         rows,
-        Flat(np.array(weights, np.float32)),
-        Flat(np.array(slots, np.float32), (np.array(steps),)),
+        (Flat(np.array(weights, np.float32)), Flat(np.array(slots, np.float32), (np.array(steps),))),
         tuple(np.array(value, np.float32) for value in sums),
         (report,),
     )
@@ -255,9 +253,10 @@ def replica(worker, weights, rows, slots=(0.0,), steps=1, sums=(0.0,), finite=Tr
 def test_merge_weighs_by_rows():
     mean = merge([replica(0, [1, 2], 10, [4], 3, [5]), replica(2, [5, -2], 30, [0], 8, [7])])
     assert mean.rows == 40
-    assert mean.weights.vector.tolist() == [4, -1]  # (10 + 150) / 40, (20 - 60) / 40
-    assert mean.optimizer.vector.tolist() == [1]  # 40 / 40
-    assert [int(each) for each in mean.optimizer.integer_variables] == [8]
+    weights, optimizer = mean.vectors
+    assert weights.vector.tolist() == [4, -1]  # (10 + 150) / 40, (20 - 60) / 40
+    assert optimizer.vector.tolist() == [1]  # 40 / 40
+    assert [int(each) for each in optimizer.integer_variables] == [8]
     assert [float(value) for value in mean.metrics] == [12]
     assert [report.worker for report in mean.reports] == [0, 2]
 
@@ -265,17 +264,17 @@ def test_merge_weighs_by_rows():
 def test_merging_in_steps_equals_merging_at_once():
     parts = [replica(0, [8, 0], 10), replica(1, [0, 4], 20), replica(2, [-4, 8], 10), replica(3, [0, 0], 40)]
     whole = merge(parts)
-    assert whole.weights.vector.tolist() == [0.5, 2]  # (80 - 40) / 80, (80 + 80) / 80
+    assert whole.vectors[0].vector.tolist() == [0.5, 2]  # (80 - 40) / 80, (80 + 80) / 80
     for cut in (1, 2, 3):
         nested = merge([merge(parts[:cut]), merge(parts[cut:])])
         assert nested.rows == 80
-        assert np.allclose(nested.weights.vector, whole.weights.vector, rtol=0, atol=1e-7)
+        assert np.allclose(nested.vectors[0].vector, whole.vectors[0].vector, rtol=0, atol=1e-7)
         assert nested.reports == whole.reports
 
 
 def test_the_mean_of_one_replica_is_the_replica():
     one = replica(0, np.random.default_rng(0).normal(size=99), 13)
-    assert merge([one]).weights.vector.tobytes() == one.weights.vector.tobytes()
+    assert merge([one]).vectors[0].vector.tobytes() == one.vectors[0].vector.tobytes()
 
 
 # Merged on the workers
