@@ -195,8 +195,8 @@ class Cluster:
     def share(self, value: R) -> Iterator[Shared[R]]:
         """Make a value available to tasks until the end of the ``with`` block.
 
-        Small values travel with the tasks. Others are written to a file if the workers share the driver's disk, which is
-        faster, or else broadcast.
+        Small values travel with the tasks. Others are written to a file if the workers share the driver's disk, since
+        Spark's JVM copies a value several times, or else broadcast.
 
         Raises:
             PicklingError: The value cannot be pickled.

@@ -72,7 +72,10 @@ def _listen_error(endpoint: Endpoint, error: OSError) -> str:
 
 
 def check_connectivity(dataset: Dataset, address: Address) -> None:
-    """Check that the workers of a dataset can connect to a server on the driver; see `check_reached`."""
+    """Check that the workers of a dataset can connect to a server on the driver; see `check_reached`.
+
+    An unreachable address is the most common fault, and tasks that notice it themselves fail later and say less.
+    """
     check_reached(address, lambda preflight: dataset.run(preflight).collect(), CONFIGURE_SERVER)
 
 

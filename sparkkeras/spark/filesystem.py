@@ -2,6 +2,7 @@
 
 Paths without a scheme are local, and ``file:`` URIs as well. Hadoop's file systems open other URIs (``hdfs://``, ``s3a://``),
 in the JVM of the driver. A client of Spark Connect has none: there, fsspec opens them, with the credentials of this process.
+Its queries could write with those of the server, but only folders of files, without a rename, and in a free slot.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A process is in one group for its whole life. It is a fork of a process that has
 to come before the first operation. After an error in a group, its processes must end: the backends cannot form the group
 anew.
 
+A collective operation waits for as long as it takes, since a peer may be compiling or reading. Heartbeats of each backend's
+own show which peers are lost.
+
 What the backends listen on is not authenticated (docs/security.md).
 """
 
