@@ -144,6 +144,7 @@ def register_keras_udf(
             f"name={name!r}: Spark has a built-in function of this name, which SQL would call instead. Choose another name."
         )
     function, read = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid)
+    # Deterministic, unlike the column of `with_predictions`: SQL rejects other functions in aggregates and join conditions.
     with cluster_of(spark).training_workers():
         registered: Callable[..., Column] = spark.udf.register(name, function)
     return _CheckedFunction(registered, read, spark)

@@ -1,4 +1,8 @@
-"""`Search`: the algorithms of a search, for the user's own loop instead of workers on Spark."""
+"""`Search`: the algorithms of a search, for the user's own loop instead of workers on Spark.
+
+A `Search` is a worker of the ledger, in the process of the user: its leases do not expire, and `tell` saves a trial itself.
+Errors of an algorithm, a pruner or the storage are raised in the user's loop, and do not end the search.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ of values keep a few diverged trials from outweighing all others.
 A hyper-parameter of an option is compared within the trials that have it, and its importance is scaled by their share of the
 variance. Interactions count for no hyper-parameter, so the sum may be less than 1. It may also be more, since an algorithm
 such as TPE chooses values that are correlated.
+
+fANOVA would count interactions, but needs a random forest. PED-ANOVA needs more trials: with 40 random ones, noise got half
+the importance of a hyper-parameter that explains 30 % of the variance.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
     models/00012.keras       or the model that an objective returned
     search.lock              locked while a search runs in this folder
 
-Files are written atomically, so a search can resume however the previous one ended.
+Files are written atomically, so a search can resume however the previous one ended. A trial's file has the number that the
+algorithm chose for each label, from which the space computes the hyper-parameters: to resume, nothing is unpickled.
 """
 
 from __future__ import annotations

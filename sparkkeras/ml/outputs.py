@@ -1,6 +1,7 @@
 """The Spark ML columns for a model's outputs: raw predictions, probabilities and predictions.
 
 Only one column per output comes from the model. The others are Spark expressions on it, so the model runs once for all.
+So logits of a sigmoid or softmax are computed back from probabilities, and not taken from the layer before it.
 """
 
 from __future__ import annotations

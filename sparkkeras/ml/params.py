@@ -1,4 +1,7 @@
-"""The params of the Spark ML stages: their declarations, setters and getters."""
+"""The params of the Spark ML stages: their declarations, setters and getters.
+
+They hold Python values, each of which a function checks when it is set: Spark's converters know numbers and strings only.
+"""
 
 # ruff: noqa: N815 - Spark's names
 from collections.abc import Callable, Mapping, Sequence

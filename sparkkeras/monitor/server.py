@@ -2,7 +2,8 @@
 
 It answers GET requests only, so nothing can be changed through it. It limits connections, new connections a second and
 requests a second, so that a flood takes little time from training: what exceeds the limits waits, or is closed. A client
-that is slow to send a request or to read a response is disconnected.
+that is slow to send a request or to read a response is disconnected. A page asks once a second for the messages after its
+last one, instead of reading a stream, which would hold a thread for each viewer.
 """
 
 from __future__ import annotations

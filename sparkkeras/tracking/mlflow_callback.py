@@ -1,4 +1,8 @@
-"""`MLflowCallback`: runs of MLflow for training, searches and ensembles."""
+"""`MLflowCallback`: runs of MLflow for training, searches and ensembles.
+
+MLflow's autologging cannot do this: it replaces ``keras.Model.fit``, which workers call here. On the driver it would see
+nothing, and on the workers it would make a run of each round.
+"""
 
 from __future__ import annotations
 
