@@ -5,6 +5,7 @@ It has one lock with the store of the weights, so that both together are the sta
 Spark may run a partition's task again, twice at the same time, or long after it gave the task up. To apply every update
 exactly once, a task takes a *lease* on its partition, and every push carries the lease's number and a sequence number:
 
+- An attempt is identified by Spark's ``taskAttemptId``, since ``attemptNumber`` begins anew with each stage.
 - A partition has one lease at a time. A second attempt waits while the first one's lease is valid, and gets the reply
   ``"done"`` if the first one has finished.
 - A lease expires by the server's clock; every call that carries it renews it. An expired lease, or one whose connection has
