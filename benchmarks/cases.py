@@ -299,9 +299,10 @@ def _store(frame, model, columns) -> None:
     """Write the rows to disk, as `fit` does before it trains."""
     from sparkkeras.data.reader import Reader
     from sparkkeras.modeling.schema import schema_of
-    from sparkkeras.sources.source import NamedColumns, as_source
+    from sparkkeras.sources.frame import ColumnMapping
+    from sparkkeras.sources.source import as_source
 
-    source = as_source(frame, Reader(schema_of(model), labelled=False), columns=NamedColumns(columns))
+    source = as_source(frame, Reader(schema_of(model), labelled=False), columns=ColumnMapping(columns))
     with source.dataset() as dataset, dataset.stored():
         pass
 

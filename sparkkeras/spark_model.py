@@ -36,10 +36,10 @@ from sparkkeras.parameter.rules import (
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.scoring import inference
-from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
+from sparkkeras.scoring.columns import BATCH_SIZE, Scorer, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import SlotLimit, check_row_count, free_slots, is_batch_function
+from sparkkeras.sources.source import FrameSource, SlotLimit, check_row_count, free_slots, is_batch_function
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import missing_settings, start_workers
@@ -425,7 +425,8 @@ class SparkModel:
             on_invalid=self._rows.policy(data, on_invalid),
             verbose=verbose,
         )
-        self._rows.warn_of_columns(self.model, data, columns, labelled=source.form is not None and source.form.y is not None)
+        if isinstance(source, FrameSource):
+            self._rows.warn_of_columns(source.selection)
         found = inference.evaluate_source(self.model, source, self.custom_objects, options, self.num_workers, verbose)
         return inference.reported(self.model, inference.results(self.model, found), return_dict, verbose)
 
@@ -483,22 +484,17 @@ class SparkModel:
         transform = self._rows.without_transform("predict", transform)
         columns = self._rows.columns(data, features, None, loader, fits=transform is None)
         if is_frame(data) and not keyed:
-            self._rows.warn_of_columns(self.model, data, columns, labelled=False)
-            return with_predictions(
-                data,
+            most = self.batch_size if columns.loader else max(self.batch_size, BATCH_SIZE)
+            scorer = Scorer.of(
                 self.model,
-                features=columns.features,
-                output_col=output_col,
-                batch_size=self._batch_size(
-                    batch_size,
-                    fixed_batch_size(self.model)
-                    or (self.batch_size if columns.loader else max(self.batch_size, BATCH_SIZE)),
-                ),
+                batch_size=self._batch_size(batch_size, fixed_batch_size(self.model) or most),
                 transform=transform,
-                loader=columns.loader,
                 custom_objects=self.custom_objects,
                 on_invalid=policy,
             )
+            selection = columns.select(data, scorer.reader)
+            self._rows.warn_of_columns(selection)
+            return with_predictions(data, scorer, selection, output_col)
         source, options = inference.check_predict(
             self.model,
             data,

@@ -25,8 +25,8 @@ from sparkkeras.modeling.outputs import losses_of
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.voting import ballot, decided
 from sparkkeras.scoring import inference
-from sparkkeras.sources.frame import Columns, Loaders
-from sparkkeras.sources.source import NamedColumns, as_source, is_batch_function
+from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders
+from sparkkeras.sources.source import as_source, is_batch_function
 from sparkkeras.weights import Array
 from sparkkeras.worker.batches import BatchOptions, Transform
 
@@ -110,7 +110,7 @@ def greedy_ensemble(
             "keras.Model(model.inputs, model.outputs[0])."
         )
     by_value = inference.transform_by_value(transform)
-    columns = NamedColumns(features, label, loader, fits=transform is None)
+    columns = ColumnMapping(features, label, loader=loader, fits=transform is None)
     reader = Reader(schema.before(transform), has_on_invalid=False)
     if is_batch_function(x_val):
         raise DataError(f"x_val is {describe(x_val)}; expected a DataFrame, an RDD or arrays, which each model can predict.")

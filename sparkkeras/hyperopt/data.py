@@ -23,7 +23,7 @@ from sparkkeras.hyperopt.rows_on_disk import TRAINING, VALIDATION, arrays_of
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.sources.copies import KeptRows
 from sparkkeras.sources.frame import ColumnMapping, is_frame
-from sparkkeras.sources.source import NamedColumns, Source, as_source, is_distributed
+from sparkkeras.sources.source import Source, as_source, is_distributed
 from sparkkeras.worker.device import Environment
 
 FIT_KEYS = ("x", "y", "sample_weight", VALIDATION)
@@ -129,8 +129,7 @@ def source_of(data: Any, environment: Environment, named: ColumnMapping) -> Sour
         environment: Gives the environment variables of the workers that read the rows.
         named: The columns of a DataFrame that hold features, labels and weights.
     """
-    columns, weight = (NamedColumns(named.features, named.label), named.sample_weight) if is_frame(data) else (None, None)
-    return as_source(data, Reader(Schema(), has_on_invalid=False), None, weight, columns, environment)
+    return as_source(data, Reader(Schema(), has_on_invalid=False), None, named.sample_weight, named, environment)
 
 
 def fit_data(given: Any, validation_data: Any = None) -> dict[str, Any]:

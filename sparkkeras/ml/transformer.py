@@ -9,11 +9,12 @@ from typing import Any, Unpack, cast
 import keras
 from pyspark.ml import Model
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from sparkkeras.arguments import known_arguments, listing
 from sparkkeras.data.block import describe
 from sparkkeras.data.invalid_rows import InvalidPolicy
+from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, warn
 from sparkkeras.ml import converters
 from sparkkeras.ml.outputs import columns_of
@@ -21,9 +22,9 @@ from sparkkeras.ml.params import KerasParams, TransformerArguments
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.schema import schema_of
-from sparkkeras.scoring.columns import with_predictions
+from sparkkeras.scoring.columns import Scorer, with_predictions
 from sparkkeras.sources.column_names import is_case_sensitive
-from sparkkeras.sources.frame import ColumnMapping, is_frame
+from sparkkeras.sources.frame import ColumnMapping, Selection, is_frame
 from sparkkeras.spark_model import SparkModel
 
 
@@ -152,25 +153,21 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
         self.history = notes["history"]
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        model = self.get_model()
-        result_schema(self, model, SchemaFrame.of(dataset))
+        model, get = self.get_model(), self.getOrDefault
+        selection = check_columns(self, model, SchemaFrame.of(dataset), labelled=False)
+        new_fields(self, model, dataset)
         columns = columns_of(self, model)
-        get = self.getOrDefault
         if not any(True for column in columns for _ in column.fields()):
             warn(f"{self!r} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.")
             return dataset
         scored_as = [f"{self.uid}_{number}" for number in range(len(columns))]
-        scored = with_predictions(
-            dataset,
+        scorer = Scorer.of(
             model,
-            features=get("featuresCol"),
-            output_col=scored_as,
             batch_size=get("inferenceBatchSize"),
             transform=get("batch_transform"),
-            loader=get("loader"),
             custom_objects=get("custom_objects"),
-            on_invalid=_INVALID_POLICIES[get("handleInvalid")],
         )
+        scored = with_predictions(dataset, scorer, selection, scored_as)
         made = [
             expression
             for name, column in zip(scored_as, columns, strict=True)
@@ -180,7 +177,7 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
 
 
 _INVALID_POLICIES: dict[str, InvalidPolicy] = {"error": "error", "skip": "drop", "keep": "null"}
-"""The ``on_invalid`` of `with_predictions` for each ``handleInvalid``."""
+"""The ``on_invalid`` of predictions for each ``handleInvalid``."""
 
 
 def result_schema(params: KerasParams, model: keras.Model, frame: DataFrame, *, labelled: bool = False) -> StructType:
@@ -197,6 +194,15 @@ def result_schema(params: KerasParams, model: keras.Model, frame: DataFrame, *, 
         ConfigurationError: A new column already exists, or a param does not fit the model.
     """
     check_columns(params, model, frame, labelled=labelled)
+    return StructType([*frame.schema.fields, *new_fields(params, model, frame)])
+
+
+def new_fields(params: KerasParams, model: keras.Model, frame: DataFrame) -> list[StructField]:
+    """The new columns; see `result_schema`.
+
+    Raises:
+        ConfigurationError: A new column already exists.
+    """
     fields = [field for column in columns_of(params, model) for field in column.fields()]
     compared = str if is_case_sensitive(frame.sparkSession) else str.lower
     known = {compared(name): name for name in frame.schema.names}
@@ -215,11 +221,11 @@ def result_schema(params: KerasParams, model: keras.Model, frame: DataFrame, *, 
                 f"the output column {field.name!r} already exists{spelled}: choose another name "
                 f"({', '.join(params._new_columns)}), or drop({known[name]!r}) first."
             )
-    return StructType([*frame.schema.fields, *fields])
+    return fields
 
 
-def check_columns(params: KerasParams, model: keras.Model, frame: DataFrame, *, labelled: bool) -> None:
-    """Check the input columns; see `result_schema`.
+def check_columns(params: KerasParams, model: keras.Model, frame: DataFrame, *, labelled: bool) -> Selection:
+    """Select the input columns, and check them; see `result_schema`.
 
     Raises:
         DataError: A column is missing, or its type or width does not fit the model.
@@ -228,7 +234,8 @@ def check_columns(params: KerasParams, model: keras.Model, frame: DataFrame, *, 
     get = params.getOrDefault
     transform = get("transform") if labelled else get("batch_transform")
     named = ColumnMapping(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
-    named.select(frame, schema_of(model), labelled)
+    reader = Reader(schema_of(model).before(transform), labelled, _INVALID_POLICIES[get("handleInvalid")])
+    return named.select(frame, reader)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.sources.connect_partitions import StoredConnectPartitions
-from sparkkeras.sources.frame import Columns, is_frame
+from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
 from sparkkeras.sources.partitions import StoredRdd
-from sparkkeras.sources.source import NamedColumns, Source, as_source, is_batch_function, is_rdd
+from sparkkeras.sources.source import Source, as_source, is_batch_function, is_rdd
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.sources.tasks import Collect
 from sparkkeras.worker.device import forking_environment
@@ -37,7 +37,7 @@ def source_of(data: Any, features: Columns | None, label: Columns | None) -> Sou
         DataError: It is of another type, or its rows are malformed.
         ConfigurationError: Columns are named, and it is no DataFrame.
     """
-    columns = NamedColumns(features, label, fits=False)
+    columns = ColumnMapping(features, label, fits=False)
     source = partial(as_source, columns=columns, environment=forking_environment)
     if is_batch_function(data):
         raise ConfigurationError(

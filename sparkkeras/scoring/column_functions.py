@@ -71,10 +71,10 @@ class ArgumentsToBlocks:
             Leaf(read, len(read) > 1, spec, self.fits, loaders.get(spec.name if spec else ""), self.function)
             for read, spec in zip([(name,) for name in names] if several else [tuple(names)], specs or (None,), strict=True)
         ]
-        selection = Selection(Form(Structure.several(len(specs)) if several else Structure()), tuple(leaves))
+        selection = Selection(self.reader, Form(Structure.several(len(specs)) if several else Structure()), tuple(leaves))
         for number, column in enumerate(columns):
             check_argument(leaves[number if several else 0], names[number], column)
-        yield from selection.blocks(self.reader, columns, where, first)
+        yield from selection.blocks(columns, where, first)
 
 
 @dataclass(frozen=True)

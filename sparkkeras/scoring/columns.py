@@ -28,8 +28,7 @@ from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.inference import batch_options
 from sparkkeras.sources.column_names import column_named, is_case_sensitive
-from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders
-from sparkkeras.sources.frame_blocks import BatchesToBlocks
+from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.tasks import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.spark.udf import ColumnFunction, column_function
@@ -87,7 +86,7 @@ class Scorer:
             outputs_of(model),
         )
 
-    def function(self, cluster: AnyCluster, read: BatchesToBlocks | ArgumentsToBlocks) -> ColumnFunction:
+    def function(self, cluster: AnyCluster, read: Selection | ArgumentsToBlocks) -> ColumnFunction:
         """Make a function from columns to the column of predictions: a struct if the model has several outputs.
 
         Args:
@@ -132,7 +131,7 @@ class ScoreTask:
     archive: Shared[ModelArchive]
     state: Shared[ModelWeights]
     options: Shared[BatchOptions]
-    read: BatchesToBlocks | ArgumentsToBlocks
+    read: Selection | ArgumentsToBlocks
     outputs: tuple[Output, ...]
 
     def __call__(self, context: TaskContext, batches: Iterator[Any]) -> Iterator[pa.Array]:
@@ -180,46 +179,26 @@ def _spread(predicted: Any, good: Array) -> Array:
 
 
 def with_predictions(
-    frame: DataFrame,
-    model: keras.Model,
-    *,
-    features: Columns | None = None,
-    output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
-    batch_size: int = BATCH_SIZE,
-    transform: Transform | None = None,
-    loader: Loaders | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    on_invalid: InvalidPolicy = "null",
+    frame: DataFrame, scorer: Scorer, selection: Selection, output_col: str | Sequence[str] | Mapping[str, str]
 ) -> DataFrame:
     """Add a model's predictions to a DataFrame as columns, which Spark computes lazily.
 
     Args:
         frame: A DataFrame, also a streaming one.
-        model: A built model, compiled or not.
-        features: The columns of its inputs; see `SparkModel.fit`.
+        scorer: The model.
+        selection: The columns of its inputs, and their reader. With ``on_invalid="error"``, that raises an error for rows
+            with nulls, NaN or infinite values; ``"allow"`` passes them to the model with NaN for nulls; ``"null"`` predicts
+            null for them, and ``"drop"`` drops all rows without a prediction.
         output_col: The new column; for several outputs a list of names, or a dict of them by output. With one name for
             several outputs, the columns are called ``{output_col}_{output}``.
-        batch_size: The number of rows in each call of the model.
-        transform: ``transform(x, None) -> x``, which the workers apply to each batch.
-        loader: A loader that converts a column into an input, such as `image_loader`.
-        custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
-            model.
-        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` passes them to the model with
-            NaN for nulls; ``"null"`` predicts null for them, and ``"drop"`` drops all rows without a prediction.
 
     Raises:
-        DataError: A column is missing, or its type does not fit.
         ConfigurationError: An output column already exists, or ``output_col`` names an unknown output.
     """
-    scorer = Scorer.of(
-        model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_invalid=on_invalid
-    )
     names = _column_names(output_col, scorer.outputs, frame.columns, is_case_sensitive(frame.sparkSession))
-    named = ColumnMapping(features, loader=loader, fits=transform is None, on_invalid=on_invalid)
-    selection = named.select(frame, scorer.reader.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession)
     numbered = tuple(replace(output, name=str(number)) for number, output in enumerate(scorer.outputs))
-    function = replace(scorer, outputs=numbered).function(cluster, BatchesToBlocks(selection, scorer.reader))
+    function = replace(scorer, outputs=numbered).function(cluster, selection)
     # Spark may compute a deterministic column each time a query uses it: in a filter, and again in the result.
     with cluster.training_workers():
         predicted = function.asNondeterministic()(*selection.columns(frame))
@@ -232,7 +211,8 @@ def with_predictions(
             name: column_named(struct_name).getField(output.name) for name, output in zip(names, numbered, strict=True)
         }
         scored = scored.withColumns(fields).drop(struct_name)
-    if on_invalid == "drop" or any(leaf.loader is not None and leaf.loader.on_error == "drop" for leaf in selection.leaves):
+    loaders = [leaf.loader for leaf in selection.leaves if leaf.loader is not None]
+    if selection.reader.on_invalid == "drop" or any(loader.on_error == "drop" for loader in loaders):
         return scored.where(column_named(names[0]).isNotNull())
     return scored
 

@@ -35,7 +35,8 @@ from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.progress.status_line import format_logs
 from sparkkeras.rpc.options import ServerOptions
-from sparkkeras.sources.source import NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
+from sparkkeras.sources.frame import ColumnMapping
+from sparkkeras.sources.source import Source, as_keyed_source, as_source, lazy_dataset
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
@@ -181,7 +182,7 @@ def check_evaluate(
     data: Any,
     y: Any,
     sample_weight: Any,
-    columns: NamedColumns,
+    columns: ColumnMapping,
     *,
     batch_size: int,
     transform: Transform | None,
@@ -217,7 +218,7 @@ def check_evaluate(
 def check_predict(
     model: keras.Model,
     data: Any,
-    columns: NamedColumns,
+    columns: ColumnMapping,
     *,
     batch_size: int,
     transform: Transform | None,

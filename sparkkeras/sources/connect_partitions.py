@@ -25,7 +25,7 @@ from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.frame_blocks import BatchesToBlocks, OverPartition, PicklesResults, read_results, results_of
+from sparkkeras.sources.frame_blocks import OverPartition, PicklesResults, read_results, results_of
 from sparkkeras.sources.tasks import (
     Call,
     KeyByPartition,
@@ -80,7 +80,7 @@ class ConnectPartitions:
         import pyarrow as pa
 
         names = [f"c{number}" for number in range(len(block.arrays))]
-        read = BatchesToBlocks(Selection(block.form, tuple(Leaf((name,), fits=False) for name in names)), reader)
+        read = Selection(reader, block.form, tuple(Leaf((name,), fits=False) for name in names))
         session = cluster.session
         if not block.rows:  # Spark cannot create a DataFrame from a table without rows
             return cls(cluster, session.range(0), read)

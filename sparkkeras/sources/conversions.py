@@ -12,6 +12,7 @@ from sparkkeras.data.block import Block, describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.labels import class_indices, encode_label
 from sparkkeras.data.numeric import Masked, UnfitValuesError, to_numbers
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError
@@ -123,7 +124,7 @@ def from_data_frame(
     nb_classes = optional_integer("nb_classes", nb_classes)
     if not is_frame(frame):
         raise DataError(f"frame is {describe(frame)}; expected a Spark DataFrame: from_data_frame(df).")
-    selection = ColumnMapping(features, label).select(frame, Schema(), labelled=label is not None)
+    selection = ColumnMapping(features, label).select(frame, Reader(Schema(), label is not None))
     check_slots_for(frame.sparkSession)
     table = selection.narrowed(frame).toArrow().combine_chunks()
     if not table.num_rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from sparkkeras.data.block import HELD_BYTES, Block, Form, Structure, by_name, describe, in_field, items_by_path, name_of
 from sparkkeras.data.columns import ColumnValues, Leaf, Loader, label_loaders, sparse_width
-from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema, on_optional
 from sparkkeras.errors import ConfigurationError, DataError, known_names
@@ -51,7 +50,6 @@ class ColumnMapping:
         sample_weight: The columns of sample weights; ``None``: no weights.
         loader: Loaders for columns that hold other values than numbers, such as images.
         fits: Whether columns must fit the model; see `Leaf.fits`.
-        on_invalid: How rows with nulls, NaN or infinite values are handled; see `InvalidRows`.
     """
 
     features: Columns | None = None
@@ -59,16 +57,22 @@ class ColumnMapping:
     sample_weight: Columns | None = None
     loader: Loaders | None = None
     fits: bool = True
-    on_invalid: InvalidPolicy = "error"
 
-    def select(self, frame: DataFrame, schema: Schema, labelled: bool) -> Selection:
+    def select(self, frame: DataFrame, reader: Reader) -> Selection:
         """Select the columns of the model's arrays, and check that they exist and that their types fit.
+
+        Args:
+            frame: The DataFrame, of which only the schema is used.
+            reader: Reads and checks the rows. Where labels are optional, a DataFrame without their columns has none.
 
         Raises:
             DataError: A column is missing, or its type or width does not fit the model.
             ConfigurationError: The mapping does not fit the model's inputs or outputs.
         """
         finder = ColumnFinder(frame)
+        schema, labelled = reader.schema, reader.labelled
+        if reader.labels_optional and self.label is None:
+            labelled &= not {"label", *(spec.name for spec in schema.outputs)}.isdisjoint(frame.schema.names)
         loaders = self.loaders(schema)
         x, leaves = self._match_features(schema, finder)
         form = Form(x)
@@ -97,9 +101,9 @@ class ColumnMapping:
                 form, leaves = Form(x, y, weight), leaves + [replace(leaf, input=None) for leaf in weights]
         for leaf in leaves:
             check_types(leaf, finder)
-        if self.on_invalid == "allow":
+        if reader.on_invalid == "allow":
             check_nulls(leaves[form.span("x")], labelled, finder)
-        selection = Selection(form, tuple(leaves))
+        selection = Selection(reader, form, tuple(leaves))
         return replace(selection, packs=_packs(selection.names, finder))
 
     def _match_features(self, schema: Schema, finder: ColumnFinder) -> tuple[Structure, list[Leaf]]:
@@ -140,15 +144,17 @@ class ColumnMapping:
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns that form a block.
+    """The columns that form a block; called, it converts the Arrow batches of a partition to blocks.
 
     Attributes:
+        reader: Reads and checks the rows.
         form: The structure of the features, labels and weights in the block.
         leaves: The columns of each array, in the order of the block. Labels that equal features have the same leaf, which is
             read once.
         packs: The positions in `names` of columns of the same type that Spark passes to Python as one column of arrays.
     """
 
+    reader: Reader
     form: Form
     leaves: tuple[Leaf, ...]
     packs: tuple[tuple[int, ...], ...] = ()
@@ -204,9 +210,14 @@ class Selection:
         packed = {position for pack in self.packs for position in pack}
         return [position for position in range(len(self.names)) if position not in packed]
 
-    def blocks(
-        self, reader: Reader, columns: Sequence[pa.Array], where: str, first: int
-    ) -> Iterator[tuple[Block, Array | None]]:
+    def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Block]:
+        """The blocks of a partition."""
+        first = 0
+        for batch in batches:
+            yield from (block for block, _ in self.blocks(batch.columns, f"partition {partition}", first))
+            first += batch.num_rows
+
+    def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch, each with its mask of complete rows (see `Reader.read_columns`).
 
         The batch becomes one block, or several if rows become large by a loader, such as images, or as dense vectors.
@@ -217,7 +228,7 @@ class Selection:
         size = max(1, size)
         for start in range(0, len(columns[0]), size):
             part = [column.slice(start, size) for column in columns]
-            yield reader.read_columns(self.read(part, where, first + start), self.form, where, first + start)
+            yield self.reader.read_columns(self.read(part, where, first + start), self.form, where, first + start)
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> list[ColumnValues]:
         """Read the values of each array.

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 
-from sparkkeras.data.block import Block
-from sparkkeras.data.reader import Reader
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.partitions import ClassicPartitions
 from sparkkeras.sources.tasks import Call, task_context
 from sparkkeras.spark.connect import CELL_BYTES, RESULT, pack_cells, unpack_cells
 from sparkkeras.spark.job_errors import translated
-from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,30 +26,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BatchesToBlocks:
-    """Converts Arrow batches of a selection to validated blocks."""
-
-    selection: Selection
-    reader: Reader
-
-    def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Block]:
-        """The blocks of a partition."""
-        first = 0
-        for batch in batches:
-            yield from (block for block, _ in self.blocks(batch.columns, f"partition {partition}", first))
-            first += batch.num_rows
-
-    def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
-        """The rows of one batch; see `Selection.blocks`."""
-        return self.selection.blocks(self.reader, columns, where, first)
-
-
-@dataclass(frozen=True)
 class FramePartitions(ClassicPartitions):
     """The blocks of a DataFrame, over which functions run as over an RDD."""
 
     frame: DataFrame
-    read: BatchesToBlocks
+    read: Selection
 
     @property
     def num_partitions(self) -> int:

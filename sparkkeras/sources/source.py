@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sparkkeras.data.block import Block, Form, describe
@@ -20,8 +19,8 @@ from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.sources.arrays import ArraysRDD, from_block, send
 from sparkkeras.sources.connect_partitions import ConnectPartitions
-from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame, split_by
-from sparkkeras.sources.frame_blocks import BatchesToBlocks, FramePartitions
+from sparkkeras.sources.frame import ColumnMapping, Loaders, Selection, is_frame, split_by
+from sparkkeras.sources.frame_blocks import FramePartitions
 from sparkkeras.sources.global_shuffle import shuffled
 from sparkkeras.sources.partitions import RddPartitions
 from sparkkeras.sources.reader_dataset import ReaderDataset
@@ -163,38 +162,12 @@ def lazy_dataset(source: Source, slices: int | None = None) -> SparkDataset:
     return source.lazy(slices)
 
 
-@dataclass(frozen=True)
-class NamedColumns:
-    """The columns of a DataFrame and the loaders that a user passes to a method; see `ColumnMapping`."""
-
-    features: Columns | None = None
-    label: Columns | None = None
-    loader: Loaders | None = None
-    fits: bool = True
-
-    def of_rows(self, data: Any, reader: Reader) -> Reader:
-        """A reader for data that has no columns, with the loaders that are set.
-
-        Raises:
-            ConfigurationError: Columns are set, or a loader that only takes columns.
-        """
-        loaders = ColumnMapping(loader=self.loader).loaders(reader.schema)
-        for_rows = {name: loader for name, loader in loaders.items() if isinstance(loader, RowLoader)}
-        only_columns = self.loader if len(for_rows) < len(loaders) else None
-        for name, given in (("features", self.features), ("label", self.label), ("loader", only_columns)):
-            if given is not None:
-                raise ConfigurationError(
-                    f"{name}= requires a Spark DataFrame; the data is {describe(data)}.{_as_columns(data)}"
-                )
-        return replace(reader, loaders=for_rows)
-
-
 def as_source(
     data: Any,
     reader: Reader,
     y: Any = None,
     sample_weight: Any = None,
-    columns: NamedColumns | None = None,
+    columns: ColumnMapping | None = None,
     environment: Environment = worker_environment,
 ) -> Source:
     """Create the source for data that a user passes.
@@ -212,10 +185,10 @@ def as_source(
             does not fit the model.
         ConfigurationError: Labels, weights or columns cannot be used with this kind of data.
     """
+    columns = columns or ColumnMapping()
     if is_frame(data):
-        return _frame_source(data, reader, y, sample_weight, columns or NamedColumns(), environment)
-    if columns is not None:
-        reader = columns.of_rows(data, reader)
+        return _frame_source(data, reader, y, sample_weight, columns, environment)
+    reader = _with_loaders(data, reader, columns)
     if isinstance(data, ArraysRDD) and data.is_current:
         _check_no_labels(y, sample_weight)
         return ArraySource(reader, reader.read_arrays(data.x, data.y, data.sample_weight), environment, data)
@@ -246,7 +219,7 @@ def as_source(
 
 
 def as_keyed_source(
-    data: Any, reader: Reader, columns: NamedColumns, environment: Environment = worker_environment
+    data: Any, reader: Reader, columns: ColumnMapping, environment: Environment = worker_environment
 ) -> Source:
     """Create the source for an RDD of ``(key, x)`` rows; see `as_source`.
 
@@ -254,7 +227,7 @@ def as_keyed_source(
         ConfigurationError: ``data`` is not an RDD, or columns are set.
     """
     if is_rdd(data):
-        return RddSource(columns.of_rows(data, reader), data, environment, keyed=True)
+        return RddSource(_with_loaders(data, reader, columns), data, environment, keyed=True)
     reason = "predictions of arrays are in the order of their rows: zip(keys, predictions) joins them"
     if is_frame(data):
         reason = "predictions of a DataFrame are a column next to its other columns, keys included"
@@ -262,7 +235,7 @@ def as_keyed_source(
 
 
 def as_sources(
-    data: Any, y: Any, sample_weight: Any, validation_data: Any, reader: Reader, columns: NamedColumns
+    data: Any, y: Any, sample_weight: Any, validation_data: Any, reader: Reader, columns: ColumnMapping
 ) -> tuple[Source, Source | None]:
     """Create the sources of training and validation data.
 
@@ -287,7 +260,7 @@ def as_sources(
     in_columns = is_frame(rows)
     if in_columns and is_frame(data):
         weights = sample_weight
-    others = NamedColumns(loader=columns.loader if takes_rows(columns.loader) else None)
+    others = ColumnMapping(loader=columns.loader if takes_rows(columns.loader) else None)
     source = as_source(data, reader, y, sample_weight, columns if is_frame(data) or not in_columns else others)
     return source, as_source(rows, reader, labels, weights, columns if in_columns else others)
 
@@ -434,9 +407,8 @@ class BatchSource:
 class FrameSource:
     """A DataFrame."""
 
-    reader: Reader
+    selection: Selection
     frame: DataFrame
-    named: ColumnMapping
     environment: Environment
     block = None
     on_cluster = True
@@ -458,42 +430,31 @@ class FrameSource:
         if isinstance(cluster, RemoteCluster):
             wanted = _together(cluster, num_workers, limit) if limit else num_workers
             if placement is not None and placement.is_global:
-                rows = ConnectPartitions(cluster, self._narrowed(None), self._read)
+                rows = ConnectPartitions(cluster, self._narrowed(None), self.selection)
                 yield shuffled(rows, wanted or cluster.slots, placement.seed)
             else:
-                yield SparkDataset(ConnectPartitions(cluster, self._narrowed(wanted), self._read))
+                yield SparkDataset(ConnectPartitions(cluster, self._narrowed(wanted), self.selection))
             return
         most = limit(cluster, num_workers) if limit else None
         if placement is not None and placement.is_global:
-            blocks = FramePartitions(cluster, self._narrowed(None), self._read)
+            blocks = FramePartitions(cluster, self._narrowed(None), self.selection)
             parts = num_workers or blocks.num_partitions
             yield shuffled(blocks, min(parts, most or parts), placement.seed)
             return
         narrowed = self._narrowed(num_workers)
         if most:
             narrowed = narrowed.coalesce(most)
-        yield SparkDataset(FramePartitions(cluster, narrowed, self._read))
+        yield SparkDataset(FramePartitions(cluster, narrowed, self.selection))
 
     @property
     def form(self) -> Form:
         """The structure of the selected columns."""
         return self.selection.form
 
-    @cached_property
-    def selection(self) -> Selection:
-        """The columns to read.
-
-        Raises:
-            DataError: A column is missing, or its type or width does not fit the model.
-        """
-        reader, columns = self.reader, self.frame.columns
-        names = {"label", *(output.name for output in reader.schema.outputs)}
-        unlabelled = reader.labels_optional and self.named.label is None and not names & set(columns)
-        return self.named.select(self.frame, reader.schema, reader.labelled and not unlabelled)
-
     @property
-    def _read(self) -> BatchesToBlocks:
-        return BatchesToBlocks(self.selection, self.reader)
+    def reader(self) -> Reader:
+        """How rows are read and checked."""
+        return self.selection.reader
 
     def _narrowed(self, num_workers: int | None) -> DataFrame:
         """The DataFrame reduced to the selected columns, and distributed evenly to ``num_workers`` partitions.
@@ -538,7 +499,7 @@ def is_distributed(data: Any) -> bool:
 
 
 def _frame_source(
-    frame: Any, reader: Reader, y: Any, sample_weight: Any, columns: NamedColumns, environment: Environment
+    frame: Any, reader: Reader, y: Any, sample_weight: Any, columns: ColumnMapping, environment: Environment
 ) -> Source:
     if y is not None:
         raise ConfigurationError('y is only for arrays; for a DataFrame, name the column of labels: label="name".')
@@ -551,11 +512,9 @@ def _frame_source(
         raise ConfigurationError(
             f"sample_weight is {describe(sample_weight)}; for a DataFrame, pass the name of the column of weights."
         )
-    named = ColumnMapping(columns.features, columns.label, sample_weight, columns.loader, columns.fits, reader.on_invalid)
     check_session(frame.sparkSession)
-    source = FrameSource(reader, frame, named, environment)
-    _ = source.selection  # raises an error if the columns do not fit
-    return source
+    selection = replace(columns, sample_weight=sample_weight).select(frame, reader)
+    return FrameSource(selection, frame, environment)
 
 
 def free_slots(cluster: AnyCluster, num_workers: int | None) -> int:
@@ -587,6 +546,21 @@ def _validation_arguments(validation_data: Any) -> tuple[Any, Any, Any]:
         f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame, an RDD, or "
         "a function that returns batches."
     )
+
+
+def _with_loaders(data: Any, reader: Reader, columns: ColumnMapping) -> Reader:
+    """A reader for data that has no columns, with the loaders that are set.
+
+    Raises:
+        ConfigurationError: Columns are set, or a loader that only takes columns.
+    """
+    loaders = columns.loaders(reader.schema)
+    for_rows = {name: loader for name, loader in loaders.items() if isinstance(loader, RowLoader)}
+    only_columns = columns.loader if len(for_rows) < len(loaders) else None
+    for name, given in (("features", columns.features), ("label", columns.label), ("loader", only_columns)):
+        if given is not None:
+            raise ConfigurationError(f"{name}= requires a Spark DataFrame; the data is {describe(data)}.{_as_columns(data)}")
+    return replace(reader, loaders=for_rows)
 
 
 def _check_no_labels(y: Any, sample_weight: Any) -> None:

@@ -28,8 +28,8 @@ from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.own_methods import check_can_train
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.scoring import inference
+from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.source import (
-    NamedColumns,
     SlotLimit,
     Source,
     as_sources,
@@ -84,7 +84,7 @@ def check_fit(run: Run, data: Any, y: Any, batch_size: int, seed: int) -> None:
         device.check_supported(each)
         warn_of_shuffle(each, given["shuffle"])
     reader = Reader(schema_of(model).before(transform), True, given["on_invalid"], labels_optional=not needs_labels(models))
-    columns = NamedColumns(given["features"], given["label"], given["loader"], fits=transform is None)
+    columns = ColumnMapping(given["features"], given["label"], loader=given["loader"], fits=transform is None)
     source, held_out = as_sources(data, y, given["sample_weight"], given["validation_data"], reader, columns)
     if run.steps_per_epoch is not None:
         source = limited(source)

@@ -16,7 +16,7 @@ from sparkkeras.errors import CustomObjectError, DataError, warn
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.sources.column_names import ColumnFinder
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame
-from sparkkeras.sources.source import FrameSource, NamedColumns, is_batch_function, is_rdd, takes_rows
+from sparkkeras.sources.source import FrameSource, is_batch_function, is_rdd, takes_rows
 from sparkkeras.training.references import decode, encode
 from sparkkeras.worker.batches import Transform
 
@@ -50,9 +50,7 @@ class RowOptions:
     def of_fit(cls, data: Any, run: Run) -> RowOptions:
         """Those of a run with this data."""
         source, loader, transform = run.source, run.given["loader"], run.given["transform"]
-        features, label = (
-            _columns(source.selection, source.reader.schema) if isinstance(source, FrameSource) else (None, None)
-        )
+        features, label = _columns(source.selection) if isinstance(source, FrameSource) else (None, None)
         kept = loader if is_frame(data) or takes_rows(loader) else None  # others are for a DataFrame to validate on
         name = None if transform is None else getattr(transform, "__name__", type(transform).__name__)
         return cls(_kind(data), features, label, kept, run.given["on_invalid"], name)
@@ -88,7 +86,7 @@ class RowOptions:
         label: Columns | AsInFit | None,
         loader: Loaders | AsInFit | None,
         fits: bool,
-    ) -> NamedColumns:
+    ) -> ColumnMapping:
         """The columns and loaders for data to evaluate or predict; `AsInFit` is replaced by what `fit` used.
 
         Raises:
@@ -99,11 +97,11 @@ class RowOptions:
             if isinstance(given, AsInFit):
                 used._check_columns(data, name)
         features = used.features if isinstance(features, AsInFit) else features
-        return NamedColumns(
+        return ColumnMapping(
             features,
             used.label if isinstance(label, AsInFit) else label,
-            used.loader if isinstance(loader, AsInFit) else loader,
-            fits,
+            loader=used.loader if isinstance(loader, AsInFit) else loader,
+            fits=fits,
         )
 
     def without_transform(self, method: str, transform: Transform | AsInFit | None) -> Transform | None:
@@ -128,18 +126,10 @@ class RowOptions:
             return "allow" if self._for(data).on_invalid == "allow" else "error"
         return on_invalid or "error"
 
-    def warn_of_columns(self, model: keras.Model, data: Any, columns: NamedColumns, labelled: bool) -> None:
-        """Warn if a DataFrame's columns are others than those of `fit`, or in another order."""
-        used = self._for(data)
-        if used.features is None:
-            return
-        mapping, schema = (
-            ColumnMapping(columns.features, columns.label, None, columns.loader, columns.fits),
-            schema_of(model),
-        )
-        given = zip(("features", "label"), _columns(mapping.select(data, schema, labelled), schema), strict=True)
-        for name, now in given:
-            before = getattr(used, name)
+    def warn_of_columns(self, selection: Selection) -> None:
+        """Warn if the columns of a DataFrame are others than those of `fit`, or in another order."""
+        for name, now in zip(("features", "label"), _columns(selection), strict=True):
+            before = getattr(self, name)
             if now is not None and before is not None and _listed(now) != _listed(before):
                 warn(f"{name}={now!r} differs from the columns that the model was trained on: fit had {name}={before!r}.")
 
@@ -170,8 +160,9 @@ def _kind(data: Any) -> str:
     return "RDD" if is_rdd(data) else "function" if is_batch_function(data) else "arrays"
 
 
-def _columns(selection: Selection, schema: Any) -> tuple[Columns | None, Columns | None]:
+def _columns(selection: Selection) -> tuple[Columns | None, Columns | None]:
     """The columns of features and labels, as arguments of `fit`."""
+    schema = selection.reader.schema
     return selection.mapped("x", schema.inputs), selection.mapped("y", schema.outputs)
 
 

@@ -119,8 +119,8 @@ def test_files_hold_dense_rows(tmp_path):
 
 def test_a_batch_of_sparse_vectors_becomes_several_blocks(monkeypatch):
     monkeypatch.setattr(frame, "HELD_BYTES", 2 * 8 * 4)
-    selection = frame.Selection(Form(Structure()), (Leaf(("c",), input=X.inputs[0]),))
-    blocks = [block for block, _ in selection.blocks(Reader(X, labelled=False), [to_column(SPARSE)], "partition 0", 0)]
+    selection = frame.Selection(Reader(X, labelled=False), Form(Structure()), (Leaf(("c",), input=X.inputs[0]),))
+    blocks = [block for block, _ in selection.blocks([to_column(SPARSE)], "partition 0", 0)]
     assert [block.rows for block in blocks] == [2, 2, 1]
     np.testing.assert_array_equal(np.concatenate([block.x for block in blocks]), DENSE)
 

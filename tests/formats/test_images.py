@@ -24,7 +24,6 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.formats.images import image_loader
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.frame_blocks import BatchesToBlocks
 
 STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
 FIELDS = pa.struct(
@@ -330,8 +329,8 @@ def test_batches_without_good_rows_and_without_rows():
 
 def test_a_damaged_row_of_a_partition_is_reported_with_its_index_and_path(tmp_path):
     spec = InputSpec("x", (8, 8, 3), floating=True)
-    selection = Selection(Form(Structure()), (Leaf(("photo",), input=spec, loader=image_loader((8, 8))),))
-    read = BatchesToBlocks(selection, Reader(Schema((spec,)), labelled=False))
+    leaf = Leaf(("photo",), input=spec, loader=image_loader((8, 8)))
+    read = Selection(Reader(Schema((spec,)), labelled=False), Form(Structure()), (leaf,))
     batches = [pa.record_batch([column], ["photo"]) for column in (binary(*[PNG] * 5), binary(PNG, b"no", PNG))]
     with pytest.raises(
         DataError, match=r"^column 'photo', row 6 of partition 3: the image cannot be loaded: Pillow finds no"

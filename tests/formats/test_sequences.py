@@ -12,8 +12,8 @@ from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
-from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.source import NamedColumns, as_source, as_sources
+from sparkkeras.sources.frame import ColumnMapping, Selection
+from sparkkeras.sources.source import as_source, as_sources
 
 RAGGED = [[1, 2, 3, 4], [], [5], [6, 7]]
 TOKENS = Schema((InputSpec("tokens", (3,)),))
@@ -53,10 +53,10 @@ def test_nulls_follow_on_invalid(on_invalid):
     rows = [[1.0], None, [2.0, None], [None, 3.0, 4.0]]
     reader = Reader(Schema((InputSpec("x", (2,), floating=True),)), on_invalid=on_invalid)
     leaves = (Leaf(("c",), input=reader.schema.inputs[0], loader=PadSequences(2)), Leaf(("y",)))
-    selection = Selection(Form(Structure(), Structure()), leaves)
+    selection = Selection(reader, Form(Structure(), Structure()), leaves)
     read = [
-        lambda: as_source(rows, reader, np.ones(4), columns=NamedColumns(loader=PadSequences(2))).block,
-        lambda: next(selection.blocks(reader, [pa.array(rows), pa.array([1, 1, 1, 1])], "partition 0", 0))[0],
+        lambda: as_source(rows, reader, np.ones(4), columns=ColumnMapping(loader=PadSequences(2))).block,
+        lambda: next(selection.blocks([pa.array(rows), pa.array([1, 1, 1, 1])], "partition 0", 0))[0],
     ]
     for block in read:
         if on_invalid == "error":
@@ -69,7 +69,7 @@ def test_nulls_follow_on_invalid(on_invalid):
 
 @pytest.mark.parametrize("convert", [list, lambda rows: np.array(rows, object), lambda rows: list(map(np.array, rows))])
 def test_lists_and_arrays_of_different_lengths(convert):
-    columns = NamedColumns(loader={"tokens": PadSequences(3)})
+    columns = ColumnMapping(loader={"tokens": PadSequences(3)})
     block = as_source(convert(RAGGED), Reader(TOKENS, labelled=False), columns=columns).block
     assert block.x.tolist() == [[2, 3, 4], [0, 0, 0], [0, 0, 5], [0, 6, 7]]
 
@@ -85,7 +85,7 @@ def test_rows_of_partitions():
 
 
 def test_validation_arrays_are_padded_as_well():
-    reader, loader = Reader(TOKENS), NamedColumns(loader=PadSequences(3))
+    reader, loader = Reader(TOKENS), ColumnMapping(loader=PadSequences(3))
     _, held_out = as_sources(RAGGED, np.ones(4), None, (RAGGED[:2], np.ones(2)), reader, loader)
     assert held_out.block.x.shape == (2, 3)
 
@@ -95,14 +95,14 @@ def test_labels_that_are_sequences_have_a_loader_under_the_name_of_their_output(
     loaders = {"tokens": PadSequences(3), "tags": PadSequences(3, -1)}
     labels = {"tags": RAGGED, "tokens": np.ones(4)}
     tags = [[2, 3, 4], [-1, -1, -1], [-1, -1, 5], [-1, 6, 7]]
-    block = as_source(RAGGED, Reader(schema), labels, columns=NamedColumns(loader=loaders)).block
+    block = as_source(RAGGED, Reader(schema), labels, columns=ColumnMapping(loader=loaders)).block
     assert (block.y["tags"].tolist(), block.y["tokens"].tolist()) == (tags, [1, 1, 1, 1])
     assert block.x.shape == (4, 3)
 
 
 def test_an_image_loader_still_requires_a_column():
     with pytest.raises(ConfigurationError, match="loader= requires a Spark DataFrame"):
-        as_source(RAGGED, Reader(TOKENS), np.ones(4), columns=NamedColumns(loader=image_loader((3, 3))))
+        as_source(RAGGED, Reader(TOKENS), np.ones(4), columns=ColumnMapping(loader=image_loader((3, 3))))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_image_loader_still_requires_a_column():
     ],
 )
 def test_errors_name_the_row_and_the_remedy(rows, message):
-    columns = NamedColumns(loader=PadSequences(3, dtype="int8"))
+    columns = ColumnMapping(loader=PadSequences(3, dtype="int8"))
     with pytest.raises(DataError, match=f"x of .*{message}"):
         as_source(rows, Reader(TOKENS), np.ones(len(rows)), columns=columns)
     if "elements" in message or "truncate" in message:

@@ -27,7 +27,7 @@ from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks
 from sparkkeras.scoring.columns import Scorer, ScoreTask
 from sparkkeras.scoring.inference import PredictTask, check_evaluate, check_predict
-from sparkkeras.sources.source import NamedColumns
+from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.worker import device
 from sparkkeras.worker.batch_reader import BatchReader
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
@@ -118,7 +118,7 @@ def in_blocks(x, y, sizes):
 @pytest.mark.parametrize("sizes", [(16, 16), (3, 0, 4, 17, 0, 8, 0)])
 def test_batches_to_predict_may_have_rows_of_several_blocks(model, sizes):
     """What reads rows chooses the size of blocks, such as Spark for Arrow batches."""
-    source, options = check_predict(model, ROWS, NamedColumns(), batch_size=8, transform=None, on_invalid="error")
+    source, options = check_predict(model, ROWS, ColumnMapping(), batch_size=8, transform=None, on_invalid="error")
     archive, state = ModelArchive.pack_to_predict(model), ModelWeights.take(model)
     task = PredictTask(LocalShared(archive), LocalShared(state), LocalShared(options), source.reader.schema)
     blocks = in_blocks(ROWS, None, sizes)
@@ -148,7 +148,7 @@ def test_columns_are_predicted_in_batches_of_several_arrow_batches(model):
 def test_batches_to_evaluate_may_have_rows_of_several_blocks(model):
     labels = np.arange(32, dtype=np.float32).reshape(-1, 1)
     settings = {"batch_size": 8, "transform": None, "on_invalid": "error", "verbose": 0}
-    _, options = check_evaluate(model, ROWS, labels, None, NamedColumns(), **settings)
+    _, options = check_evaluate(model, ROWS, labels, None, ColumnMapping(), **settings)
     trainer, state = LocalTrainer(ModelArchive.pack(model), TaskContext(0)), ModelWeights.take(model)
     found, _, _ = trainer.evaluate(state, iter(in_blocks(ROWS, labels, (16, 5, 11))), options)
     loss = float(np.mean((predicted(model, ROWS) - labels) ** 2))
@@ -197,8 +197,8 @@ def test_the_batch_size_does_not_matter_to_batches_that_are_read(model, monkeypa
     make = reading(model, (8,)).read.make.load()
     with pytest.raises(ChecksPassed):
         SparkModel(model, batch_size=32).fit(make, validation_data=make, shuffle=False)
-    check_evaluate(model, make, None, None, NamedColumns(), batch_size=32, transform=None, on_invalid="error", verbose=0)
-    check_predict(model, make, NamedColumns(), batch_size=32, transform=None, on_invalid="error")
+    check_evaluate(model, make, None, None, ColumnMapping(), batch_size=32, transform=None, on_invalid="error", verbose=0)
+    check_predict(model, make, ColumnMapping(), batch_size=32, transform=None, on_invalid="error")
 
 
 @unknown_sizes

@@ -25,7 +25,6 @@ from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.frame_blocks import BatchesToBlocks
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.sql import _CheckedFunction
 from tests.models import classifier, regression
@@ -47,7 +46,7 @@ def task(model, *, columns=1, batch_size=8, on_invalid="null", transform=None, s
     scorer = Scorer.of(model, batch_size=batch_size, transform=transform, on_invalid=on_invalid)
     read = ArgumentsToBlocks(scorer.reader, fits=transform is None)
     if selection is not None:
-        read = BatchesToBlocks(selection, scorer.reader)
+        read = selection
     return ScoreTask(
         LocalShared(scorer.archive), LocalShared(scorer.state), LocalShared(scorer.options), read, scorer.outputs
     )
@@ -310,9 +309,10 @@ def test_a_transform_must_keep_the_number_of_rows(change):
 
 def test_a_selection_reads_its_columns_in_their_order():
     model = two_by_two()
-    specs = Scorer.of(model).reader.schema.inputs
+    reader = Scorer.of(model).reader
+    specs = reader.schema.inputs
     leaves = (Leaf(("u", "v"), together=True, input=specs[0]), Leaf(("w",), input=specs[1]))
-    selection = Selection(Form(Structure.named(("a", "b"))), leaves)
+    selection = Selection(reader, Form(Structure.named(("a", "b"))), leaves)
     found = score(model, tuple(pa.array(X[:, index]) for index in range(3)), selection=selection)
     expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)
     np.testing.assert_allclose(found.field("price"), expected[0].ravel(), atol=1e-6)

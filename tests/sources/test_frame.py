@@ -29,8 +29,8 @@ def frame(spark, columns):
     return spark.createDataFrame([], columns)
 
 
-def select(frame, schema=ONE, labelled=False, **named):
-    return ColumnMapping(**named).select(frame, schema, labelled)
+def select(frame, schema=ONE, labelled=False, on_invalid="error", **named):
+    return ColumnMapping(**named).select(frame, Reader(schema, labelled, on_invalid))
 
 
 def error_of(kind, *given, **named):
@@ -521,14 +521,14 @@ def test_labels_with_the_columns_of_the_features_equal_them(spark, columns):
     found = select(frame(spark, "pixels array<double>, a int, b int"), schema, True, features=columns, label=columns)
     assert found.names == ([columns] if isinstance(columns, str) else columns)
     given = [pa.array([[1.0, 2.0]])] if columns == "pixels" else [pa.array([1]), pa.array([2])]
-    block, _ = next(found.blocks(Reader(schema), given, "partition 0", 0))
+    block, _ = next(found.blocks(given, "partition 0", 0))
     assert block.x.tolist() == block.y.tolist() == [[[1, 2]]]
 
 
 def test_labels_with_the_columns_of_the_features_may_have_another_shape(spark):
     schema = Schema((InputSpec("x", (1, 2), floating=True),), (InputSpec("y", (2,), floating=True),))
     found = select(frame(spark, "pixels array<double>"), schema, True, features="pixels", label="pixels")
-    block, _ = next(found.blocks(Reader(schema), [pa.array([[1.0, 2.0]])] * 2, "partition 0", 0))
+    block, _ = next(found.blocks([pa.array([[1.0, 2.0]])] * 2, "partition 0", 0))
     assert (block.x.tolist(), block.y.tolist()) == ([[[1, 2]]], [[1, 2]])
 
 

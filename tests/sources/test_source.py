@@ -9,7 +9,8 @@ from scipy import sparse
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.sources.source import NamedColumns, as_source, lazy_dataset
+from sparkkeras.sources.frame import ColumnMapping
+from sparkkeras.sources.source import as_source, lazy_dataset
 
 
 class Rows(keras.utils.PyDataset):
@@ -91,7 +92,7 @@ def test_a_pandas_data_frame_requires_labels_and_has_no_named_columns():
         as_source(frame, Reader(Schema()))
     assert as_source(frame, Reader(Schema()), frame["b"]).block.rows == 2
     with pytest.raises(ConfigurationError, match=r"features= requires .* a pandas DataFrame .*spark.createDataFrame"):
-        as_source(frame, Reader(Schema()), columns=NamedColumns(features="a"))
+        as_source(frame, Reader(Schema()), columns=ColumnMapping(features="a"))
 
 
 @pytest.mark.parametrize("y", [(np.ones(3), None), [np.ones(3), None], {"a": np.ones(3), "b": None}])

@@ -22,6 +22,7 @@ from sparkkeras import (
     load_spark_model,
 )
 from sparkkeras.arguments import AS_IN_FIT
+from sparkkeras.data.reader import Reader
 from sparkkeras.formats.images import image_loader
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.training.row_options import RowOptions
@@ -76,10 +77,11 @@ def test_columns_of_nested_inputs_are_found_and_compared_in_a_data_frame(monkeyp
     assert read(options, frame).features == {"a": "c1", "b": {"c": "c2"}}
     with pytest.raises(DataError, match=r"no column 'c2'\..*pass features= if they have other names"):
         read(options, Frame("c1", "c"))
-    options.warn_of_columns(OfAnyInputs(), frame, read(options, frame), labelled=False)
+    reader = Reader(schema_of(OfAnyInputs()), labelled=False)
+    options.warn_of_columns(read(options, frame).select(frame, reader))
     other = read(options, frame, features={"b": {"c": "c3"}, "a": "c1"})
     with pytest.warns(UserWarning, match=r"features=.*'c3'.* differs from the columns .* fit had features=.*'c2'"):
-        options.warn_of_columns(OfAnyInputs(), frame, other, labelled=False)
+        options.warn_of_columns(other.select(frame, reader))
 
 
 def test_rows_that_fit_dropped_are_an_error_to_predict():
