@@ -12,8 +12,8 @@ from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import DriverAddress, Results, Running, Shared, Task
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.hyperopt.data import source_of
+from sparkkeras.hyperopt.subprocess_task import InNewPython
 from sparkkeras.rpc.transport import Address
-from sparkkeras.runner.new_python import InNewPython
 from sparkkeras.runner.task_hosts import check_connection
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkResults, over

@@ -1,8 +1,9 @@
-"""Runs a function in a forked child process, which ends with it.
+"""Runs a function in a child process, which ends with it.
 
 TensorFlow keeps the memory of a trained model until the process ends, even if the model is deleted. So a worker that trains
 many models forks a child process for each. It forks after the import of the backend, which takes seconds, and before the
-backend has run anything, since the backend's threads do not exist in the child.
+backend has run anything, since the backend's threads do not exist in the child. A worker that may have done so starts a new
+Python first (`InNewPython`).
 
 Child and worker communicate through a pipe. The worker waits on it and sends heartbeats to the driver meanwhile, so it has
 no threads, and forking is safe. A child dies with its worker.
@@ -13,13 +14,20 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, get_context
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sparkkeras.worker.processes import close_inherited_sockets, describe_exit, die_with_parent
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.errors import WorkerError
+from sparkkeras.sources.tasks import task_context
+from sparkkeras.spark.connect import FILES, TaskFailure, session_files
+from sparkkeras.worker import device
+from sparkkeras.worker.processes import Child, Start, describe_exit, flush, fork, spawn
 
 T = TypeVar("T")
 Answer = Callable[[Any], Any]
@@ -28,6 +36,9 @@ Work = Callable[[Answer], T]
 
 STOP_SECONDS = 10.0
 """The time that a child has to stop after the request, before the worker kills it."""
+
+_ATTEMPTS = 4
+_READ_SECONDS = 0.5
 
 
 class ChildLostError(Exception):
@@ -42,8 +53,15 @@ class ChildStoppedError(Exception):
     """The child was asked to stop, and has no result."""
 
 
-def run_in_child(work: Work[T], answer: Answer, heartbeat: Callable[[], bool], interval: float) -> T:
-    """Run a function in a forked child process. Its result, its requests and their replies are pickled.
+def run_in_child(
+    work: Work[T],
+    answer: Answer,
+    heartbeat: Callable[[], bool],
+    interval: float,
+    start: Start = fork,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> T:
+    """Run a function in a child process. Its result, its requests and their replies are pickled.
 
     Args:
         work: The function. An exception that it raises is raised here; it must be picklable.
@@ -51,57 +69,56 @@ def run_in_child(work: Work[T], answer: Answer, heartbeat: Callable[[], bool], i
         heartbeat: Called when the child has sent nothing for ``interval`` seconds; returns whether it may continue. If
             not, `StopWork` is raised in the child, and it has `STOP_SECONDS` to end.
         interval: Seconds between two heartbeats.
+        start: Starts the child; `spawn` pickles the function.
+        environment: Environment variables of the child.
 
     Raises:
-        ChildLostError: The child was killed, or ended its process itself.
+        ChildLostError: The child was killed or stopped by a signal, or ended its process itself.
         ChildStoppedError: The child was asked to stop, and ended without a result or was killed.
     """
-    context = get_context("fork")
-    worker_end, child_end = context.Pipe()
-    child = context.Process(target=_main, args=(work, worker_end, child_end, os.getpid()), name="sparkkeras-trial")
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has installed its handler
-    try:
-        child.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
-    assert child.pid is not None
-    child_end.close()
+    worker_end, child_end = Pipe()
+    with worker_end:
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a fork has installed its handler
+        try:
+            with child_end:
+                number = child_end.fileno()
+                child = Child(start, partial(_main, work, number), environment, number)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+        try:
+            result: T = _result(child, worker_end, answer, heartbeat, interval)
+            return result
+        finally:
+            child.close(0)  # including processes that the child started and left running
+
+
+def _result(child: Child, pipe: Connection, answer: Answer, heartbeat: Callable[[], bool], interval: float) -> Any:
+    """Wait for the result of a child; see `run_in_child`."""
     seconds_left = STOP_SECONDS
-    try:
-        while True:
-            is_silent = not connection.wait([worker_end, child.sentinel], interval)
-            # A process that outlives the child inherits its ends of pipe and sentinel, so these may not show its death.
-            if is_silent and child.is_alive():
-                if not heartbeat():
-                    os.kill(child.pid, signal.SIGTERM)
-                    seconds_left -= interval
-                if seconds_left <= 0:
-                    raise ChildStoppedError
-                continue
-            try:
-                if not worker_end.poll():
-                    raise EOFError
-                kind, payload = worker_end.recv()
-            except (EOFError, OSError) as error:
-                child.join()
-                raise ChildLostError(describe_exit(child.exitcode)) from error
-            if kind == "done":
-                result: T = payload
-                return result
-            if kind == "raised" and isinstance(payload, StopWork):
-                raise ChildStoppedError if seconds_left < STOP_SECONDS else ChildLostError(describe_exit(-signal.SIGTERM))
-            if kind == "raised":
-                raise payload
-            reply = answer(payload)
-            with suppress(ConnectionError):  # the child may have died meanwhile, which the next iteration notices
-                worker_end.send(reply)
-    finally:
-        worker_end.close()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)  # including processes that the child started and left running
-        child.kill()
-        child.join()
-        child.close()
+    while True:
+        # A process that outlives the child inherits its end of the pipe, so this may not show its death.
+        if not pipe.poll(interval) and child.poll() is None and not child.hangs:
+            if not heartbeat():
+                os.kill(child.pid, signal.SIGTERM)
+                seconds_left -= interval
+            if seconds_left <= 0:
+                raise ChildStoppedError
+            continue
+        try:
+            if not pipe.poll():
+                raise EOFError
+            kind, payload = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise ChildLostError(child.how()) from error
+        if kind == "done":
+            return payload
+        if kind == "raised" and isinstance(payload, StopWork):
+            raise ChildStoppedError if seconds_left < STOP_SECONDS else ChildLostError(describe_exit(-signal.SIGTERM))
+        if kind == "raised":
+            raise payload
+        reply = answer(payload)
+        with suppress(ConnectionError):  # the child may have died meanwhile, which the next iteration notices
+            pipe.send(reply)
 
 
 def run_inline(work: Work[T], answer: Answer, heartbeat: Callable[[], bool], interval: float) -> T:
@@ -109,12 +126,10 @@ def run_inline(work: Work[T], answer: Answer, heartbeat: Callable[[], bool], int
     return work(answer)
 
 
-def _main(work: Work[Any], worker_end: connection.Connection, pipe: connection.Connection, parent: int) -> None:
-    """The main function of the child."""
-    worker_end.close()
-    os.setpgid(0, 0)
-    die_with_parent(parent)
-    close_inherited_sockets(pipe.fileno())
+def _main(work: Work[Any], number: int) -> int:
+    """The main function of the child, given the file descriptor of its end of the pipe."""
+    pipe = Connection(number)
+    os.set_inheritable(number, False)
     os.register_at_fork(after_in_child=pipe.close)  # else the worker would not notice the end of this process
     stop_signal = _StopSignal()
 
@@ -130,9 +145,7 @@ def _main(work: Work[Any], worker_end: connection.Connection, pipe: connection.C
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         message = ("raised", _picklable(error))
-    for stream in (sys.stdout, sys.stderr):  # before the last message, since the worker waits for nothing after it
-        with suppress(Exception):
-            stream.flush()
+    flush()  # before the last message, since the worker waits for nothing after it
     with suppress(ConnectionError):
         try:
             pipe.send(message)
@@ -142,7 +155,7 @@ def _main(work: Work[Any], worker_end: connection.Connection, pipe: connection.C
             pipe.send(
                 ("raised", TypeError(f"the result of the child process cannot be pickled: {type(error).__name__}: {error}"))
             )
-    os._exit(0)  # without waiting for threads that the user's code left running
+    return 0
 
 
 class _StopSignal:
@@ -182,3 +195,47 @@ def _picklable(error: BaseException) -> BaseException:
             f"the child process raised an error that cannot be pickled ({why}): {type(error).__name__}: {error}"
         )
     return error
+
+
+@dataclass(frozen=True)
+class InNewPython:
+    """Runs a task without rows in a new Python, and yields its results, or a `TaskFailure`.
+
+    With Spark Connect, all queries of a session share the Python workers, which may have used the backend. The task of a
+    search forks, so it needs a process that has not.
+
+    Attributes:
+        payload: The pickled task, which is unpickled there: its classes may import Keras.
+        cores: The CPU cores of a task.
+        environment: Environment variables of the process: the backend of the client.
+    """
+
+    payload: bytes
+    cores: int
+    environment: Mapping[str, str]
+
+    def __call__(self, partition: int, values: Iterable[Any]) -> Iterator[Any]:
+        """Run the task of a partition. What it prints goes to the log of this worker."""
+        for _ in values:
+            pass
+        yield from self._results()
+
+    def _results(self) -> list[Any]:
+        work = partial(_run_task, self.payload, task_context(cores=self.cores))
+        environment = {**self.environment, FILES: session_files()}
+        ended: Exception | None = None
+        for _ in range(_ATTEMPTS):  # Spark would have to be configured to run the task again
+            try:
+                return run_in_child(work, lambda _: None, lambda: True, _READ_SECONDS, spawn, environment)
+            except (ChildLostError, OSError) as error:
+                ended = error
+        return [TaskFailure(WorkerError.__name__, f"the Python process of a task was lost {_ATTEMPTS} times: {ended}.", "")]
+
+
+def _run_task(payload: bytes, context: TaskContext, ask: Answer) -> list[Any]:
+    """Run a task in the new Python."""
+    try:
+        device.prepare(context.cores, context.accelerators, shared_folder=session_files())
+        return list(pickle.loads(payload)(context, iter(())))
+    except Exception as error:
+        return [TaskFailure.of(error)]

@@ -7,7 +7,7 @@ Who owns what:
   `task_hosts` implement its protocol `Hosts`. `group` and `exchanges` are its state, without I/O; `service` is the
   protocol between the ranks and this state.
 - `hosts`: the host of a rank, in its Spark task: holds a port, starts the process, forwards its output, ends it
-  (`processes`, `output`, `addresses`).
+  (`output`).
 - `rank`: what runs in the process of a rank; `rank_context`: what a user's function sees there.
 - `run_checkpoints`: what rank 0 saves, written on the driver.
 """

@@ -17,11 +17,11 @@ from sparkkeras.data.files import Handle
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.output import Lines, OutputLimit
-from sparkkeras.runner.processes import Process
 from sparkkeras.runner.rank import Placement, RankMain, RankWork, Script, environment, folder_for, report
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import holding_port
+from sparkkeras.worker.processes import Child
 
 HEARTBEAT_SECONDS = 0.5
 """The interval of heartbeats, whose replies say whether to end the process."""
@@ -33,9 +33,6 @@ READ_SECONDS = 0.05
 """How long a host waits for output before it looks whether the process still runs."""
 
 _MAX_LINES = 500
-
-Start = Callable[[RankMain, Mapping[str, str]], Process]
-"""Starts a process: `sparkkeras.runner.processes.fork` or ``spawn``."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,19 @@ class Host:
     parts: Parts = Parts()
     ports: range | None = None
 
-    def run(self, placement: Placement, start: Start, parts: tuple[Rows, ...] = ()) -> None:
+    def run(
+        self,
+        placement: Placement,
+        start: Callable[[RankMain, Mapping[str, str]], Child],
+        inherited: Mapping[str, str],
+        parts: tuple[Rows, ...] = (),
+    ) -> None:
         """Run a rank. If it fails, the driver knows; no error is raised here.
 
         Args:
             placement: The rank, and where it runs.
-            start: Starts its process.
+            start: Starts its process, given what it does and its environment variables.
+            inherited: Environment variables of the process besides those of this rank.
             parts: Its rows, if they are not in ``self.parts``.
         """
         parts = parts if self.parts.rows is None else self.parts.rows[placement.rank]
@@ -100,7 +104,7 @@ class Host:
                 return
             main = RankMain(work, self.driver, placement, self.world_size, addresses, stored, self.parts.counts)
             variables = environment(placement.rank, self.world_size, addresses) | _resources(placement)
-            process = stack.enter_context(closing(start(main, variables)))
+            process = stack.enter_context(closing(start(main, {**inherited, **variables})))
             _watch(process, client)
             client.end(process.how())
 
@@ -118,7 +122,7 @@ def _reporting_errors(client: RankClient) -> Iterator[None]:
         raise
 
 
-def _watch(process: Process, client: RankClient) -> None:
+def _watch(process: Child, client: RankClient) -> None:
     """Forward the output of a process until it has ended, and end it if the driver says so."""
     lines, limit = Lines(), OutputLimit()
     waiting: list[str] = []

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from sparkkeras.data.dataset import DriverAddress, Running
 from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.runner.group import RankGroup
 from sparkkeras.runner.hosts import Host
-from sparkkeras.runner.processes import Process, spawn
-from sparkkeras.runner.rank import Placement, RankMain
+from sparkkeras.runner.rank import Placement
 from sparkkeras.worker import device
+from sparkkeras.worker.processes import Child, spawn
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,9 @@ class LocalThreads:
         # If Keras is loaded here, the ranks use the same backend; otherwise they load what they need.
         inherited = device.worker_environment(cores) if "keras" in sys.modules else {}
 
-        def start(main: RankMain, variables: Mapping[str, str]) -> Process:
-            return spawn(main, {**inherited, **variables})
-
         def run(rank: int) -> None:
             try:
-                host.run(Placement(rank, 0, "127.0.0.1", cores, self.gpus[rank]), start)
+                host.run(Placement(rank, 0, "127.0.0.1", cores, self.gpus[rank]), partial(Child, spawn), inherited)
             except BaseException:
                 group.stop()  # others may wait for this rank
                 raise

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from sparkkeras.data.dataset import DriverAddress, Rows, Running
 from sparkkeras.errors import ClusterError
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
-from sparkkeras.runner.processes import Process, fork, spawn
-from sparkkeras.runner.rank import Placement, RankMain
+from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.connect_partitions import ConnectPartitions
 from sparkkeras.sources.partitions import Partitions, RddPartitions
 from sparkkeras.sources.spark_dataset import over
@@ -20,6 +20,7 @@ from sparkkeras.spark.connect import FILES, AnyCluster, session_files
 from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached
 from sparkkeras.spark.settings import worker_ports
 from sparkkeras.worker import device
+from sparkkeras.worker.processes import Child, fork, spawn
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,10 @@ class RankTask:
                 raise ClusterError("a worker that starts processes has used the Keras backend, so it cannot fork processes.")
         gpus = context.accelerators if self.use_gpu else ()
         machine = "127.0.0.1" if self.is_local else _machine(rank, self.host.together)
-        self.host.run(Placement(rank, context.attempt, machine, context.cores, gpus), self._start, parts)
+        start = partial(Child, fork if self.forks else spawn)
+        placement = Placement(rank, context.attempt, machine, context.cores, gpus)
+        self.host.run(placement, start, {**self.environment, FILES: session_files()}, parts)
         return iter(())
-
-    def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:
-        start = fork if self.forks else spawn
-        return start(main, {**self.environment, FILES: session_files(), **variables})
 
 
 def _machine(rank: int, together: bool) -> str:

@@ -44,7 +44,7 @@ _left_open: set[str] = set()
 
 
 @dataclass
-class _Child:
+class _ChildRun:
     """The run of a trial.
 
     Attributes:
@@ -79,7 +79,7 @@ class _Tracked:
     is_new: bool
     started: RunStarted
     has_events: bool
-    children: dict[int, _Child] = field(default_factory=dict)
+    children: dict[int, _ChildRun] = field(default_factory=dict)
     incidents: list[str] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     history: dict[str, list[Any]] = field(default_factory=dict)
@@ -290,9 +290,9 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         child.writer.end(status)
 
     @staticmethod
-    def _child(tracked: _Tracked, number: int, name: str, params: Mapping[str, Any]) -> _Child:
+    def _child(tracked: _Tracked, number: int, name: str, params: Mapping[str, Any]) -> _ChildRun:
         if number not in tracked.children:
-            child = tracked.children[number] = _Child(RunWriter(tracked.writer.outbox), params)
+            child = tracked.children[number] = _ChildRun(RunWriter(tracked.writer.outbox), params)
             child.writer.create(tracked.experiment_id, name, tracked.writer.run_id)
             if params:
                 child.writer.log_params(params)

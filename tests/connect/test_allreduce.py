@@ -31,7 +31,7 @@ def processes():
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "sparkkeras.runner.processes" in process.cmdline():
+            if "sparkkeras.worker.processes" in process.cmdline():
                 found.append(process.pid)
         except psutil.Error:
             pass

@@ -116,7 +116,7 @@ def test_an_error_of_a_worker_is_the_cause_although_spark_starts_the_rank_again(
             for attempt in (1, 2):
                 host = Host(Fails(), address, 1, together=True)
                 with contextlib.suppress(OSError):
-                    host.run(Placement(0, attempt, "here", 1), lambda main, variables: None)
+                    host.run(Placement(0, attempt, "here", 1), lambda main, variables: None, {})
 
         return LocalRunning(run)
 

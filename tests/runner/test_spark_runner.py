@@ -32,11 +32,12 @@ from sparkkeras import (
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
-from sparkkeras.runner import context, groups, hosts, local_hosts, processes, service
+from sparkkeras.runner import context, groups, hosts, local_hosts, service
 from sparkkeras.runner.data import stored_on_workers
 from sparkkeras.runner.rank import Script
 from sparkkeras.runner.rank_context import RankContext
 from sparkkeras.training.saved_run import FIT
+from sparkkeras.worker import processes
 from tests.processes import clean_environment, interrupted_when, lines_of_ranks
 
 # Most ranks here are forks, which start at once; none uses the backend, whose threads do not exist in forks.
@@ -539,7 +540,7 @@ def test_gpus_are_distributed(monkeypatch):
 
 
 def test_nothing_needed_for_ranks_loads_keras():
-    code = "import sys, sparkkeras.runner.rank, sparkkeras.runner.processes; print('keras' in sys.modules)"
+    code = "import sys, sparkkeras.runner.rank, sparkkeras.worker.processes; print('keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

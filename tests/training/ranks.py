@@ -72,11 +72,11 @@ class Threads:
         return LocalRunning(run_all)
 
     def _run(self, host, rank):
-        host.run(Placement(rank, 0, "127.0.0.1", 1), InThread if host.world_size == 1 else Fork)
+        host.run(Placement(rank, 0, "127.0.0.1", 1), InThread if host.world_size == 1 else Fork, {})
 
 
 class Fork:
-    """A process of the fork server, without output; see `sparkkeras.runner.processes.Process`."""
+    """A process of the fork server, without output; see `sparkkeras.worker.processes.Child`."""
 
     hangs = False
 
