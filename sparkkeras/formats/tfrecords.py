@@ -26,10 +26,15 @@ from sparkkeras.errors import ConfigurationError, DataError, StorageError
 from sparkkeras.formats.examples import Field, collect_stats, merge_stats
 from sparkkeras.formats.records import LIBRARY, SUFFIXES
 from sparkkeras.formats.tfrecord_files import file_system, only_subfolders, open_file
-from sparkkeras.formats.tfrecord_reader import read_batches, read_sample, sampled_files, warn_of_unknown
 from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
-from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
-from sparkkeras.formats.tfrecord_writer import encoded
+from sparkkeras.formats.tfrecord_source import (
+    NewTFRecordFolder,
+    encoded,
+    read_batches,
+    read_sample,
+    sampled_files,
+    warn_of_unknown,
+)
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark import filesystem

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import ArrayType, LongType, StructType
 
 from sparkkeras import ConfigurationError, DataError, StorageError, TFRecordDataSource
-from sparkkeras.formats import tfrecord_writer
+from sparkkeras.formats import tfrecord_source
 from sparkkeras.formats.examples import Field
-from sparkkeras.formats.tfrecord_writer import TFRecordWriter
+from sparkkeras.formats.tfrecord_source import TFRecordWriter
 
 ROWS = pa.record_batch([pa.array([1, 2])], ["n"])
 SCHEMA = StructType().add("n", "long", nullable=False)
@@ -51,7 +51,7 @@ def files(folder):
 def renames(request, monkeypatch):
     """Whether folders can be renamed: the local file system, treated as such and as an object store."""
     if request.param == "object store":
-        monkeypatch.setattr(tfrecord_writer, "_OBJECT_STORES", {"local"})
+        monkeypatch.setattr(tfrecord_source, "_OBJECT_STORES", {"local"})
     return request.param == "renaming"
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from sparkkeras import ClusterError, DataError, load_tfrecords
-from sparkkeras.formats import tfrecord_reader, tfrecords
+from sparkkeras.formats import tfrecord_source, tfrecords
 from sparkkeras.formats.examples import BYTES, FLOATS, INTS, Field, collect_stats, decode, encode, parse
 from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.spark import probe
@@ -368,7 +368,7 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
 
     monkeypatch.setattr(tfrecords, "_checked_workers", lambda session: None)
     monkeypatch.setattr(tfrecords.InputFiles, "of", found)
-    caplog.set_level("DEBUG", logger=tfrecord_reader.__name__)
+    caplog.set_level("DEBUG", logger=tfrecord_source.__name__)
 
     def load(*names):
         fields = [types.StructField(name, types.IntegerType()) for name in names]
@@ -388,11 +388,11 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
     assert warned[0].filename == __file__
     write(2, "late", then=b"not a record")
     assert load("late", "label") == ["late", "label"]  # reading stops when all names are found
-    monkeypatch.setattr(tfrecord_reader, "SAMPLED_RECORDS", 2)
+    monkeypatch.setattr(tfrecord_source, "SAMPLED_RECORDS", 2)
     with pytest.warns(UserWarning, match="have no feature 'last'"):
         load("last")
     assert caplog.text == ""
-    monkeypatch.setattr(tfrecord_reader, "SAMPLED_RECORDS", 3)
+    monkeypatch.setattr(tfrecord_source, "SAMPLED_RECORDS", 3)
     assert load("lable") == ["lable"]  # the task that reads the file raises the error
     assert "cannot read the first records of there" in caplog.text
     scheme = "s3a:"

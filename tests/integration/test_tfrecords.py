@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkkeras import ConfigurationError, DataError, StorageError, TFRecordDataSource, WorkerError
-from sparkkeras.formats import tfrecord_writer, tfrecords
+from sparkkeras.formats import tfrecord_source, tfrecords
 from sparkkeras.formats.records import framed
 from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
 from sparkkeras.spark import filesystem
@@ -293,7 +293,7 @@ def test_damaged_files_are_reported_with_file_and_offset(spark, tmp_path):
 def store(request, monkeypatch):
     """The local file system, treated as such and as an object store."""
     if request.param == "object store":
-        monkeypatch.setattr(tfrecord_writer, "_OBJECT_STORES", {"local"})
+        monkeypatch.setattr(tfrecord_source, "_OBJECT_STORES", {"local"})
 
 
 @pytest.mark.usefixtures("store")
