@@ -166,9 +166,7 @@ def _flat(field: Field, column: pa.Array) -> tuple[Any, Array]:
     if field.is_vector:
         column = _dense(column)
     if field.is_array:
-        lengths = np.diff(column.offsets.to_numpy())
-        lengths[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
-        flat, ends = column.flatten(), np.cumsum(lengths)
+        flat, ends = column.flatten(), np.cumsum(column.value_lengths().fill_null(0))
         if flat.null_count:
             raise DataError(
                 f"column {field.name!r} holds an array that contains a null, which an Example cannot hold. Remove nulls, "

@@ -221,13 +221,13 @@ def load_tfrecords(
         raise ConfigurationError(BINARY_WITH_SCHEMA)
     fields = None if schema is None else _fields_of(schema)
     _checked_workers(spark)
-    found = InputFiles.of(spark, path)
+    frame, sizes = _listed(spark, path)
     if fields is None:
-        fields = _inferred(found, path, binary_features)
+        fields = _inferred(spark, frame, sizes, path, binary_features)
     else:
-        local = {file: size for file, size in found.sizes.items() if _local(file)}  # this process can read no others
+        local = {file: size for file, size in sizes.items() if _local(file)}  # this process can read no others
         warn_of_unknown(path, fields, map(_opened, sampled_files(local)))
-    return found.frame.mapInArrow(_Read(fields), ddl(fields))
+    return frame.mapInArrow(_Read(fields), ddl(fields))
 
 
 def _checked_workers(session: SparkSession) -> AnyCluster:
@@ -261,59 +261,40 @@ def _fields_of(schema: StructType | str) -> tuple[Field, ...]:
     return fields_of(columns)
 
 
-@dataclass(frozen=True)
-class InputFiles:
-    """The input files.
+def _listed(spark: SparkSession, path: str) -> tuple[DataFrame, dict[str, int]]:
+    """List the files with Spark.
 
-    Attributes:
-        spark: The session.
-        frame: A row for each file: its path and, if workers cannot open the file themselves, its content.
-        sizes: The size of each file in bytes.
+    Returns:
+        A row for each file, with its path and, if workers cannot open the file themselves, its content; and the size of each
+        file in bytes.
+
+    Raises:
+        StorageError: The path does not exist or cannot be read, all files are in subfolders that Spark does not read, or a
+            file is too large for Spark to pass on.
     """
-
-    spark: SparkSession
-    frame: DataFrame
-    sizes: dict[str, int]
-
-    @classmethod
-    def of(cls, spark: SparkSession, path: str) -> InputFiles:
-        """List the files with Spark.
-
-        Raises:
-            StorageError: The path does not exist or cannot be read, all files are in subfolders that Spark does not
-                read, or a file is too large for Spark to pass on.
-        """
-        uri = _uri(path)
-        reader = spark.read.format("binaryFile")
-        try:
-            frame = reader.load(uri)
-            sizes = {row.path: row.length for row in frame.select("path", "length").collect()}
-            if not sizes and not reader.option("recursiveFileLookup", "true").load(uri).select("path").isEmpty():
-                raise only_subfolders(path)
-        except StorageError:
-            raise
-        except Exception as error:
-            reasons = [line.lstrip(": ") for line in str(error).strip().splitlines()]
-            reason = reasons[1] if reasons[0].startswith("An error occurred while calling") else reasons[0]  # a line of Py4J
-            if "PATH_NOT_FOUND" in reason:
-                reason = "the path does not exist."
-            raise StorageError(f"cannot read {path!r}: {reason}{kerberos_advice(reason)}") from error
-        local = all(_local(file) for file in sizes)
-        for file, size in sizes.items():
-            if not local and size > _LARGEST_FILE:
-                raise StorageError(
-                    f"{file} has {size} bytes; on this file system files must be smaller than 2 GiB. Write the data to more "
-                    "files, or mount the file system on the workers and use a local path."
-                )
-        return cls(spark, frame.select("path") if local else frame.select("path", "content"), sizes)
-
-    def sample(self) -> DataFrame | None:
-        """A frame like `frame` with a few non-empty files; ``None`` if all files are empty."""
-        names = sampled_files(self.sizes)
-        if not names:
-            return None
-        reader = self.spark.read.format("binaryFile").option("recursiveFileLookup", "true")  # disables partition discovery
-        return reader.load([_literal(name) for name in names]).select(*self.frame.columns)
+    uri = _uri(path)
+    reader = spark.read.format("binaryFile")
+    try:
+        frame = reader.load(uri)
+        sizes = {row.path: row.length for row in frame.select("path", "length").collect()}
+        if not sizes and not reader.option("recursiveFileLookup", "true").load(uri).select("path").isEmpty():
+            raise only_subfolders(path)
+    except StorageError:
+        raise
+    except Exception as error:
+        reasons = [line.lstrip(": ") for line in str(error).strip().splitlines()]
+        reason = reasons[1] if reasons[0].startswith("An error occurred while calling") else reasons[0]  # a line of Py4J
+        if "PATH_NOT_FOUND" in reason:
+            reason = "the path does not exist."
+        raise StorageError(f"cannot read {path!r}: {reason}{kerberos_advice(reason)}") from error
+    local = all(map(_local, sizes))
+    for file, size in sizes.items():
+        if not local and size > _LARGEST_FILE:
+            raise StorageError(
+                f"{file} has {size} bytes; on this file system files must be smaller than 2 GiB. Write the data to more "
+                "files, or mount the file system on the workers and use a local path."
+            )
+    return frame.select("path") if local else frame.select("path", "content"), sizes
 
 
 def _uri(path: str) -> str:
@@ -334,14 +315,19 @@ def _local(file: str) -> bool:
     return file.startswith("file:")
 
 
-def _inferred(found: InputFiles, path: str, binary: Sequence[str]) -> tuple[Field, ...]:
-    """Infer the columns from a sample of the records, in a Spark job."""
-    sample = found.sample()
-    check_slots_for(found.spark)
-    try:
-        rows = [] if sample is None else sample.mapInArrow(_collect_stats, "stats binary").collect()
-    except Exception as error:
-        raise translated(error) from error
+def _inferred(
+    spark: SparkSession, frame: DataFrame, sizes: dict[str, int], path: str, binary: Sequence[str]
+) -> tuple[Field, ...]:
+    """Infer the columns from a sample of the records in the files of `_listed`, in a Spark job."""
+    names, rows = sampled_files(sizes), []
+    if names:
+        reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")  # disables partition discovery
+        sample = reader.load([_literal(name) for name in names]).select(*frame.columns)
+        check_slots_for(spark)
+        try:
+            rows = sample.mapInArrow(_collect_stats, "stats binary").collect()
+        except Exception as error:
+            raise translated(error) from error
     return infer_fields(merge_stats(chain.from_iterable(pickle.loads(row.stats) for row in rows)), path, binary)
 
 

@@ -364,10 +364,10 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
     def found(session, path):
         sizes = {f"{scheme}{path}": path.stat().st_size for path in reversed(paths)}
         frame = SimpleNamespace(mapInArrow=lambda task, schema: [field.name for field in task.fields])
-        return SimpleNamespace(sizes=sizes, frame=frame)
+        return frame, sizes
 
     monkeypatch.setattr(tfrecords, "_checked_workers", lambda session: None)
-    monkeypatch.setattr(tfrecords.InputFiles, "of", found)
+    monkeypatch.setattr(tfrecords, "_listed", found)
     caplog.set_level("DEBUG", logger=tfrecord_source.__name__)
 
     def load(*names):
