@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import unquote
 
 import numpy as np
@@ -45,7 +45,7 @@ OnError = Literal["error", "null", "drop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"]
 
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
+INTERPOLATIONS = get_args(Interpolation)
 _DTYPES = ("float32", "float64", "uint8")
 
 _OPENCV = {0: ("L", "L", 1), 16: ("RGB", "BGR", 3), 24: ("RGBA", "BGRA", 4)}
@@ -116,7 +116,7 @@ def image_loader(
             raise ConfigurationError(f"size={size!r}: expected (height, width) in pixels, or None to keep the images' size.")
         size = (integer("size[0]", size[0]), integer("size[1]", size[1]))
     one_of("mode", mode, tuple(_CHANNELS))
-    one_of("on_error", on_error, ("error", "null", "drop"))
+    one_of("on_error", on_error, get_args(OnError))
     one_of("interpolation", interpolation, INTERPOLATIONS)
     one_of("dtype", dtype, _DTYPES)
     if size is None and on_error != "error":
@@ -420,29 +420,26 @@ def _read(value: Any) -> bytes | None:
             f"the image {_public(uri)!r} cannot be read. {problem}. {known_names(scheme, SCHEMES)} Copy the images "
             "to one of these, or pass their bytes in a binary column."
         )
-    local = re.sub("^file:(//[^/]*)?", "", uri, flags=re.IGNORECASE)
-    read, path = (_read_local, local) if scheme == "file" else _stored(uri)
+    store = ""
+    if scheme == "file":
+        path = re.sub("^file:(//[^/]*)?", "", uri, flags=re.IGNORECASE)
+    else:
+        place, _, path = uri.partition(":")[2].removeprefix("//").partition("/")
+        path, mark, options = path.partition("?")
+        store = f"{scheme.replace('s3a', 's3')}://{place}/{mark}{options}"
     try:
-        return read(path)
+        return _read_from(store, path)
     except FileNotFoundError:
         # Spark writes paths unescaped in some places and %-escaped in others.
         if unquote(path) == path:
             raise
-        return read(unquote(path))
+        return _read_from(store, unquote(path))
 
 
-def _read_local(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
-def _stored(uri: str) -> tuple[Callable[[str], bytes], str]:
-    scheme, _, rest = uri.partition(":")
-    place, _, path = rest.removeprefix("//").partition("/")
-    path, mark, options = path.partition("?")
-    return functools.partial(_read_stored, f"{scheme.lower().replace('s3a', 's3')}://{place}/{mark}{options}"), path
-
-
-def _read_stored(store: str, path: str) -> bytes:
+def _read_from(store: str, path: str) -> bytes:
+    """Read a file of a store, or without one from a local disk."""
+    if not store:
+        return Path(path).read_bytes()
     try:
         with _connecting:  # creating a second S3 client in Arrow would wait for all reads of the first
             files, root = _store(store)
