@@ -1,6 +1,6 @@
 """Tools on the command line: ``python -m sparkkeras doctor``."""
 
-from sparkkeras.diagnostics.command_line import run
+from sparkkeras.diagnostics.doctor import run
 
 if __name__ == "__main__":
     run()

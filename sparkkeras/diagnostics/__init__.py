@@ -3,7 +3,7 @@
 - `inspection.py` describes a Python process and its machine; it runs on the driver and, pickled by value, on executors.
 - `spark_facts.py` starts Spark, runs the inspection on its executors, and describes its settings and slots.
 - `checks.py` are pure functions from these descriptions to `Finding`s.
-- `doctor.py` has `diagnose`, and `command_line.py` is ``python -m sparkkeras doctor``.
+- `doctor.py` has `diagnose`, and is ``python -m sparkkeras doctor``.
 
 Keras need not be installed.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from sparkkeras.diagnostics.findings import ERROR, OK, WARNING, Finding
 from sparkkeras.diagnostics.inspection import BACKENDS
@@ -57,20 +57,9 @@ Described = Mapping[str, Any]
 """The description of a process by `sparkkeras.diagnostics.inspection`."""
 
 
-class Unmet(NamedTuple):
-    """A requirement on a package that a process does not meet.
-
-    Attributes:
-        problem: What is wrong, as a predicate.
-        requirement: What would be right, for pip.
-    """
-
-    problem: str
-    requirement: str
-
-
-Requirements = Callable[[Described], Mapping[str, Unmet]]
-"""Returns the unmet requirements of a process, by the name of the package."""
+Requirements = Callable[[Described], Mapping[str, tuple[str, str]]]
+"""Returns the unmet requirements of a process by the name of the package: what is wrong, as a predicate, and what would be
+right, for pip."""
 
 
 def check_driver(driver: Described, backend: str, requirements: Requirements) -> Iterator[Finding]:
@@ -372,11 +361,15 @@ def check_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) ->
         needs: What the training needs.
         result_bytes: ``spark.driver.maxResultSize`` in bytes; 0: no limit; ``None`` if unknown.
     """
-    settings = facts.settings
-    found = [*_slow_settings(facts), *_risky_settings(facts, needs, result_bytes)]
+    found = [Finding(WARNING, "settings", *each) for each in (*_slow_settings(facts), *_risky_settings(facts, needs))]
+    if result_bytes and result_bytes < needs.state_bytes and not facts.is_local and not facts.is_remote:
+        problem = f"spark.driver.maxResultSize is {size(result_bytes)}, and the model's state has {size(needs.state_bytes)}."
+        least = f"{-(-2 * needs.state_bytes >> 20)}m"
+        remedy = f"Start Spark with --conf spark.driver.maxResultSize={least}, or 0 for no limit."
+        found.append(Finding(ERROR, "settings", problem, remedy))
+    if not found and facts.settings:
+        found.append(Finding(OK, "settings", "none that is slow or breaks"))
     yield from found
-    if not found and settings:
-        yield Finding(OK, "settings", "none that is slow or breaks")
 
 
 _WHY_FASTER = {
@@ -385,18 +378,16 @@ _WHY_FASTER = {
 }
 
 
-def _slow_settings(facts: SparkFacts) -> Iterator[Finding]:
+def _slow_settings(facts: SparkFacts) -> Iterator[tuple[str, str]]:
+    """Problems and remedies."""
     for name, value in {} if facts.is_remote else FASTER_SETTINGS.items():
         if name == "spark.python.daemon.module" and not all("sparkkeras" in worker["packages"] for worker in facts.workers):
             continue  # it starts before Spark ships the package
         given = facts.settings.get(name)
         if given is None or given.lower() == "false":
-            problem = f"{name} is {given or 'not set'}: {_WHY_FASTER[name]}."
-            yield Finding(WARNING, "settings", problem, f"Start Spark with --conf {name}={value}")
+            yield f"{name} is {given or 'not set'}: {_WHY_FASTER[name]}.", f"Start Spark with --conf {name}={value}"
     if not facts.is_on("spark.python.worker.reuse", True):
-        yield Finding(
-            WARNING,
-            "settings",
+        yield (
             "spark.python.worker.reuse=false: each task starts a new Python, which loads Keras (seconds in each round).",
             "Remove the setting.",
         )
@@ -418,39 +409,24 @@ _RISKY = (
 """Settings that break something if they are true: name, what happens, and the remedy."""
 
 
-def _risky_settings(facts: SparkFacts, needs: Needs, result_bytes: int | None) -> Iterator[Finding]:
+def _risky_settings(facts: SparkFacts, needs: Needs) -> Iterator[tuple[str, str]]:
+    """Problems and remedies."""
     settings = facts.settings
     for name, problem, remedy in _RISKY:
         if facts.is_on(name):
-            yield Finding(WARNING, "settings", f"{name}=true: {problem}", remedy)
+            yield f"{name}=true: {problem}", remedy
     if settings.get("spark.task.maxFailures") == "1" and not facts.is_local:
-        yield Finding(
-            WARNING,
-            "settings",
-            "spark.task.maxFailures=1: one lost worker ends the training.",
-            "Use the default, 4.",
-        )
-    if result_bytes and result_bytes < needs.state_bytes and not facts.is_local and not facts.is_remote:
-        yield Finding(
-            ERROR,
-            "settings",
-            f"spark.driver.maxResultSize is {size(result_bytes)}, and the model's state has {size(needs.state_bytes)}.",
-            f"Start Spark with --conf spark.driver.maxResultSize={-(-2 * needs.state_bytes >> 20)}m, or 0 for no limit.",
-        )
+        yield "spark.task.maxFailures=1: one lost worker ends the training.", "Use the default, 4."
     limits = {"spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor", "spark.executor.pyspark.memory"}
     if facts.master.startswith(("yarn", "k8s")) and not limits & set(settings):
-        yield Finding(
-            WARNING,
-            "settings",
+        yield (
             f"spark.executor.memoryOverhead is not set: {facts.master.partition(':')[0]} ends executors whose workers "
             f"use more than about a tenth of the executor's memory, and each needs about {size(needs.worker_bytes)}.",
             "Set it to that for each slot of an executor, plus what the data needs.",
         )
     host = settings.get("spark.driver.host", "")
     if not facts.is_remote and facts.master.startswith(("spark:", "yarn", "k8s")) and _is_loopback(host):
-        yield Finding(
-            WARNING,
-            "settings",
+        yield (
             f"spark.driver.host={host}: executors on other machines do not reach the driver there.",
             "Set it to the name or address of this machine in the cluster's network.",
         )

@@ -8,7 +8,7 @@ import pytest
 from pyspark import SparkContext
 
 from sparkkeras import diagnose
-from sparkkeras.diagnostics import command_line, doctor, inspection, spark_facts
+from sparkkeras.diagnostics import doctor, inspection, spark_facts
 from sparkkeras.diagnostics.findings import ERROR, OK, WARNING, Finding
 from sparkkeras.errors import ClusterError, ConfigurationError, ModelError
 
@@ -22,7 +22,7 @@ def backend_that_loads(monkeypatch):
 
 def command(capsys, *arguments):
     """The exit code, and the parsed output of the command."""
-    code = command_line.main(["doctor", "--json", *arguments])
+    code = doctor.main(["doctor", "--json", *arguments])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -46,7 +46,7 @@ def test_a_wrong_java_home(capsys, monkeypatch, tmp_path):
 )
 def test_exit_codes(capsys, monkeypatch, statuses, strict, code):
     findings = [Finding(status, "Java", "17") for status in statuses]
-    monkeypatch.setattr(command_line, "_findings", lambda *_: iter(findings))
+    monkeypatch.setattr(doctor, "_findings", lambda *_: iter(findings))
     given, found = command(capsys, *["--strict"] * strict)
     assert (given, found["ok"]) == (code, code == 0)
 
@@ -64,7 +64,7 @@ def test_exit_codes(capsys, monkeypatch, statuses, strict, code):
 )
 def test_arguments_that_make_no_sense(capsys, arguments, message):
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["doctor", *arguments])
+        doctor.main(["doctor", *arguments])
     assert message in capsys.readouterr().err
 
 
