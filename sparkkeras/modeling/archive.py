@@ -66,8 +66,8 @@ class ModelArchive:
         data: A ``.keras`` archive. Its weights and optimizer variables may be outdated or zeros, except for the adapted
             state of preprocessing layers.
         custom: The custom classes and functions of the model, by the names under which Keras looks them up.
-        digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
-            not of the weights.
+        digest: The fingerprint of the model: of architecture, compile arguments, custom code and the adapted state of
+            preprocessing layers, but not of the weights.
         outside: The names of the variables outside the model, see `sparkkeras.modeling.outside.dump_code`.
     """
 
@@ -129,12 +129,11 @@ class ModelArchive:
     @classmethod
     def _made(cls, model: keras.Model, described: _Description) -> ModelArchive:
         data, loaded = _saved_and_loaded(model, described)
-        digest = _digest(data, described.fingerprint)
         if len(data) > FULL_BYTES:
             data = _emptied(data, loaded)
         attributes = custom_code.untracked_variables(loaded)
         shared = (name for name in described.outside if not name.startswith("model.") or name in attributes)
-        return cls(data, described.custom, digest, tuple(shared))
+        return cls(data, described.custom, described.fingerprint, tuple(shared))
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
@@ -510,13 +509,15 @@ def _strings(value: Any) -> set[str]:
 def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any], variables: Mapping[str, Any]) -> str:
     """A fingerprint of a model without its trained weights.
 
-    It covers architecture, compile arguments, custom code with everything that it refers to, the files that custom layers
-    save, and the state of layers that may turn it into constants when they load it, so that setting weights does not update
-    them: adapted preprocessing layers, and custom layers without trainable variables that override the loading. It also
-    covers the names of the ``variables`` outside the model in modules, the values of those that the backend compiles into
-    steps, and the weights of other models, such as a teacher in its loss, which travel with the archive.
+    It covers the backend and the default dtypes, architecture, compile arguments, custom code with everything that it refers
+    to, the files that custom layers save, and the state of layers that may turn it into constants when they load it, so that
+    setting weights does not update them: adapted preprocessing layers, and custom layers without trainable variables that
+    override the loading. It also covers the names of the ``variables`` outside the model in modules, the values of those
+    that the backend compiles into steps, and the weights of other models, such as a teacher in its loss, which travel with
+    the archive.
     """
     config = json.loads(json.dumps(config, default=repr))
+    config["kinds"] = [keras.backend.backend(), keras.config.dtype_policy().name, keras.config.floatx()]
     for part in ("compile_config", "unsaved"):
         config[part] = without_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
@@ -559,13 +560,3 @@ def without_rates(value: Any, are_arguments: bool = False) -> Any:
             if not (are_arguments and key == "learning_rate" and isinstance(member, float))
         }
     return [without_rates(member) for member in value] if isinstance(value, list) else value
-
-
-def _digest(data: bytes, fingerprint: str) -> str:
-    kinds = (keras.backend.backend(), keras.config.dtype_policy().name, keras.config.floatx())
-    digest = hashlib.sha256("/".join((fingerprint, *kinds)).encode())
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for name in sorted(archive.namelist()):
-            if name.startswith("assets/"):
-                digest.update(name.encode() + b"\0" + archive.read(name))
-    return digest.hexdigest()
