@@ -89,7 +89,7 @@ class RateLimit:
             self._sleep(seconds)
 
 
-class PageServer:
+class PageServer(ThreadingHTTPServer):
     """Serves the page in threads that do not keep the process running.
 
     Args:
@@ -105,47 +105,41 @@ class PageServer:
         ConfigurationError: The address cannot be used.
     """
 
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 32
+
     def __init__(self, messages: Messages, host: str, port: int) -> None:
-        self.token = secrets.token_urlsafe(16)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = _HTTPServer(host, port, messages, self.token)
+            super().__init__((host, port), _PageHandler)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
                 f"Monitor(host={host!r}, port={port}) cannot listen there: {error}. Use port=0 for any free port, and an "
                 'address of this machine as host: "127.0.0.1" for this machine only, "0.0.0.0" for all that can reach it.'
             ) from error
+        self.messages, self.token, self.id = messages, secrets.token_urlsafe(16), secrets.token_hex(8)
+        self.requests = RateLimit(REQUESTS_PER_SECOND)
+        self._connections = RateLimit(CONNECTIONS_PER_SECOND)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._deadlines: dict[Any, float] = {}
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
         shown = f"[{shown}]" if ":" in shown else shown
-        self.url = f"http://{shown}:{self._server.server_address[1]}/{self.token}/"
+        self.url = f"http://{shown}:{self.server_address[1]}/{self.token}/"
         self.is_closed = False
-        serve = self._server.serve_forever
+        serve = self.serve_forever
         self._thread = threading.Thread(target=serve, args=(0.1,), name="sparkkeras-monitor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop serving. A second call does nothing."""
         if not self.is_closed:
-            self._server.shutdown()
+            self.shutdown()
             self._thread.join()
-            self._server.server_close()
-            self._server.close_connections()
+            self.server_close()
+            self.close_connections()
             self.is_closed = True
-
-
-class _HTTPServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 32
-
-    def __init__(self, host: str, port: int, messages: Messages, token: str) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), _PageHandler)
-        self.messages, self.token, self.id = messages, token, secrets.token_hex(8)
-        self.requests = RateLimit(REQUESTS_PER_SECOND)
-        self._connections = RateLimit(CONNECTIONS_PER_SECOND)
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._lock = threading.Lock()
-        self._deadlines: dict[Any, float] = {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle a connection in a thread of its own, or close it if there are too many."""
@@ -195,7 +189,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        server = cast(_HTTPServer, self.server)
+        server = cast(PageServer, self.server)
         target = urlsplit(self.path)
         token, slash, name = target.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), server.token.encode()) or self._is_cross_site():
@@ -234,7 +228,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         self._reply(200, "text/html; charset=utf-8", live_page(nonce), **{"Content-Security-Policy": policy})
 
     def _messages(self, after: str) -> None:
-        server = cast(_HTTPServer, self.server)
+        server = cast(PageServer, self.server)
         number = int(after) if after.isdecimal() and len(after) < 10 else 0
         following, messages = server.messages.after(number, RESPONSE_BYTES)
         more = json.dumps(following < len(server.messages))

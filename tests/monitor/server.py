@@ -15,7 +15,7 @@ class MonitorServer:
         self._server = PageServer(self._messages, "127.0.0.1", port)
         if token is not None:
             self._server.url = self._server.url.replace(self._server.token, token)
-            self._server.token = self._server._server.token = token
+            self._server.token = token
         self.add(messages)
 
     def add(self, messages):
