@@ -18,7 +18,7 @@ from sparkkeras.arguments import Argument, declared, documented
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import converters
 from sparkkeras.ml.converters import Names
-from sparkkeras.ml.grid import as_grid_value, from_grid_value
+from sparkkeras.ml.persistence import as_grid_value, from_grid_value
 from sparkkeras.scoring.columns import BATCH_SIZE
 from sparkkeras.sources.frame import Columns
 from sparkkeras.training.fit_arguments import (
