@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import SparkModel, to_simple_rdd
-from sparkkeras.spark import progress_service
+from sparkkeras.spark import live_progress
 from tests.conftest import long
 from tests.models import classifier, regression
 
@@ -330,7 +330,7 @@ def test_verbose_prints_workers_and_rows_per_second(sc, digits, capsys):
 @pytest.mark.parametrize(("verbose", "listens"), [(1, 2), (2, 0), (0, 0)])
 def test_the_driver_listens_for_progress_only_if_it_is_shown(sc, digits, monkeypatch, verbose, listens):
     opened = []
-    monkeypatch.setattr(progress_service, "receiving", lambda *_: nullcontext(opened.append(1)))
+    monkeypatch.setattr(live_progress, "receiving", lambda *_: nullcontext(opened.append(1)))
     x, y, *_ = digits
     spark_model = SparkModel(classifier(), num_workers=2)
     spark_model.fit(x[:100], y[:100], verbose=verbose)

@@ -13,8 +13,7 @@ from sparkkeras.events import Events, WorkerProgress
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import connect
-from sparkkeras.spark import progress_service
-from sparkkeras.spark.live_progress import live_progress
+from sparkkeras.spark.live_progress import live_progress, receiving
 from sparkkeras.worker import progress
 from tests.training.runs import Model, RecordedEvents, fit, partitions
 
@@ -97,7 +96,7 @@ def test_nobody_listens_without_need_or_where_it_is_impossible(monkeypatch, reco
     elsewhere = DriverAddress("192.0.2.1", "192.0.2.1", is_local=False)
     with live_progress(Events([recorded]), SimpleNamespace(driver=elsewhere), ServerOptions()) as target:
         assert target is None
-    with pytest.raises(ConfigurationError), progress_service.receiving(print, elsewhere, ServerOptions(), 1):
+    with pytest.raises(ConfigurationError), receiving(print, elsewhere, ServerOptions(), 1):
         pass
 
 
