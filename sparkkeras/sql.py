@@ -16,11 +16,11 @@ from sparkkeras.scoring.column_functions import ArgumentsToBlocks
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
 from sparkkeras.sources.frame import Loaders, check_positions
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
-from sparkkeras.spark.udf import ColumnFunction
 from sparkkeras.worker.batches import Transform
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
+    from pyspark.sql._typing import UserDefinedFunctionLike
 
 
 @known_arguments
@@ -159,7 +159,7 @@ def _function(
     loader: Loaders | None,
     custom_objects: Mapping[str, Any] | None,
     on_invalid: OnInvalidToPredict,
-) -> tuple[ColumnFunction, ArgumentsToBlocks]:
+) -> tuple[UserDefinedFunctionLike, ArgumentsToBlocks]:
     arguments.on_invalid_to_predict("on_invalid", on_invalid)
     scorer = Scorer.of(
         model,

@@ -79,7 +79,7 @@ class ArgumentsToBlocks:
 
 @dataclass(frozen=True)
 class OverColumns:
-    """Runs a task over the batches of a column function's arguments; see `sparkkeras.spark.udf.column_function`.
+    """Runs a task over the batches of a column function's arguments; see `sparkkeras.sources.frame_blocks.column_function`.
 
     Users run the queries that call such functions, so they see errors as Spark reports them.
     """

@@ -29,9 +29,9 @@ from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.inference import batch_options
 from sparkkeras.sources.column_names import column_named, is_case_sensitive
 from sparkkeras.sources.frame import Selection
+from sparkkeras.sources.frame_blocks import column_function
 from sparkkeras.sources.tasks import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
-from sparkkeras.spark.udf import ColumnFunction, column_function
 from sparkkeras.weights import Array
 from sparkkeras.worker.batches import BatchOptions, Transform
 from sparkkeras.worker.predictor import Predictor
@@ -39,6 +39,7 @@ from sparkkeras.worker.predictor import Predictor
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql._typing import UserDefinedFunctionLike
 
 BATCH_SIZE = 1024
 """The default number of rows in each call of the model."""
@@ -86,7 +87,7 @@ class Scorer:
             outputs_of(model),
         )
 
-    def function(self, cluster: AnyCluster, read: Selection | ArgumentsToBlocks) -> ColumnFunction:
+    def function(self, cluster: AnyCluster, read: Selection | ArgumentsToBlocks) -> UserDefinedFunctionLike:
         """Make a function from columns to the column of predictions: a struct if the model has several outputs.
 
         Args:

@@ -1,8 +1,9 @@
-"""Functions over the Arrow batches of a DataFrame: converted to blocks, or as rows of pickled results."""
+"""Functions over the Arrow batches of a DataFrame: converted to blocks, as rows of pickled results, or as a column."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import RDD
     from pyspark.sql import DataFrame
+    from pyspark.sql._typing import UserDefinedFunctionLike
 
     BatchCall = Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
     """A function of the Arrow batches of a partition, which yields results."""
@@ -119,3 +121,20 @@ class _Unpickled(Serializer):
     def load_stream(self, stream: Any) -> Iterator[Any]:
         rows = BatchedSerializer(CPickleSerializer()).load_stream(stream)
         return unpack_cells(row[0] for row in rows)
+
+
+def column_function(call: Callable[[Iterator[Any]], Iterator[pa.Array]], type_name: str) -> UserDefinedFunctionLike:
+    """Make a Spark function from columns to a column of the given type.
+
+    Args:
+        call: Yields one value per row. It takes the batches of a partition, each an Arrow array or, for several columns, a
+            tuple of them. Its ``__name__`` is the function's name in Spark's plans.
+        type_name: The type of the column, as DDL.
+    """
+    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
+    from pyspark.util import PythonEvalType
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="It is preferred to specify type hints")  # an object's cannot be read
+        function: UserDefinedFunctionLike = arrow_udf(call, type_name, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+    return function
