@@ -41,8 +41,7 @@ from sparkkeras.events import (
     WorkersChanged,
     WorkersReported,
 )
-from sparkkeras.progress.histories import logs_by_epoch
-from sparkkeras.progress.pace import Pace
+from sparkkeras.progress.pace import Pace, logs_by_epoch
 
 MAX_OUTPUTS = 1000
 """The number of messages with output of a rank that are kept."""

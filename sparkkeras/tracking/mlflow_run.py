@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.progress.histories import logs_by_epoch
+from sparkkeras.progress.pace import logs_by_epoch
 
 FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
 """The statuses of MLflow's runs that have ended."""

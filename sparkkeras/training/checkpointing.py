@@ -40,7 +40,7 @@ from sparkkeras.modeling.state import (
 )
 from sparkkeras.parameter.exchange import LedgerProgress
 from sparkkeras.parameter.rules import State
-from sparkkeras.progress.histories import logs_by_epoch
+from sparkkeras.progress.pace import logs_by_epoch
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import callback_states
 from sparkkeras.training.fit_arguments import ASYNCHRONOUS_MODES

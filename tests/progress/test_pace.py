@@ -11,8 +11,7 @@ from sparkkeras.events import (
     WorkerProgress,
     WorkersChanged,
 )
-from sparkkeras.progress.histories import logs_by_epoch
-from sparkkeras.progress.pace import Pace
+from sparkkeras.progress.pace import Pace, logs_by_epoch
 
 
 class Bench:
