@@ -284,10 +284,21 @@ class _Place(ABC):
 
     path: str
     has_renames = True
+    _raises: type[Exception] = Exception
+
+    @contextmanager
+    def errors(self, verb: str) -> Iterator[None]:
+        """Errors of the file system become a `StorageError`."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except self._raises as error:
+            raise self.translated(verb, error) from error
 
     @abstractmethod
-    def errors(self, verb: str) -> AbstractContextManager[None]:
-        """Errors of the file system become a `StorageError`."""
+    def translated(self, verb: str, error: Any) -> StorageError:
+        """The error for one of the file system."""
 
     @abstractmethod
     def read(self) -> bytes: ...
@@ -337,23 +348,19 @@ class _Place(ABC):
 class _Local(_Place):
     """A path on this machine."""
 
+    _raises = OSError
+
     def __init__(self, path: str, target: str | Path) -> None:
         self.path, self.target = path, Path(target)
 
-    @contextmanager
-    def errors(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise
-        except OSError as error:
-            if verb == "write" and isinstance(error, FileExistsError):
-                raise StorageError(_exists(self.path)) from error
-            folder = self.target.parent
-            missing = f"the folder {str(folder)!r} does not exist. Create it first."
-            is_missing = verb == "write" and not folder.exists()
-            reason = missing if is_missing else f"{error.strerror or error}."
-            raise StorageError(f"cannot {verb} {self.path!r}: {reason}") from error
+    def translated(self, verb: str, error: OSError) -> StorageError:
+        if verb == "write" and isinstance(error, FileExistsError):
+            return StorageError(_exists(self.path))
+        folder = self.target.parent
+        missing = f"the folder {str(folder)!r} does not exist. Create it first."
+        is_missing = verb == "write" and not folder.exists()
+        reason = missing if is_missing else f"{error.strerror or error}."
+        return StorageError(f"cannot {verb} {self.path!r}: {reason}")
 
     def read(self) -> bytes:
         return self.target.read_bytes()
@@ -435,21 +442,13 @@ class _Fsspec(_Place):
         self._given.invalidate_cache()
         return self._given
 
-    @contextmanager
-    def errors(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise
-        except Exception as error:  # each file system has its own
-            first = (str(error).splitlines() or [""])[0].rstrip(".")
-            kind = "it does not exist" if isinstance(error, FileNotFoundError) else type(error).__name__
-            advice = _NO_HDFS if verb == "reach" and self.path.startswith(("hdfs:", "viewfs:")) else ""
-            if "not known" in first:
-                advice = " Install the package with which fsspec opens it, such as s3fs, gcsfs or adlfs."
-            raise StorageError(
-                f"cannot {verb} {self.path!r} with fsspec, which Connect needs: {kind} ({first}).{advice}"
-            ) from error
+    def translated(self, verb: str, error: Exception) -> StorageError:  # each file system has its own
+        first = (str(error).splitlines() or [""])[0].rstrip(".")
+        kind = "it does not exist" if isinstance(error, FileNotFoundError) else type(error).__name__
+        advice = _NO_HDFS if verb == "reach" and self.path.startswith(("hdfs:", "viewfs:")) else ""
+        if "not known" in first:
+            advice = " Install the package with which fsspec opens it, such as s3fs, gcsfs or adlfs."
+        return StorageError(f"cannot {verb} {self.path!r} with fsspec, which Connect needs: {kind} ({first}).{advice}")
 
     def read(self) -> bytes:
         return bytes(self.files.cat_file(self.target))
@@ -599,21 +598,15 @@ class _Hadoop(_Place):
         # In a FileContext, hdfs:///user is no path: it has no authority, which a FileSystem takes from fs.defaultFS.
         context.rename(self.files.makeQualified(self.target), self.files.makeQualified(target.target), options)
 
-    @contextmanager
-    def errors(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise
-        except Exception as error:
-            java = getattr(error, "java_exception", None)
-            reason = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
-            reason = reason.partition("\n\tat ")[0]  # the stack of a NameNode
-            if "FileAlreadyExists" in reason:
-                raise StorageError(_exists(self.path)) from error
-            kind = ChecksumError if "ChecksumException" in reason else StorageError
-            advice = _ADD_CLIENT if _NO_CLIENT.search(reason) else kerberos_advice(reason)
-            raise kind(f"cannot {verb} {self.path!r}: {reason}{advice}") from error
+    def translated(self, verb: str, error: Exception) -> StorageError:
+        java = getattr(error, "java_exception", None)
+        reason = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
+        reason = reason.partition("\n\tat ")[0]  # the stack of a NameNode
+        if "FileAlreadyExists" in reason:
+            return StorageError(_exists(self.path))
+        kind = ChecksumError if "ChecksumException" in reason else StorageError
+        advice = _ADD_CLIENT if _NO_CLIENT.search(reason) else kerberos_advice(reason)
+        return kind(f"cannot {verb} {self.path!r}: {reason}{advice}")
 
 
 def _exists(path: str) -> str:
