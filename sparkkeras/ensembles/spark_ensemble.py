@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -33,6 +31,7 @@ from sparkkeras.training.preparation import check_fit, rows_stored
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.training.run import Run
 from sparkkeras.training.sorted_rows import warn_of_sorted_rows
+from sparkkeras.worker.generators import seeded
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
 
@@ -221,23 +220,9 @@ def _made(models: Any, num_models: int | None, seed: int) -> list[Any]:
     )
     built = []
     for number in range(num_models):
-        with _seeded(seed, number):
+        with seeded((seed, number)):  # Keras draws the seeds of initializers and layers from them
             built.append(models(number) if numbered else models())
     return built
-
-
-@contextmanager
-def _seeded(*seed: int) -> Iterator[None]:
-    """Seed the initial weights of models that are built in the ``with`` block; restores the global random generators."""
-    states = random.getstate(), np.random.get_state()
-    drawn = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    random.seed(drawn)  # Keras draws the seeds of initializers and layers from this generator
-    np.random.seed(drawn)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def _check_apart(members: Sequence[keras.Model]) -> None:

@@ -19,16 +19,25 @@ def seed_generators(seed: Sequence[int]) -> None:
     np.random.seed(drawn)
 
 
+@contextmanager
+def seeded(seed: Sequence[int]) -> Generator[None, None, None]:
+    """Seed the global generators in the ``with`` block; then they continue as before."""
+    outer = _state()
+    seed_generators(seed)
+    try:
+        yield
+    finally:
+        _set_state(outer)
+
+
 def with_own_generators(values: Generator[T, None, None], seed: Sequence[int]) -> Generator[T, None, None]:
     """Iterate over values that draw from generators of their own, which start at ``seed``.
 
     So the values do not depend on what other code draws between them, and the other way round. Threads share the
     generators, so what they draw depends on their timing. Closing the result closes ``values``.
     """
-    outer = _state()
-    seed_generators(seed)
-    own = _state()
-    _set_state(outer)
+    with seeded(seed):
+        own = _state()
 
     @contextmanager
     def active() -> Generator[None, None, None]:
