@@ -15,9 +15,9 @@ from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.connect_partitions import ConnectPartitions
 from sparkkeras.sources.partitions import Partitions, RddPartitions
 from sparkkeras.sources.spark_dataset import over
-from sparkkeras.sources.tasks import application_folder, task_context
+from sparkkeras.sources.tasks import Pass, application_folder, task_context
 from sparkkeras.spark.connect import FILES, AnyCluster, session_files
-from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, Preflight, check_reached
+from sparkkeras.spark.connectivity import CONFIGURE_DRIVER, check_reached
 from sparkkeras.spark.settings import worker_ports
 from sparkkeras.worker import device
 from sparkkeras.worker.processes import Child, fork, spawn
@@ -82,20 +82,7 @@ def check_connection(tasks: Partitions, address: Address, otherwise: str) -> Non
     """
     client = f"The driver is this process, a client of Spark Connect: {otherwise}"
     advice = CONFIGURE_DRIVER if tasks.cluster.is_driver_here else client
-    check_reached(address, lambda check: tasks.run(ConnectionCheck(check)), advice)
-
-
-@dataclass(frozen=True)
-class ConnectionCheck:
-    """The task that runs a check on a worker."""
-
-    check: Preflight
-
-    def __call__(self, partition: int, values: Iterable[Any]) -> Iterator[str]:
-        """Run it."""
-        for _ in values:
-            pass
-        yield from self.check(task_context(partition), iter(()))
+    check_reached(address, lambda check: tasks.run(Pass(check, tasks.cluster.task_cores)), advice)
 
 
 @dataclass(frozen=True)
