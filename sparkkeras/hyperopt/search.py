@@ -26,7 +26,6 @@ from sparkkeras.hyperopt.arguments import (
     names_of,
     num_kept_models,
 )
-from sparkkeras.hyperopt.connect_workers import ConnectWorkers
 from sparkkeras.hyperopt.data import ReadRows, SearchData, check_columns, prepared, reader_of
 from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
 from sparkkeras.hyperopt.hypermodel import HyperModel
@@ -40,7 +39,7 @@ from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Space, SuggestFunction
 from sparkkeras.hyperopt.trials import Trial
-from sparkkeras.hyperopt.workers import SparkWorkers, Workers
+from sparkkeras.hyperopt.workers import ConnectWorkers, SparkWorkers, Workers
 from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions, ServerOptions
@@ -486,8 +485,8 @@ class HyperParamModel:
                     ) from error
                 task = SearchTask(stack.enter_context(dataset.share(settings)), shared, address)
                 rows = tuple(data.kept.values())
-                supervised = stack.enter_context(copied(rows, count)) if rows else dataset
-                supervise(supervised, task, ledger, workers.background, tick)
+                run = stack.enter_context(copied(rows, count)).run if rows else dataset.run
+                supervise(run, task, ledger, workers.background, tick)
         finally:
             self.seconds = ledger.seconds
             trials.tick()

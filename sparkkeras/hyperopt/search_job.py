@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import Running, Shared, TaskContext
+from sparkkeras.data.dataset import Results, Running, Shared, TaskContext
 from sparkkeras.data.labels import LabelRange
 from sparkkeras.errors import ClusterError, DriverConnectionError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.data import fit_data
@@ -29,7 +29,6 @@ from sparkkeras.hyperopt.rows_on_disk import RowsOnDisk
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_in_child, run_inline
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Metrics
-from sparkkeras.hyperopt.workers import RunsTasks
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
 from sparkkeras.spark.job_errors import interrupts_here
@@ -175,7 +174,7 @@ def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: A
 
 @interrupts_here()
 def supervise(
-    dataset: RunsTasks,
+    run: Callable[[SearchTask], Results[None]],
     task: SearchTask,
     ledger: TrialLedger,
     start: Callable[[Callable[[], Any]], Running[Any]],
@@ -184,7 +183,7 @@ def supervise(
     """Run workers from the driver until the search is over.
 
     Args:
-        dataset: A dataset with one partition for each worker.
+        run: Runs the task of each worker; see `Dataset.run`.
         task: The task of the workers.
         ledger: The trials.
         start: Runs a function in a new thread.
@@ -196,7 +195,7 @@ def supervise(
     failed_jobs = 0
     while not ledger.is_over:
         ended = len(ledger.finished)
-        running = start(dataset.run(task).collect)
+        running = start(run(task).collect)
         try:
             error = _wait_for(running, ledger, tick)
         except BaseException:

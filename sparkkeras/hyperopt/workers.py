@@ -1,42 +1,35 @@
-"""The workers of a search: Spark tasks, or, for tests, this process."""
+"""The workers of a search: tasks of a SparkContext or of Spark Connect, which connect to this process; for tests, itself."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from sparkkeras.data.dataset import Dataset, DriverAddress, Results, Running, Shared, Task
+from sparkkeras.data.block import Block, concatenate_alike
+from sparkkeras.data.dataset import Dataset, DriverAddress, Running, Task
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
-from sparkkeras.errors import ConfigurationError, counted
+from sparkkeras.errors import ClusterError, ConfigurationError, DataError, counted
 from sparkkeras.hyperopt.data import ReadRows, source_of
+from sparkkeras.hyperopt.subprocess_task import InNewPython
 from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.task_hosts import check_connection
 from sparkkeras.sources.copies import KeptRows, kept
 from sparkkeras.sources.frame import ColumnMapping
-from sparkkeras.sources.spark_dataset import SparkDataset, without_rows
+from sparkkeras.sources.spark_dataset import SparkDataset, SparkResults, over, without_rows
+from sparkkeras.sources.tasks import Collect
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, check_session
 from sparkkeras.spark.connectivity import check_connectivity
 from sparkkeras.spark.settings import TaskResources
 from sparkkeras.worker import device
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 R = TypeVar("R")
-
-
-class RunsTasks(Protocol):
-    """A dataset, as far as the workers of a search are concerned."""
-
-    def run(self, task: Task[R]) -> Results[R]:
-        """See `Dataset.run`."""
-        ...
-
-
-class SharesValues(RunsTasks, Protocol):
-    """A dataset that can also send values to its tasks."""
-
-    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
-        """See `Dataset.share`."""
-        ...
 
 
 @runtime_checkable
@@ -58,7 +51,7 @@ class Workers(Protocol):
         """The address at which workers reach this process."""
         ...
 
-    def dataset(self, count: int) -> SharesValues:
+    def dataset(self, count: int) -> Dataset:
         """A dataset without rows, with a partition for each of ``count`` workers."""
         ...
 
@@ -79,7 +72,28 @@ class Workers(Protocol):
         ...
 
 
-class SparkWorkers:
+class ClusterWorkers:
+    """Runs the workers as tasks on a cluster: what `SparkWorkers` and `ConnectWorkers` have in common."""
+
+    in_child_processes = True
+    _cluster: AnyCluster
+
+    @property
+    def free_slots(self) -> int:
+        """The number of workers for which there are free task slots; with Spark Connect, also those that are not free."""
+        return self._cluster.free_slots
+
+    @property
+    def driver(self) -> DriverAddress:
+        """The address of this process in the network of the cluster."""
+        return self._cluster.driver
+
+    def background(self, call: Callable[[], R]) -> Running[R]:
+        """Call a function in a new thread, whose jobs can be cancelled."""
+        return self._cluster.background(call)
+
+
+class SparkWorkers(ClusterWorkers):
     """Runs the workers as tasks of one Spark job.
 
     Args:
@@ -93,8 +107,7 @@ class SparkWorkers:
     """
 
     def __init__(self, context: Any, cores: int | None = None, gpus: int | None = None) -> None:
-        self.in_child_processes = True
-        self._cluster = Cluster(context, device.forking_environment)
+        self._cluster: Cluster = Cluster(context, device.forking_environment)
         self._of_task = self._cluster.task_cores
         self._resources: TaskResources | None = None
         if cores is not None or gpus is not None:
@@ -141,11 +154,6 @@ class SparkWorkers:
         busy = self._cluster.slots - free
         return max(1, self._resources.slots(self._cluster.context) - busy)
 
-    @property
-    def driver(self) -> DriverAddress:
-        """The address of the Spark driver."""
-        return self._cluster.driver
-
     def dataset(self, count: int) -> Dataset:
         """An empty Spark dataset with ``count`` partitions."""
         return without_rows(self._cluster, count)
@@ -155,10 +163,6 @@ class SparkWorkers:
         if not self.driver.is_local or address.host != self.driver.host:
             check_connectivity(self.dataset(count), address)
 
-    def background(self, call: Callable[[], R]) -> Running[R]:
-        """Call a function in a new thread, whose Spark jobs can be cancelled."""
-        return self._cluster.background(call)
-
     @contextmanager
     def keep(self, data: Any, named: ColumnMapping, number: int) -> Iterator[KeptRows]:
         """Have Spark keep the rows of an RDD or a DataFrame."""
@@ -166,6 +170,86 @@ class SparkWorkers:
             assert isinstance(dataset, SparkDataset)
             with kept(dataset, number) as rows:
                 yield replace(rows, cluster=self._cluster)
+
+
+class ConnectWorkers(ClusterWorkers):
+    """Runs the workers as tasks of one query, each of which starts a new Python, from which it forks the trials.
+
+    Args:
+        session: The Spark Connect session.
+        cores: The CPU cores of each worker; must be ``None``.
+        gpus: The GPUs of each worker; must be ``None``.
+
+    Raises:
+        ClusterError: The session was stopped, or its workers lack Keras.
+        ConfigurationError: Cores or GPUs are given.
+    """
+
+    def __init__(self, session: SparkSession, cores: int | None = None, gpus: int | None = None) -> None:
+        if cores is not None or gpus is not None:
+            raise ConfigurationError(
+                "cores_per_trial= and gpus_per_trial= need a SparkContext, which Spark Connect does not have: a trial has "
+                "the cores and GPUs of a task, spark.task.cpus and spark.task.resource.gpu.amount of the server."
+            )
+        check_session(session)
+        self._cluster: RemoteCluster = RemoteCluster(session, device.forking_environment)
+
+    def dataset(self, count: int) -> Dataset:
+        """Tasks without rows, each in a new Python."""
+        return InNewPythons(over(self._cluster, (), count))
+
+    def check_connection(self, count: int, address: Address) -> None:
+        """Check that tasks can connect to this process."""
+        check_connection(over(self._cluster, (), count), address, _WITHOUT_CONNECTION)
+
+    @contextmanager
+    def keep(self, data: Any, named: ColumnMapping, number: int) -> Iterator[CollectedRows]:
+        """Collect the rows of a DataFrame."""
+        with source_of(data, device.forking_environment, named).dataset() as dataset:
+            try:
+                block = concatenate_alike(dataset.run(Collect()).collect())
+            except ClusterError as error:
+                if "maxResultSize" not in str(error):
+                    raise
+                raise ConfigurationError(
+                    "with Spark Connect, the rows of a search pass through this process, and these are more than "
+                    "spark.driver.maxResultSize of the server allows: search on a sample, raise the limit, or give a "
+                    "function that reads the data on the workers."
+                ) from error
+        if block is None:
+            raise DataError("the data has no rows.")
+        yield CollectedRows(block)
+
+
+_WITHOUT_CONNECTION = (
+    "the workers of a search connect to the client: run it on a machine that they reach, or on the cluster itself "
+    "(spark-submit), or write a loop of your own here with Search, ask() and tell()."
+)
+"""What to do if the workers cannot connect to this process, for the message."""
+
+
+@dataclass(frozen=True)
+class CollectedRows:
+    """Rows in this process, in the role of `KeptRows`."""
+
+    block: Block
+
+    def is_at_most(self, nbytes: int) -> bool:
+        """True, whatever their size: tasks of Spark Connect cannot copy rows from each other."""
+        return True
+
+    def collect(self) -> Block:
+        """The rows."""
+        return self.block
+
+
+class InNewPythons(SparkDataset):
+    """Partitions without rows, whose tasks run in new Pythons."""
+
+    def run(self, task: Task[R]) -> SparkResults[R]:
+        """See `Dataset.run`."""
+        call = InNewPython(pickle.dumps(task), self.cluster.task_cores, self.cluster.carried_environment)
+        return SparkResults(self.partitions, call)
 
 
 @dataclass(frozen=True)

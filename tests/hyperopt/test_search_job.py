@@ -69,7 +69,7 @@ def run_search(
         handler = SearchService(ledger, journal, SPACE.encode)
         with make_transport(transport).serve(handler, ENDPOINT, Secret.fresh()) as address:
             task = SearchTask(LocalShared(work), LocalShared(data), replace(address, timeout=timeout_of_calls))
-            supervise(LocalDataset((None,) * workers), task, ledger, start, tick)
+            supervise(LocalDataset((None,) * workers).run, task, ledger, start, tick)
     return ledger
 
 
@@ -164,7 +164,7 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     ):
         task = SearchTask(LocalShared(work), LocalShared(None), address)
         with pytest.raises(KeyboardInterrupt):
-            supervise(LocalDataset((None,)), task, ledger, Watched, tick)
+            supervise(LocalDataset((None,)).run, task, ledger, Watched, tick)
     assert cancelled
     assert ledger.running == []
     assert "interrupted" in ledger.reason
