@@ -103,33 +103,31 @@ class Messages:
 
 
 class RunReporter:
-    """Translates the events and Keras calls of one run after the other.
+    """Translates the events and Keras calls of a run, from its beginning.
 
     Args:
         messages: Gets the messages.
-        wall_clock: The time in seconds since 1970, for the beginning of a run.
+        started: The event that begins the run.
+        wall_clock: The time in seconds since 1970, for the beginning of the run.
         clock: A monotonic clock in seconds.
+
+    Attributes:
+        kind: The kind of the run.
     """
 
     def __init__(
         self,
         messages: Messages,
+        started: RunStarted,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._messages, self._wall_clock, self._clock = messages, wall_clock, clock
-        self._run: _Memory | None = None
-
-    @property
-    def kind(self) -> str:
-        """The kind of the run that runs now; empty if there is none."""
-        return "" if self._run is None else self._run.started.kind
-
-    def begin(self, started: RunStarted) -> None:
-        """A run begins."""
-        now = self._wall_clock()
-        name = f"{datetime.fromtimestamp(now):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        self._run = _Memory(name, started, now, self._clock)
+        self._messages, self._clock = messages, clock
+        self.kind = started.kind
+        self._began, self._began_at = clock(), wall_clock()
+        self._name = f"{datetime.fromtimestamp(self._began_at):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        self._pace = Pace(started.epochs, clock)
+        self._epoch, self._next_progress = started.initial_epoch, 0.0
         settings = {**_settings_of_search(started), **started.settings}
         parameters = [vars(each) for each in started.parameters]
         self._add("run", **{**vars(started), "settings": settings, "parameters": parameters})
@@ -141,64 +139,51 @@ class RunReporter:
             status: ``"finished"``, ``"failed"``, ``"interrupted"`` or ``"stopped"``.
             error: The error that ended it.
         """
-        if self._run is None:
-            return
         is_failure = status == "failed" and error is not None
         line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}" if is_failure else ""
         trace = "".join(traceback.format_exception(error)) if is_failure else ""
-        self._add("end", status=status, error=line, traceback=trace, seconds=self._run.seconds)
-        self._run = None
+        self._add("end", status=status, error=line, traceback=trace, seconds=self._seconds)
 
-    def add_history(self, started: RunStarted, epochs: Sequence[int], history: Mapping[str, Sequence[Any]]) -> None:
-        """Add a run that has ended, from the logs of its epochs; its durations are not known."""
-        self.begin(started)
+    def add_history(self, epochs: Sequence[int], history: Mapping[str, Sequence[Any]]) -> None:
+        """End the run after epochs with these logs; its durations are not known."""
         for epoch, logs in zip(epochs, logs_by_epoch(epochs, history), strict=True):
             self._add("epoch", epoch=epoch, logs=logs, rows=None, seconds=None, startup_seconds=None)
         self._add("end", status="finished", error="", traceback="", seconds=None)
-        self._run = None
 
     def epoch_begins(self, epoch: int) -> None:
         """Keras's ``on_epoch_begin``."""
-        if self._run is not None:
-            self._run.pace.begin_epoch(epoch)
-            self._run.epoch, self._run.next_progress = epoch, 0.0
+        self._pace.begin_epoch(epoch)
+        self._epoch, self._next_progress = epoch, 0.0
 
     def epoch_ends(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Keras's ``on_epoch_end``."""
-        if self._run is None:
-            return
-        pace = self._run.pace
+        pace = self._pace
         rows = pace.rows or None  # Keras's own fit does not say
         self._add("epoch", epoch=epoch, logs=logs, rows=rows, seconds=pace.seconds, startup_seconds=pace.startup_seconds)
         pace.end_epoch()
 
     def batches_done(self, done: float, logs: Mapping[str, Any]) -> None:
         """Keras's ``on_train_batch_end``: the fraction of the epoch that is complete."""
-        if self._run is not None:
-            self._run.pace.note(done, logs)
-            self._progress(self._run)
+        self._pace.note(done, logs)
+        self._progress()
 
     def handle(self, event: Event) -> None:
         """Translate an event."""
         match event:
-            case RunStarted():
-                self.begin(event)
             case RunEnded(error):
                 self.end(event.status, error)
-            case _ if self._run is None:
-                pass
             case PhaseStarted():
                 self._add("phase", key=("phase",), **vars(event))
             case WorkersChanged(count):
-                self._run.pace.handle(event)
+                self._pace.handle(event)
                 self._add("count", workers=count)
             case RunResumed(text, epochs, logs):
                 self._add("resumed", text=text, epochs=epochs, history=_columns(logs))
             case RowsTrained() | WorkerProgress() | EpochRestarted():
-                if self._run.pace.handle(event):
-                    self._progress(self._run)
+                if self._pace.handle(event):
+                    self._progress()
             case EpochMeasured(epoch, updates=updates):
-                self._run.pace.handle(event)
+                self._pace.handle(event)
                 self._add("updates", epoch=epoch, **asdict(updates))
             case WorkersReported(epoch, workers):
                 self._add(
@@ -217,28 +202,33 @@ class RunReporter:
             case MemberTrained(member, epochs, logs):
                 self._add("member", member=member, epochs=epochs, history=_columns(logs))
             case RankChanged():
-                self._run.pace.handle(event)
+                self._pace.handle(event)
                 self._add("rank", **vars(event))
             case RankReported(rank):  # all epochs of rank 0, the last one of others
-                left = self._run.pace.seconds_left if self._run.pace.handle(event) else None
+                left = self._pace.seconds_left if self._pace.handle(event) else None
                 key = None if rank == 0 else ("report", rank)
                 self._add("report", key=key, **vars(event), seconds_left=left)
             case OutputWritten(rank):
                 self._add("output", key=("output", rank), most=MAX_OUTPUTS, **vars(event))
 
     def _add(self, of_type: str, /, key: tuple[Any, ...] | None = None, most: int = 1, **fields: Any) -> None:
-        assert self._run is not None
-        full_key = None if key is None else (self._run.name, *key)
-        self._messages.add({"type": of_type, "run": self._run.name, "time": self._run.time, **fields}, full_key, most)
+        full_key = None if key is None else (self._name, *key)
+        now = self._began_at + self._seconds
+        self._messages.add({"type": of_type, "run": self._name, "time": now, **fields}, full_key, most)
 
-    def _progress(self, run: _Memory) -> None:
-        pace, now = run.pace, self._clock()
-        if now >= run.next_progress:
-            run.next_progress = now + PROGRESS_SECONDS
+    @property
+    def _seconds(self) -> float:
+        """The time since the run began."""
+        return self._clock() - self._began
+
+    def _progress(self) -> None:
+        pace, now = self._pace, self._clock()
+        if now >= self._next_progress:
+            self._next_progress = now + PROGRESS_SECONDS
             self._add(
                 "progress",
                 key=("progress",),
-                epoch=run.epoch,
+                epoch=self._epoch,
                 done=pace.done,
                 rows=pace.rows,
                 rows_per_second=pace.rows_per_second,
@@ -263,27 +253,6 @@ class RunReporter:
             error=trial.error,
             traceback=trial.traceback,
         )
-
-
-class _Memory:
-    """What the translation of a run's events needs to remember."""
-
-    def __init__(self, name: str, started: RunStarted, now: float, clock: Callable[[], float]) -> None:
-        self.name, self.started = name, started
-        self._began, self._began_at, self._clock = clock(), now, clock
-        self.pace = Pace(started.epochs, clock)
-        self.epoch = started.initial_epoch
-        self.next_progress = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The time since it began."""
-        return self._clock() - self._began
-
-    @property
-    def time(self) -> float:
-        """The seconds since 1970."""
-        return self._began_at + self.seconds
 
 
 def _settings_of_search(started: RunStarted) -> dict[str, Any]:

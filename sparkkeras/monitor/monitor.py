@@ -82,7 +82,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self.name = name
         self._lock = threading.RLock()
         self._messages = Messages()
-        self._reporter = RunReporter(self._messages)
+        self._reporter: RunReporter | None = None  # of the run that runs now
         self._server = PageServer(self._messages, host, arguments.port("port", port))
         self.url = self._server.url
         self._next_batch = 0.0
@@ -141,8 +141,9 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     @guarded
     def _stop(self) -> None:
-        if self._reporter.kind:
+        if self._reporter is not None:
             self._reporter.end("stopped")
+            self._reporter = None
             self._write()
 
     @staticmethod
@@ -176,38 +177,40 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             self._begin(event)
         elif isinstance(event, RunEnded):
             self._end(event)
-        else:
+        elif self._reporter is not None:
             self._reporter.handle(event)
 
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin a run, unless a `RunStarted` has begun it: that of ``keras.Model.fit``."""
-        if self._reporter.kind in ("", "keras"):
+        if self._reporter is None or self._reporter.kind == "keras":
             settings = {"batches": self.params.get("steps"), **describe_model(self.model)}
             self._begin(RunStarted("keras", self.model.name, settings, self.params.get("epochs")))
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the beginning of an epoch."""
-        self._reporter.epoch_begins(epoch)
+        if self._reporter is not None:
+            self._reporter.epoch_begins(epoch)
 
     @guarded
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Show the progress of ``keras.Model.fit`` within an epoch, twice a second."""
         steps, now = self.params.get("steps"), time.monotonic()
-        if steps and now >= self._next_batch:
+        if self._reporter is not None and steps and now >= self._next_batch:
             self._next_batch = now + 0.5
             self._reporter.batches_done(min(1.0, (batch + 1) / steps), logs or {})
 
     @guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Show the metrics of an epoch."""
-        self._reporter.epoch_ends(epoch, {**_rate(self.model), **(logs or {})})
+        if self._reporter is not None:
+            self._reporter.epoch_ends(epoch, {**_rate(self.model), **(logs or {})})
 
     @guarded
     def on_train_end(self, logs: Any = None) -> None:
         """End the run of ``keras.Model.fit``; others end with `RunEnded`."""
-        if self._reporter.kind == "keras":
+        if self._reporter is not None and self._reporter.kind == "keras":
             self._end(RunEnded())
 
     def _warn(self, error: Exception) -> None:
@@ -222,17 +225,20 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         if self._server.is_closed:
             added = "" if self._save_to is None else f" The run is added to {self._save_to!r}."
             warn(f"this Monitor is closed: it serves no page.{added} Create another one to watch this run.")
-        if self._reporter.kind == "keras":  # Keras calls nothing after an error
+        if self._reporter is not None and self._reporter.kind == "keras":  # Keras calls nothing after an error
             self._reporter.end("stopped")
-        if self._reporter.kind:
+        elif self._reporter is not None:
             raise ConfigurationError(
                 "this Monitor shows another run, which has not ended: create a Monitor for each run of the same time."
             )
         self._kinds.append(started.kind)
-        self._reporter.begin(started if self._name is None else replace(started, name=self._name))
+        named = started if self._name is None else replace(started, name=self._name)
+        self._reporter = RunReporter(self._messages, named)
 
     def _end(self, event: RunEnded) -> None:
-        self._reporter.handle(event)
+        if self._reporter is not None:
+            self._reporter.handle(event)
+            self._reporter = None
         self._write()
 
     def _write(self) -> None:
@@ -311,4 +317,4 @@ def _add_history(messages: Messages, name: str, history: keras.callbacks.History
     settings = {} if model is None else describe_model(model)
     epochs = (history.params or {}).get("epochs")
     started = RunStarted("fit", name or ("training" if model is None else model.name), settings, epochs)
-    RunReporter(messages).add_history(started, history.epoch, history.history)
+    RunReporter(messages, started).add_history(history.epoch, history.history)
