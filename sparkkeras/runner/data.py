@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,14 @@ import numpy as np
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, concatenate_alike, describe
-from sparkkeras.data.dataset import Rows, common_spec
+from sparkkeras.data.dataset import StoredDataset, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.data.placement import even_slices
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.runner.hosts import Parts
-from sparkkeras.sources.connect_partitions import StoredConnectPartitions
 from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
-from sparkkeras.sources.partitions import StoredRdd
 from sparkkeras.sources.source import Source, as_source, is_batch_function, is_rdd
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.sources.tasks import Collect
@@ -77,19 +76,30 @@ def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[
     with source.dataset(ranks) as dataset, dataset.stored() as stored:
         common_spec(stored.handles)
         counts = _counts(stored.handles, ranks)
-        partitions = stored.partitions if isinstance(stored, StoredSparkDataset) else None
+        if not stored.is_driver_here and stored.num_partitions < ranks:
+            raise DataError(f"num_workers={ranks}, but data has {counted(sum(counts), 'row')}; each rank needs one.")
         # There are fewer partitions than ranks if there are fewer rows.
-        stay_in_place = source.on_cluster and stored.num_partitions == ranks and not everywhere
-        if isinstance(partitions, StoredConnectPartitions):
-            if stored.num_partitions < ranks:
-                raise DataError(f"num_workers={ranks}, but data has {counted(sum(counts), 'row')}; each rank needs one.")
-            yield Parts(counts=counts, handles=partitions)
-        elif isinstance(partitions, StoredRdd) and stay_in_place and not partitions.cluster.is_local:
-            with partitions.in_place(ranks) as handles:
-                yield Parts(counts=counts, handles=handles)
-        else:
-            with stored.everywhere() as rows:
-                yield _one_each(rows, counts)
+        in_place = source.on_cluster and stored.num_partitions == ranks and not everywhere
+        with rows_of_ranks(stored, ranks, in_place) as parts:
+            yield replace(parts, counts=counts)
+
+
+@contextmanager
+def rows_of_ranks(stored: StoredDataset, ranks: int, in_place: bool) -> Iterator[Parts]:
+    """Stored rows, divided among ranks.
+
+    Args:
+        stored: The rows.
+        ranks: The number of ranks. Partition p goes to rank p modulo this number.
+        in_place: Whether ranks run where their rows are. Otherwise all can open all rows, unless Spark Connect cannot send
+            them; if workers share their files, all can anyway.
+    """
+    if isinstance(stored, StoredSparkDataset) and not (stored.is_driver_here and (stored.cluster.is_local or not in_place)):
+        with stored.partitions.in_place(ranks) as handles:
+            yield Parts(handles=handles)
+    else:
+        with stored.everywhere() as rows:
+            yield Parts(tuple(rows[rank::ranks] for rank in range(ranks)))
 
 
 @contextmanager
@@ -106,7 +116,7 @@ def stored_on_driver(source: Source, ranks: int) -> Iterator[Parts]:
             files.write(block[part].dense_pieces(block.nbytes), rank, folder)
             for rank, part in enumerate(even_slices(block.rows, ranks))
         ]
-        yield _one_each(handles, _counts(handles, ranks))
+        yield Parts(tuple((handle,) for handle in handles), _counts(handles, ranks))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -121,11 +131,6 @@ def _counts(handles: Sequence[Handle], ranks: int) -> tuple[int, ...]:
     if not sum(counts):
         raise DataError("data has no rows.")
     return (*counts, *(0,) * (ranks - len(counts)))
-
-
-def _one_each(rows: Sequence[Rows], counts: tuple[int, ...]) -> Parts:
-    """One part for each rank; the last ranks have none if there are fewer parts."""
-    return Parts((*((part,) for part in rows), *((),) * (len(counts) - len(rows))), counts)
 
 
 def _collected(source: Source) -> Block:

@@ -208,6 +208,12 @@ class StoredConnectPartitions(ConnectPartitions):
             "other machines. Executors seem to be added and removed frequently: call fit again."
         )
 
+    @contextmanager
+    def in_place(self, ranks: int) -> Iterator[StoredConnectPartitions]:
+        """See `StoredPartitions.in_place`: these, one for each rank."""
+        assert ranks == len(self.handles), "rows do not move to other workers"
+        yield self
+
 
 # Functions that run on the workers
 

@@ -118,6 +118,10 @@ class StoredPartitions(Partitions, Protocol):
         """Write the files of some partitions anew where a function then runs over them; pairs of partition and result."""
         ...
 
+    def in_place(self, ranks: int) -> AbstractContextManager[Any]:
+        """Partitions with the handles of each rank, over which Spark runs tasks where the files are."""
+        ...
+
 
 @dataclass(frozen=True)
 class ClassicPartitions(ABC):
@@ -240,7 +244,7 @@ class StoredRdd(RddPartitions):
 
     @contextmanager
     def in_place(self, ranks: int) -> Iterator[RddPartitions]:
-        """The handles, for tasks that Spark runs where the files are; lost files are written again before.
+        """See `StoredPartitions.in_place`; lost files are written again before.
 
         With fewer ranks than partitions, the workers exchange rows first: partition p goes to rank p modulo the number of
         ranks.

@@ -34,7 +34,7 @@ from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
 from sparkkeras.spark.settings import Settings, TaskResources, is_local, uses_connect
 from sparkkeras.spark.slots import check_slots, slots_of
-from sparkkeras.worker.device import Environment, worker_environment
+from sparkkeras.worker.device import Environment, forking_environment, worker_environment
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -123,6 +123,13 @@ class Cluster:
         if self._resources is None or self.is_local:
             return rdd
         return rdd.withResources(self._resources.profile())
+
+    def forking(self) -> Cluster:
+        """The same cluster, with workers that fork a process for each piece of work."""
+        return Cluster(self.context, forking_environment)
+
+    def await_slots(self, count: int) -> None:
+        """Do nothing: `slots` are those of executors that have registered."""
 
     @property
     def free_slots(self) -> int:

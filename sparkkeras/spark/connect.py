@@ -132,6 +132,10 @@ class RemoteCluster:
         with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
             self.session.addArtifacts(worker_checks.pack_package(folder), pyfile=True)
 
+    def forking(self) -> RemoteCluster:
+        """This cluster: its workers fork no processes."""
+        return self
+
     def await_slots(self, count: int) -> None:
         """Wait until so many tasks can run at the same time, in a barrier stage without work.
 

@@ -56,7 +56,7 @@ from sparkkeras.spark.connect import active_settings
 from sparkkeras.spark.job_errors import package_error
 from sparkkeras.spark.settings import worker_ports
 from sparkkeras.spark.slots import holding_slots
-from sparkkeras.training.allreduce_hosts import RankHosts, rank_hosts
+from sparkkeras.training.allreduce_hosts import RankHosts
 from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.validation import ValidationPlan, validation_plan
 from sparkkeras.training.worker_reports import Report, add_histories, check_finite, warn_of_steps
@@ -493,7 +493,7 @@ class _RankTraining:
 
     @functools.cached_property
     def _hosts(self) -> RankHosts:
-        return rank_hosts(self._run.dataset)
+        return RankHosts.of(self._run.dataset)
 
     def _size(self) -> int:
         """The number of ranks that can run now."""

@@ -1,28 +1,23 @@
-"""Where the ranks of all-reduce training run, and how they get their rows: on a SparkContext, or with Spark Connect."""
+"""Where the ranks of all-reduce training run, and how they get their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
+from sparkkeras.runner.data import rows_of_ranks
 from sparkkeras.runner.groups import Ranks
-from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.rank import DelayedWork, RankWork
 from sparkkeras.runner.requirements import registered_slots
 from sparkkeras.runner.task_hosts import TaskLauncher
-from sparkkeras.sources.connect_partitions import StoredConnectPartitions
-from sparkkeras.sources.partitions import StoredRdd
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
-from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster
+from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.spark.slots import check_free_slots, held_slots
-from sparkkeras.worker.device import forking_environment
 
 SLOTS_SECONDS = 30.0
 """How long a cluster has to replace lost executors, before training continues with fewer workers for the rest of it."""
@@ -48,95 +43,59 @@ def all_slots(cluster: AnyCluster, num_workers: int | None) -> int:
     return slots
 
 
-class RankHosts(Protocol):
-    """Where the ranks that train on a dataset run."""
+@dataclass(frozen=True)
+class RankHosts:
+    """Where the ranks that train on a dataset run.
+
+    On a SparkContext, workers fork them, and with fewer slots than partitions they have several of these. With Spark
+    Connect, whose workers other queries use as well, they are new processes, one for each partition, where its rows are.
+    """
+
+    cluster: AnyCluster
+    dataset: StoredSparkDataset | OpenedReaderDataset
+
+    @classmethod
+    def of(cls, dataset: StoredDataset) -> RankHosts:
+        """Those on the cluster of a dataset."""
+        assert isinstance(dataset, (StoredSparkDataset, OpenedReaderDataset))
+        return cls(dataset.cluster.forking(), dataset)
 
     def size(self) -> int:
-        """The number of ranks that can run now."""
-        ...
+        """The number of ranks that can run now.
 
-    def ranks(self, work: RankWork, size: int, moves_rows: bool) -> AbstractContextManager[Ranks]:
-        """The ranks, with their rows of the dataset.
+        Raises:
+            ClusterError: With Spark Connect, there are fewer slots than partitions.
+        """
+        cluster, count = self.cluster, self.dataset.num_partitions
+        slots = registered_slots(cluster, count, SLOTS_SECONDS)
+        if cluster.is_driver_here:
+            return max(1, min(count, slots))
+        if slots < count:
+            raise ClusterError(
+                f"the rows are in {counted(count, 'partition')} of the workers, but Spark has only {counted(slots, 'slot')} "
+                "left, and with Spark Connect each partition needs one: call fit again."
+            )
+        if not cluster.is_local:  # else what is written beside the rows may miss a new executor
+            cluster.await_slots(count)
+        return count
+
+    @contextmanager
+    def ranks(self, work: RankWork, size: int, moves_rows: bool) -> Iterator[Ranks]:
+        """The ranks, with their rows of the dataset. Lost files are written again where rows are not sent to other workers.
 
         Args:
             work: What each rank does.
             size: Their number.
             moves_rows: Whether they have not found their rows.
         """
-        ...
-
-
-def rank_hosts(dataset: StoredDataset) -> RankHosts:
-    """Where the ranks that train on a dataset run."""
-    assert isinstance(dataset, (StoredSparkDataset, OpenedReaderDataset))
-    if isinstance(dataset.cluster, RemoteCluster):
-        return ConnectHosts(dataset.cluster, dataset)
-    return SparkHosts(Cluster(dataset.cluster.context, forking_environment), dataset)
-
-
-@dataclass(frozen=True)
-class SparkHosts:
-    """Ranks that workers of a SparkContext fork. With fewer slots than partitions, they have several of these."""
-
-    cluster: Cluster
-    dataset: StoredSparkDataset | OpenedReaderDataset
-
-    def size(self) -> int:
-        """See `RankHosts.size`."""
-        count = self.dataset.num_partitions
-        return max(1, min(count, registered_slots(self.cluster, count, SLOTS_SECONDS)))
-
-    @contextmanager
-    def ranks(self, work: RankWork, size: int, moves_rows: bool) -> Iterator[Ranks]:
-        """See `RankHosts.ranks`: the rows are sent to other workers if these do not have them."""
-        dataset, cluster = self.dataset, self.cluster
-        with ExitStack() as stack:
-            if isinstance(dataset.partitions, StoredRdd) and not cluster.is_local and not moves_rows:
-                parts = Parts(handles=stack.enter_context(dataset.partitions.in_place(size)))
-            else:
-                if isinstance(dataset, StoredSparkDataset) and cluster.is_local and moves_rows:
-                    dataset.repair()
-                rows = stack.enter_context(dataset.everywhere())
-                parts = Parts(tuple(rows[rank::size] for rank in range(size)))
-            yield Ranks(TaskLauncher(cluster, True, _WITHOUT_CONNECTION), DelayedValue(work), parts)
-
-
-@dataclass(frozen=True)
-class ConnectHosts:
-    """Ranks that workers of Spark Connect start as new processes, one for each partition, where its rows are."""
-
-    cluster: RemoteCluster
-    dataset: StoredSparkDataset | OpenedReaderDataset
-
-    def size(self) -> int:
-        """See `RankHosts.size`.
-
-        Raises:
-            ClusterError: There are fewer slots than partitions.
-        """
-        count = self.dataset.num_partitions
-        slots = registered_slots(self.cluster, count, SLOTS_SECONDS)
-        if slots < count:
-            raise ClusterError(
-                f"the rows are in {counted(count, 'partition')} of the workers, but Spark has only {counted(slots, 'slot')} "
-                "left, and with Spark Connect each partition needs one: call fit again."
-            )
-        if not self.cluster.is_local:  # else what is written beside the rows may miss a new executor
-            self.cluster.await_slots(count)
-        return count
-
-    @contextmanager
-    def ranks(self, work: RankWork, size: int, moves_rows: bool) -> Iterator[Ranks]:
-        """See `RankHosts.ranks`: lost files are written again."""
-        dataset, cluster = self.dataset, self.cluster
-        if isinstance(dataset, OpenedReaderDataset):
-            parts = Parts(tuple((rows,) for rows in dataset.read.workers))
-        else:
-            assert isinstance(dataset.partitions, StoredConnectPartitions)
-            parts = Parts(handles=dataset.partitions)
-            if moves_rows or not cluster.is_local:
-                dataset.repair()
-        yield Ranks(TaskLauncher(cluster, False, _WITHOUT_CONNECTION), cluster.keep(DelayedWork.of(work)), parts)
+        dataset, cluster, forks = self.dataset, self.cluster, self.cluster.is_driver_here
+        if isinstance(dataset, StoredSparkDataset) and (moves_rows if cluster.is_local else not forks):
+            dataset.repair()
+        with (
+            cluster.share(DelayedWork.of(work)) if not forks else nullcontext(DelayedValue(work)) as shared,
+            rows_of_ranks(dataset, size, in_place=not moves_rows) as parts,
+        ):
+            yield Ranks(TaskLauncher(cluster, forks, _WITHOUT_CONNECTION), shared, parts)
 
 
 _WITHOUT_CONNECTION = (

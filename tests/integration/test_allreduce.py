@@ -235,7 +235,7 @@ def test_one_worker_cannot_leave_an_epoch_alone(sc, digits):
 @pytest.mark.soak
 def test_training_continues_with_fewer_workers(sc, digits, tmp_path, monkeypatch, capsys):
     sizes = iter([2, 1])
-    monkeypatch.setattr(allreduce_hosts.SparkHosts, "size", lambda hosts: next(sizes))
+    monkeypatch.setattr(allreduce_hosts.RankHosts, "size", lambda hosts: next(sizes))
     with pytest.warns(UserWarning, match="restart 1 of at most 3"):
         spark_model, history = trained(
             digits, verbose=2, worker_callbacks=[Once(tmp_path / "done", "kill")], validation_split=0.2, shuffle=False
@@ -254,7 +254,7 @@ def test_training_continues_with_fewer_workers(sc, digits, tmp_path, monkeypatch
 @pytest.mark.soak
 @pytest.mark.cluster
 def test_fewer_workers_of_a_cluster_get_the_rows_of_others(sc, digits, monkeypatch):
-    monkeypatch.setattr(allreduce_hosts.SparkHosts, "size", lambda hosts: 1)
+    monkeypatch.setattr(allreduce_hosts.RankHosts, "size", lambda hosts: 1)
     monkeypatch.setattr(StoredSparkDataset, "everywhere", None)
     x, y, *_ = digits
     data = sc.parallelize(list(zip(x[:99], y[:99], strict=True)), 2)

@@ -152,7 +152,7 @@ def fit(
         recorder.check(run, {"fits": 1})
         recorder.check_data(run)
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(allreduce, "rank_hosts", LocalHosts))
+        stack.enter_context(mock.patch.object(allreduce.RankHosts, "of", LocalHosts))
         if recorder is not None:
             stack.enter_context(recorder.recording(run))
         if mode == "independent":
