@@ -31,8 +31,7 @@ from sparkkeras.errors import ModelError
 from sparkkeras.modeling import custom_code, garbage_collection, outside, unsaved
 from sparkkeras.modeling.archive_errors import load_error, missing_from_config, save_error
 from sparkkeras.modeling.backends import read, without_tensorflow
-from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
-from sparkkeras.modeling.compile_arguments import leaves
+from sparkkeras.modeling.compilation import compiled_with, leaves, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained

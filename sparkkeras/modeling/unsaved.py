@@ -22,12 +22,13 @@ import numpy as np
 
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling import optimizers
-from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
-from sparkkeras.modeling.compile_arguments import (
+from sparkkeras.modeling.compilation import (
     Saved,
+    compiled_with,
     deserialize,
     function_arguments,
     leaves,
+    optimizer_fits,
     serialize,
     set_function_arguments,
 )

@@ -22,8 +22,7 @@ from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive, copy_of, without_rates
-from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate
-from sparkkeras.modeling.compile_arguments import serialize
+from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate, serialize
 from sparkkeras.modeling.optimizers import iterations, optimizers_of
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
