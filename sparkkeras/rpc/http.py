@@ -28,7 +28,7 @@ from urllib.parse import quote
 from wsgiref.simple_server import WSGIRequestHandler
 
 from sparkkeras.rpc.acceptor import Capacity, serving
-from sparkkeras.rpc.transport import Address, ConnectionCaller, Endpoint, Handler, reply_body
+from sparkkeras.rpc.transport import Address, Caller, Endpoint, Handler, reply_body
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     TAG_BYTES,
@@ -56,7 +56,7 @@ def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> AbstractConte
     return serving("http", endpoint, secret, _header_length, lambda *connection: _Connection(server, *connection))
 
 
-class HttpCaller(ConnectionCaller):
+class HttpCaller(Caller):
     """The client's end."""
 
     _errors = (OSError, WireError, http.client.HTTPException)

@@ -8,19 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from sparkkeras.rpc.transport import (
-    Address,
-    Call,
-    Endpoint,
-    Handler,
-    TransportError,
-    check_size,
-    checked_fields,
-    handle,
-)
-from sparkkeras.rpc.wire import Body, Fields, Header, Secret
+from sparkkeras.rpc.transport import Address, Call, Caller, Endpoint, Handler, RefusedError, check_size, error_reply, handle
+from sparkkeras.rpc.wire import Body, Fields, Header, Secret, WireError
 
 _served: dict[bytes, Handler] = {}
 
@@ -35,21 +27,21 @@ def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Addr
         del _served[secret.key]
 
 
-class InProcessCaller:
-    """The client's end; see `Caller`."""
+class InProcessCaller(Caller):
+    """The client's end."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._peer: object | None = None
-
-    def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """See `Caller.call`."""
+    def _exchange(self, header: Header, body: Body, into: memoryview | None) -> tuple[Fields, memoryview]:
         handler = _served.get(self._address.secret.key)
         if handler is None:
-            raise TransportError("no server with this secret runs in this process")
-        self._peer = self._peer or object()
-        check_size(handler, Header(name, fields, sum(len(part) for part in body)))
-        reply = handle(handler, Call(name, _copied(fields), memoryview(bytearray().join(body)), self._peer))
+            raise WireError("no server with this secret runs in this process")
+        self._connection = self._connection or _Connection(self._address.secret)
+        try:
+            check_size(handler, header)
+        except RefusedError as error:
+            reply = error_reply(error)
+        else:
+            call = Call(header.name, _copied(header.fields), memoryview(bytearray().join(body)), self._connection)
+            reply = handle(handler, call)
         try:
             received = memoryview(bytearray().join(reply.body))
         finally:
@@ -57,14 +49,19 @@ class InProcessCaller:
         if into is not None and len(into) == len(received):
             into[:] = received
             received = into
-        return checked_fields(_copied(reply.fields)), received
+        return _copied(reply.fields), received
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A connection of a client, and the peer of its calls."""
+
+    secret: Secret
 
     def close(self) -> None:
-        """See `Caller.close`."""
-        peer, self._peer = self._peer, None
-        handler = _served.get(self._address.secret.key)
-        if peer is not None and handler is not None:
-            handler.closed(peer)
+        handler = _served.get(self.secret.key)
+        if handler is not None:
+            handler.closed(self)
 
 
 connect = InProcessCaller

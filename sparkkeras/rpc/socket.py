@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sparkkeras.rpc.acceptor import FIRST_SECONDS, Capacity, serving
-from sparkkeras.rpc.transport import Address, ConnectionCaller, Endpoint, Handler, read_exactly, reply_body
+from sparkkeras.rpc.transport import Address, Caller, Endpoint, Handler, read_exactly, reply_body
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     MAX_HEADER_BYTES,
@@ -39,7 +39,7 @@ def serve(handler: Handler, endpoint: Endpoint, secret: Secret) -> AbstractConte
     return serving("socket", endpoint, secret, lambda data, before: HELLO_BYTES, server.handle)
 
 
-class SocketCaller(ConnectionCaller):
+class SocketCaller(Caller):
     """The client's end."""
 
     def _exchange(self, header: Header, body: Body, into: memoryview | None) -> tuple[Fields, memoryview]:

@@ -187,8 +187,21 @@ class Handler(Protocol):
         ...
 
 
-class Caller(Protocol):
-    """The client's end of a transport. Not thread-safe. It connects at its first call."""
+class Caller(ABC):
+    """The client's end of a transport, on one persistent connection; transports fill in `_exchange`.
+
+    It connects at its first call. An error ends the connection, and the next call opens another one. Not thread-safe.
+
+    Args:
+        address: The address of the server.
+    """
+
+    _errors: tuple[type[Exception], ...] = (OSError, WireError)
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: Any = None
+        self._session: Session | None = None
 
     def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
         """Send a request and wait for the reply.
@@ -206,29 +219,6 @@ class Caller(Protocol):
             TransportError: There was no reply.
             RefusedError: The other side rejected the call.
         """
-        ...
-
-    def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
-class ConnectionCaller(ABC):
-    """A `Caller` on one persistent connection, which ends with an error; transports fill in `_exchange`.
-
-    Args:
-        address: The address of the server.
-    """
-
-    _errors: tuple[type[Exception], ...] = (OSError, WireError)
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._connection: Any = None
-        self._session: Session | None = None
-
-    def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """See `Caller.call`."""
         try:
             reply, received = self._exchange(Header(name, fields, sum(len(part) for part in body)), body, into)
         except self._errors as error:
@@ -237,17 +227,20 @@ class ConnectionCaller(ABC):
         except BaseException:
             self.close()  # part of the reply may be in transit
             raise
-        return checked_fields(reply), received
+        if REFUSED_FIELD in reply:
+            kind, message = reply[REFUSED_FIELD]
+            raise RefusedError(kind, message)
+        return reply, received
 
     def close(self) -> None:
-        """See `Caller.close`."""
+        """Close the connection."""
         connection, self._connection, self._session = self._connection, None, None
         if connection is not None:
             connection.close()
 
     @abstractmethod
     def _exchange(self, header: Header, body: Body, into: memoryview | None) -> tuple[Fields, memoryview]:
-        """Connect if necessary, send a request, and return the fields and the body of the reply; see `Caller.call`.
+        """Connect if necessary, send a request, and return the fields and the body of the reply; see `call`.
 
         Raises an error of ``_errors`` if there was no valid reply.
         """
@@ -384,18 +377,6 @@ MAX_REASON_LENGTH = 4000
 def error_reply(error: RefusedError) -> Reply:
     """The reply that reports a rejected call."""
     return Reply({REFUSED_FIELD: [error.kind, str(error)[:MAX_REASON_LENGTH]]})
-
-
-def checked_fields(fields: Fields) -> Fields:
-    """The fields of a reply.
-
-    Raises:
-        RefusedError: The reply reports a rejected call.
-    """
-    if REFUSED_FIELD in fields:
-        kind, message = fields[REFUSED_FIELD]
-        raise RefusedError(kind, message)
-    return fields
 
 
 def handle(handler: Handler, call: Call) -> Reply:
