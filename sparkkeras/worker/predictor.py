@@ -21,7 +21,7 @@ from sparkkeras.modeling.fixed_batch import check_batch, check_whole_batches
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, pieces_of
-from sparkkeras.worker.progress import reporting
+from sparkkeras.worker.progress import ProgressReporter
 
 CALL_SECONDS = 0.25
 """Reading batches and calling the model take about so long at most: the user wants to see progress."""
@@ -63,7 +63,7 @@ class Predictor:
             DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
         """
         rows, at_once = 0, 1
-        with reporting(self._options.progress, self._context.worker) as report:
+        with ProgressReporter(self._options.progress, self._context.worker) as reporter:
             batches = self._split(blocks)
             started = time.monotonic()
             while ahead := list(islice(batches, at_once)):
@@ -76,7 +76,7 @@ class Predictor:
                 real = np.concatenate([np.arange(padded.rows) < batch.rows for batch, padded in ahead])
                 yield predicted if real.all() else _mapped(lambda array, real=real: array[real], predicted)
                 rows += int(real.sum())
-                report(rows)
+                reporter.update(rows)
                 started = time.monotonic()
 
     def _split(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Block]]:
@@ -86,7 +86,7 @@ class Predictor:
             self._prepare(piece.spec)
             (check_batch if self._options.in_batches else check_whole_batches)(self._model, piece.rows)
             for batch in piece.batches(size):
-                yield batch, device.call_argument(device.padded(batch, size))
+                yield batch, device.call_argument(batch, size)
 
     def _call(self, inputs: list[Any]) -> Any:
         with _single_steps(self._model):

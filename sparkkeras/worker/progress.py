@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,27 +23,17 @@ CONNECT_SECONDS = 5.0
 """How long a worker waits for the driver."""
 
 
-@contextmanager
-def reporting(address: Address | None, worker: int, epoch: int = 0) -> Iterator[Callable[..., None]]:
-    """Report what a worker has reached to the driver; yields `ProgressReporter.update`, or what does nothing."""
-    if address is None:
-        yield lambda *_: None
-        return
-    with ProgressReporter(address, worker, epoch) as reporter:
-        yield reporter.update
-
-
 class ProgressReporter:
     """Sends the latest progress from a thread; a context manager.
 
     Args:
-        address: The address of the driver.
+        address: The address of the driver; ``None``: nothing is sent.
         worker: The index of the worker.
         epoch: The epoch.
     """
 
-    def __init__(self, address: Address, worker: int, epoch: int = 0) -> None:
-        self._address, self._worker, self._epoch = replace(address, timeout=CONNECT_SECONDS), worker, epoch
+    def __init__(self, address: Address | None, worker: int, epoch: int = 0) -> None:
+        self._address, self._worker, self._epoch = address, worker, epoch
         self._began: float | None = None
         self._latest: tuple[int, Mapping[str, Any]] = 0, {}
         self._ends = threading.Event()
@@ -63,11 +52,12 @@ class ProgressReporter:
         self._latest = rows, logs or {}
         if self._began is None:  # now that the model is compiled
             self._began = now
-        if self._thread is None and now >= self._began + REPORT_SECONDS:
-            self._thread = threading.Thread(target=self._send, name="sparkkeras-progress", daemon=True)
+        if self._address is not None and self._thread is None and now >= self._began + REPORT_SECONDS:
+            address = replace(self._address, timeout=CONNECT_SECONDS)
+            self._thread = threading.Thread(target=self._send, args=[address], name="sparkkeras-progress", daemon=True)
             self._thread.start()
 
-    def _send(self) -> None:
+    def _send(self, address: Address) -> None:
         is_last = False
         while not is_last:
             is_last = self._ends.wait(REPORT_SECONDS) if self._has_sent else False
@@ -75,7 +65,7 @@ class ProgressReporter:
             body = json.dumps({name: value for name, value in logs.items() if isinstance(value, float)}).encode()
             seconds = time.monotonic() - (self._began or 0.0)
             fields = {"worker": self._worker, "epoch": self._epoch, "rows": rows, "seconds": seconds}
-            if not _call(self._address, fields, body):
+            if not _call(address, fields, body):
                 return
             self._has_sent = True
 

@@ -45,7 +45,7 @@ from sparkkeras.worker.batches import (
 )
 from sparkkeras.worker.generators import seed_generators
 from sparkkeras.worker.lockstep import Lockstep
-from sparkkeras.worker.progress import reporting
+from sparkkeras.worker.progress import ProgressReporter
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -194,14 +194,14 @@ class LocalTrainer:
             end = _end_of_epoch(model, counts, None if in_step is None else partial(in_step.end, model, state))
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
-                reporting(options.progress, self.context.worker, batch_range.epoch) as report,
+                ProgressReporter(options.progress, self.context.worker, batch_range.epoch) as reporter,
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
                 self._validating(model, held_out) as validation_batches,
                 _streaming(),
                 nullcontext(batches) if in_step is None else in_step.training(model, batches) as batches,
             ):
                 if options.progress is not None:
-                    coupled.append(_reporting(report, batch_range, epoch, options.batch_size))
+                    coupled.append(_reporting(reporter, batch_range, epoch, options.batch_size))
                 history = model.fit(
                     batches,
                     validation_data=validation_batches,
@@ -260,9 +260,9 @@ class LocalTrainer:
         with (
             device.feed(first.spec, size, chain([first], pieces)) as batches,
             _streaming(),
-            reporting(options.progress, self.context.worker) as report,
+            ProgressReporter(options.progress, self.context.worker) as reporter,
         ):
-            counted = [] if options.progress is None else [_reporting_tests(report, size, lambda: read)]
+            counted = [] if options.progress is None else [_reporting_tests(reporter, size, lambda: read)]
             logs = model.evaluate(batches, verbose=0, callbacks=counted, return_dict=True)
         return EvaluationReport(metrics.take(model), read, logs), first.spec, ranges
 
@@ -313,7 +313,7 @@ class LocalTrainer:
         options = held_out.options
         pieces = map(device.overwritable, pieces_of(iter((held_out.block,)), options))
         first = next(pieces)
-        with device.feed(first.spec, options.batch_size, chain([first], pieces), held_out=True) as batches, _streaming():
+        with device.feed(first.spec, options.batch_size, chain([first], pieces), held_out=True) as batches:
             yield batches
 
     def _unpacked(self, spec: BlockSpec) -> Any:
@@ -409,33 +409,28 @@ def _end_of_epoch(model: Any, counts: bool, together: Callable[[bool], tuple[Mod
     return Counting() if counts else EndOfEpoch()
 
 
-def _reporting(report: Callable[..., None], batch_range: BatchRange, epoch: EpochBatches, batch_size: int) -> Any:
+def _reporting(reporter: ProgressReporter, batch_range: BatchRange, epoch: EpochBatches, batch_size: int) -> Any:
     """A callback that notes the rows and the metrics so far."""
     import keras
 
     most = sys.maxsize if batch_range.rows is None else batch_range.rows
 
-    class Reporting(keras.callbacks.Callback):  # type: ignore[misc]
-        async_safe = True  # Keras may call it from a thread, and need not wait for the metrics of a batch
+    def note(batch: int, logs: Any) -> None:
+        done = batch + 1 if epoch.steps is None else epoch.trained(batch + 1)[0]
+        reporter.update(min((batch_range.first + done) * batch_size, most), logs)
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            done = batch + 1 if epoch.steps is None else epoch.trained(batch + 1)[0]
-            report(min((batch_range.first + done) * batch_size, most), logs)
-
-    return Reporting()
+    # Keras may call it from a thread, and need not wait for the metrics of a batch.
+    return keras.callbacks.LambdaCallback(on_train_batch_end=note, async_safe=True)
 
 
-def _reporting_tests(report: Callable[..., None], batch_size: int | None, read: Callable[[], int]) -> Any:
-    """A callback that reports the rows evaluated so far; with batches of unknown size those that have been ``read``."""
+def _reporting_tests(reporter: ProgressReporter, batch_size: int | None, read: Callable[[], int]) -> Any:
+    """A callback that notes the rows evaluated so far; with batches of unknown size those that have been ``read``."""
     import keras
 
-    class Reporting(keras.callbacks.Callback):  # type: ignore[misc]
-        async_safe = True  # Keras may call it from a thread
+    def note(batch: int, logs: Any) -> None:
+        reporter.update(read() if batch_size is None else min(read(), (batch + 1) * batch_size))
 
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            report(read() if batch_size is None else min(read(), (batch + 1) * batch_size))
-
-    return Reporting()
+    return keras.callbacks.LambdaCallback(on_test_batch_end=note, async_safe=True)  # see above
 
 
 def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches, started: float) -> Any:

@@ -20,9 +20,9 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.worker import progress
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
+from sparkkeras.worker.progress import ProgressReporter
 from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
 from tests.conftest import long
 
@@ -875,28 +875,12 @@ def test_rows_of_two_ranks_are_predicted_in_one_process():
         np.testing.assert_allclose(predicted, model.predict_on_batch(X).reshape(predicted.shape), rtol=1e-5)
 
 
-class Reports:
-    """A reporter of progress, which notes the rows."""
-
-    def __init__(self):
-        self.rows = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def update(self, rows, logs=None):
-        self.rows.append(rows)
-
-
 def test_rows_are_reported_while_a_block_is_evaluated_or_predicted(linear, monkeypatch):
     rows = from_arrays(np.tile(X, (100, 1)), np.tile(Y, (100, 1)), None)
     for call in (linear.evaluate, lambda blocks, options: list(linear.predictor(options).batches(blocks))):
-        reports = Reports()
-        monkeypatch.setattr(progress, "ProgressReporter", lambda address, worker, epoch, reports=reports: reports)
+        reports = []
+        monkeypatch.setattr(ProgressReporter, "update", lambda self, rows, logs=None, noted=reports: noted.append(rows))
         call([rows], BatchOptions(BATCH, progress="the address of the driver"))
-        assert reports.rows[-1] == rows.rows
-        assert len(reports.rows) >= 3
-        assert reports.rows == sorted(reports.rows)
+        assert reports[-1] == rows.rows
+        assert len(reports) >= 3
+        assert reports == sorted(reports)
