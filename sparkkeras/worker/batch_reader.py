@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -186,18 +186,16 @@ def _of_py_dataset(dataset: Any) -> Generator[Any, None, None]:
     if dataset.workers <= 1:
         yield from (dataset[index] for index in indices)
     else:
-        pending: deque[Future[Any]] = deque()
         with ThreadPoolExecutor(dataset.workers) as pool:
+            loading = (pool.submit(dataset.__getitem__, index) for index in indices)
             try:
-                for index in itertools.islice(indices, max(dataset.workers, dataset.max_queue_size)):
-                    pending.append(pool.submit(dataset.__getitem__, index))
+                pending = deque(itertools.islice(loading, max(dataset.workers, dataset.max_queue_size)))
                 while pending:
                     batch = pending.popleft().result()
-                    pending.extend(pool.submit(dataset.__getitem__, index) for index in itertools.islice(indices, 1))
+                    pending.extend(itertools.islice(loading, 1))
                     yield batch
             finally:
-                for future in pending:
-                    future.cancel()
+                pool.shutdown(cancel_futures=True)
     dataset.on_epoch_end()
 
 

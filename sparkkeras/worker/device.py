@@ -414,21 +414,17 @@ def predicts_ahead() -> bool:
     return backend_name() == "jax"
 
 
-def padded(block: Block, batch_size: int) -> Block:
-    """The block, with JAX padded by copies of its last row to a power of two: JAX compiles a model for every batch size."""
-    rows = min(batch_size, 1 << (block.rows - 1).bit_length())
-    if backend_name() != "jax" or rows == block.rows:
-        return block
-    return block[np.minimum(np.arange(rows), block.rows - 1)]
+def call_argument(block: Block, batch_size: int) -> Block:
+    """The block as the argument of one call of the model.
 
-
-def call_argument(block: Block) -> Block:
-    """The block as the argument of one call of the model, copied if necessary.
-
-    TensorFlow and JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in
-    memory-mapped files and of arrays of the user.
+    With JAX, it is padded by copies of its last row to a power of two: JAX compiles a model for every batch size. TensorFlow
+    and JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in memory-mapped files
+    and of arrays of the user.
     """
-    return overwritable(block) if backend_name() == "torch" else block
+    backend, rows = backend_name(), min(batch_size, 1 << (block.rows - 1).bit_length())
+    if backend == "jax" and rows > block.rows:
+        return block[np.minimum(np.arange(rows), block.rows - 1)]
+    return overwritable(block) if backend == "torch" else block
 
 
 def _packed(block: Block) -> Any:
