@@ -36,7 +36,7 @@ from sparkkeras.progress.renderer import Progress
 from sparkkeras.progress.status_line import format_logs
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.sources.frame import ColumnMapping
-from sparkkeras.sources.source import Source, as_keyed_source, as_source, lazy_dataset
+from sparkkeras.sources.source import Source, as_keyed_source, as_source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
@@ -375,7 +375,7 @@ def lazily(
 ) -> Any:
     """An RDD with one prediction per row, computed each time it is used; see `predict_source`."""
     archive = ModelArchive.pack_to_predict(model, custom_objects)
-    dataset, weights = lazy_dataset(source, num_workers), ModelWeights.take(model)
+    dataset, weights = source.lazy(num_workers), ModelWeights.take(model)
     cluster = dataset.cluster
     schema = source.reader.schema
     task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True, keyed=keyed)

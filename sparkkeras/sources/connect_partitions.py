@@ -96,6 +96,11 @@ class ConnectPartitions:
         frame = session.createDataFrame(table).repartitionById(len(parts), "worker").sortWithinPartitions("row")
         return cls(cluster, frame.select(*names), read)
 
+    @property
+    def default_parts(self) -> int:
+        """The number of partitions to which rows are moved by default: as many as Spark has slots."""
+        return self.cluster.slots
+
     def run(self, call: Call, partitions: Sequence[int] | None = None) -> list[Any]:
         """See `Partitions.run`: tasks of other partitions end at once."""
         chosen = None if partitions is None else frozenset(partitions)

@@ -35,8 +35,8 @@ class FramePartitions(ClassicPartitions):
     read: Selection
 
     @property
-    def num_partitions(self) -> int:
-        """The number of partitions."""
+    def default_parts(self) -> int:
+        """See `ClassicPartitions.default_parts`."""
         return self.frame.rdd.getNumPartitions()
 
     def map(self, call: Call, training: bool) -> RDD[Any]:

@@ -129,6 +129,11 @@ class ClassicPartitions(ABC):
 
     cluster: Cluster
 
+    @property
+    @abstractmethod
+    def default_parts(self) -> int:
+        """The number of partitions to which rows are moved by default: as many as they have."""
+
     @abstractmethod
     def map(self, call: Call, training: bool) -> RDD[Any]:
         """Make an RDD of the values that ``call`` yields for each partition.
@@ -198,6 +203,11 @@ class RddPartitions(ClassicPartitions):
     """The values of an RDD."""
 
     rdd: RDD[Any]
+
+    @property
+    def default_parts(self) -> int:
+        """See `ClassicPartitions.default_parts`."""
+        return self.rdd.getNumPartitions()
 
     def map(self, call: Call, training: bool) -> RDD[Any]:
         """See `ClassicPartitions.map`."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import Block, Form, describe
 from sparkkeras.data.columns import RowLoader
@@ -38,41 +39,45 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Source(Protocol):
-    """Data to train, evaluate or predict on; `as_source` creates one from what a user passes."""
+SlotLimit = Callable[[AnyCluster, int | None], int]
+"""Returns how many partitions of a cluster can train at the same time, at most, for the number of workers that the user has
+set."""
 
-    @property
-    def reader(self) -> Reader:
-        """How rows are read and checked."""
-        ...
 
-    @property
-    def block(self) -> Block | None:
-        """The rows, validated, if they are in this process; ``None`` if only workers have them."""
-        ...
+class Source(ABC):
+    """Data to train, evaluate or predict on; `as_source` creates one from what a user passes.
+
+    Attributes:
+        reader: How rows are read and checked.
+        environment: Returns the environment variables of a worker, for a number of CPU cores.
+        block: The rows, validated, if they are in this process; ``None`` if only workers have them.
+        in_batches: Whether the data is batches that are read anew in each epoch: their sizes are kept, their number is
+            unknown.
+    """
+
+    reader: Reader
+    environment: Environment
+    block: Block | None
+    in_batches = False
 
     @property
     def form(self) -> Form | None:
         """The structure of the rows; ``None`` if it is unknown until they are read."""
-        ...
+        return None
 
     @property
     def on_cluster(self) -> bool:
         """Whether the data belongs to a SparkContext or session, unlike arrays."""
-        ...
+        return True
 
-    @property
-    def in_batches(self) -> bool:
-        """Whether the data is batches that are read anew in each epoch: their sizes are kept, their number is unknown."""
-        ...
-
+    @contextmanager
     def dataset(
         self,
         num_workers: int | None = None,
         slices: int | None = None,
         limit: SlotLimit | None = None,
         placement: RowPlacement | None = None,
-    ) -> AbstractContextManager[Dataset]:
+    ) -> Iterator[Dataset]:
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
         Args:
@@ -83,33 +88,52 @@ class Source(Protocol):
             limit: The limit on the number of partitions; ``None``: not all of them train at the same time.
             placement: How rows to train on are divided among the partitions; ``None``: in their order.
         """
-        ...
+        cluster = self._cluster()
+        most = limit(cluster, num_workers) if limit else None
+        with ExitStack() as stack:
+            yield self._rows(cluster, num_workers, slices, most, placement, stack)
 
+    def lazy(self, slices: int | None = None) -> SparkDataset:
+        """Make a dataset of the rows for lazy predictions, which lives until Spark's garbage collector finds it unused.
 
-class SlotLimit(Protocol):
-    """Decides how many partitions can train at the same time."""
+        Args:
+            slices: The number of partitions of data that has none; see `dataset`.
 
-    def __call__(self, cluster: AnyCluster, num_workers: int | None) -> int:
-        """The largest number of partitions.
+        Raises:
+            ConfigurationError: This process uses Spark Connect.
+        """
+        if active_remote_session() is not None:
+            raise ConfigurationError(
+                "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead "
+                "(to_data_frame); its predictions are lazy."
+            )
+        return self._rows(self._cluster(), None, slices, None, None, None)
+
+    def _cluster(self) -> AnyCluster:
+        """The cluster of the data; by default the active one, or a new one on this machine."""
+        session = active_remote_session()
+        return Cluster(None, self.environment) if session is None else RemoteCluster(session, self.environment)
+
+    @abstractmethod
+    def _rows(
+        self,
+        cluster: AnyCluster,
+        num_workers: int | None,
+        slices: int | None,
+        most: int | None,
+        placement: RowPlacement | None,
+        stack: ExitStack | None,
+    ) -> SparkDataset:
+        """The dataset; see `dataset`.
 
         Args:
             cluster: The cluster.
-            num_workers: The number of workers that the user has set.
+            num_workers: See `dataset`.
+            slices: See `dataset`.
+            most: The largest number of partitions; ``None``: there is no limit.
+            placement: See `dataset`.
+            stack: Releases the dataset in the end; ``None``: it lives for as long as it is used.
         """
-        ...
-
-
-@runtime_checkable
-class LazySource(Source, Protocol):
-    """Rows of which a lazy RDD can be made."""
-
-    def lazy(self, slices: int | None = None) -> SparkDataset:
-        """Make a dataset of the rows that lives until Spark's garbage collector finds it unused.
-
-        Args:
-            slices: The number of partitions of data that has none; see `Source.dataset`.
-        """
-        ...
 
 
 def split_by_column(source: Source, column: str) -> tuple[Source, Source]:
@@ -139,27 +163,9 @@ def check_row_count(source: Source, argument: str, remedy: str) -> None:
         )
 
 
-NO_RDD = (
-    "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead (to_data_frame); its "
-    "predictions are lazy."
-)
-"""The error message for lazy predictions on Spark Connect."""
-
-
 def limited(source: Source) -> Source:
     """The source, of whose batches only a limited number is read in each epoch, so that they may have no end."""
     return replace(source, may_be_endless=True) if isinstance(source, BatchSource) else source
-
-
-def lazy_dataset(source: Source, slices: int | None = None) -> SparkDataset:
-    """Make a dataset for lazy predictions; see `LazySource`.
-
-    Raises:
-        ConfigurationError: The rows are a DataFrame, or in a Spark Connect session.
-    """
-    if not isinstance(source, LazySource):
-        raise ConfigurationError(NO_RDD)
-    return source.lazy(slices)
 
 
 def as_source(
@@ -266,14 +272,13 @@ def as_sources(
 
 
 @dataclass(frozen=True)
-class ArraySource:
+class ArraySource(Source):
     """Arrays in the memory of this process; with an RDD from `to_simple_rdd`, those that it was made from."""
 
     reader: Reader
     block: Block
     environment: Environment
     rdd: ArraysRDD | None = None
-    in_batches = False
 
     @property
     def form(self) -> Form:
@@ -285,89 +290,82 @@ class ArraySource:
         """Whether there is an RDD, which has a SparkContext."""
         return self.rdd is not None
 
-    @contextmanager
-    def dataset(
+    def _cluster(self) -> AnyCluster:
+        return super()._cluster() if self.rdd is None else Cluster(self.rdd.context, self.environment)
+
+    def _rows(
         self,
-        num_workers: int | None = None,
-        slices: int | None = None,
-        limit: SlotLimit | None = None,
-        placement: RowPlacement | None = None,
-    ) -> Iterator[Dataset]:
+        cluster: AnyCluster,
+        num_workers: int | None,
+        slices: int | None,
+        most: int | None,
+        placement: RowPlacement | None,
+        stack: ExitStack | None,
+    ) -> SparkDataset:
         """Divide the arrays into parts of equal size, and send them to the cluster."""
-        cluster: AnyCluster
-        session = active_remote_session() if self.rdd is None else None
-        if session is not None:
-            cluster = RemoteCluster(session, self.environment)
-            parts = _together(cluster, num_workers, limit) if limit else num_workers or slices
-            in_order = placement is None and parts is None
-            rows = None if in_order else self._divided(parts or cluster.slots, placement)
-            yield SparkDataset(ConnectPartitions.of(cluster, self.block, self.reader, rows))
-            return
-        cluster = self._cluster()
-        parts = num_workers or slices or self._parts(cluster)
-        most = limit(cluster, num_workers) if limit else parts
-        with from_block(cluster, self.block, self._divided(min(parts, most), placement)) as dataset:
-            yield dataset
+        block = self.block
+        parts = num_workers or slices or (most if self.rdd is None else self.rdd.getNumPartitions())
+        rows: Sequence[slice | Array] | None = None
+        if parts or placement or isinstance(cluster, Cluster):
+            parts = parts or cluster.slots
+            parts = max(1, min(parts, most or parts, block.rows))
+            rows = placement.deal(block.rows, parts) if placement else even_slices(block.rows, parts)
+        if isinstance(cluster, RemoteCluster):
+            return SparkDataset(ConnectPartitions.of(cluster, block, self.reader, rows))
+        assert rows is not None
+        if stack is not None:
+            return stack.enter_context(from_block(cluster, block, rows))
+        return SparkDataset(RddPartitions(cluster, send(cluster.context, block, rows)[0]))
 
-    def lazy(self, slices: int | None = None) -> SparkDataset:
-        """Broadcast the arrays in slices."""
-        cluster = self._cluster()
-        sent, _ = send(cluster.context, self.block, self._divided(slices or self._parts(cluster), None))
-        return SparkDataset(RddPartitions(cluster, sent))
 
-    def _divided(self, parts: int, placement: RowPlacement | None) -> Sequence[slice | Array]:
-        parts = max(1, min(parts, self.block.rows))
-        even: Sequence[slice | Array] = even_slices(self.block.rows, parts)
-        return placement.deal(self.block.rows, parts) if placement else even
+class _Partitioned(Source):
+    """Rows that are in partitions on the cluster."""
 
-    def _cluster(self) -> Cluster:
-        return _new_cluster(self.environment) if self.rdd is None else Cluster(self.rdd.context, self.environment)
+    block = None
 
-    def _parts(self, cluster: Cluster) -> int:
-        return cluster.slots if self.rdd is None else int(self.rdd.getNumPartitions())
+    def _rows(
+        self,
+        cluster: AnyCluster,
+        num_workers: int | None,
+        slices: int | None,
+        most: int | None,
+        placement: RowPlacement | None,
+        stack: ExitStack | None,
+    ) -> SparkDataset:
+        """Use these partitions, or redistribute the rows."""
+        if placement is None or not placement.is_global:
+            return SparkDataset(self._partitions(cluster, num_workers, most))
+        rows = self._partitions(cluster, None, None)
+        parts = num_workers or rows.default_parts
+        return shuffled(rows, min(parts, most or parts), placement.seed)
+
+    @abstractmethod
+    def _partitions(
+        self, cluster: AnyCluster, num_workers: int | None, most: int | None
+    ) -> RddPartitions | FramePartitions | ConnectPartitions:
+        """The rows as blocks, in ``num_workers`` partitions, or their own (``None``), and at most ``most``."""
 
 
 @dataclass(frozen=True)
-class RddSource:
+class RddSource(_Partitioned):
     """An RDD of rows, or if it is ``keyed``, of ``(key, x)`` rows to predict: its blocks are pairs of keys and features."""
 
     reader: Reader
     rdd: RDD[Any]
     environment: Environment
     keyed: bool = False
-    block = None
-    form = None
-    on_cluster = True
-    in_batches = False
 
-    @contextmanager
-    def dataset(
-        self,
-        num_workers: int | None = None,
-        slices: int | None = None,
-        limit: SlotLimit | None = None,
-        placement: RowPlacement | None = None,
-    ) -> Iterator[Dataset]:
-        """Use the partitions of the RDD, or redistribute the rows to ``num_workers`` partitions."""
-        cluster = Cluster(self.rdd.context, self.environment)
-        most = limit(cluster, num_workers) if limit else None
-        if placement is not None and placement.is_global:
-            parts = num_workers or self.rdd.getNumPartitions()
-            yield shuffled(from_rows(cluster, self.rdd, self._read), min(parts, most or parts), placement.seed)
-        else:
-            yield SparkDataset(from_rows(cluster, self.rdd, self._read, num_workers, most))
+    def _cluster(self) -> Cluster:
+        return Cluster(self.rdd.context, self.environment)
 
-    def lazy(self, slices: int | None = None) -> SparkDataset:
-        """Use the partitions of the RDD."""
-        return SparkDataset(from_rows(Cluster(self.rdd.context, self.environment), self.rdd, self._read))
-
-    @property
-    def _read(self) -> RowsToBlocks | KeyedRowsToBlocks:
-        return (KeyedRowsToBlocks if self.keyed else RowsToBlocks)(self.reader)
+    def _partitions(self, cluster: AnyCluster, num_workers: int | None, most: int | None) -> RddPartitions:
+        assert isinstance(cluster, Cluster)
+        read = (KeyedRowsToBlocks if self.keyed else RowsToBlocks)(self.reader)
+        return from_rows(cluster, self.rdd, read, num_workers, most)
 
 
 @dataclass(frozen=True)
-class BatchSource:
+class BatchSource(Source):
     """Batches that a user's function reads on the workers; see `sparkkeras.worker.batch_reader.BatchReader`."""
 
     reader: Reader
@@ -375,109 +373,59 @@ class BatchSource:
     environment: Environment
     may_be_endless: bool = False
     block = None
-    form = None
-    on_cluster = True
     in_batches = True
 
-    @contextmanager
-    def dataset(
+    def _rows(
         self,
-        num_workers: int | None = None,
-        slices: int | None = None,
-        limit: SlotLimit | None = None,
-        placement: RowPlacement | None = None,
-    ) -> Iterator[Dataset]:
+        cluster: AnyCluster,
+        num_workers: int | None,
+        slices: int | None,
+        most: int | None,
+        placement: RowPlacement | None,
+        stack: ExitStack | None,
+    ) -> SparkDataset:
         """One partition for each worker, of which there are as many as slots by default."""
-        session = active_remote_session()
-        cluster = Cluster(None, self.environment) if session is None else RemoteCluster(session, self.environment)
-        most = limit(cluster, num_workers) if limit else None
         parts = num_workers or slices or most or cluster.slots
-        yield ReaderDataset.of(cluster, self._read(min(parts, most or parts)))
-
-    def lazy(self, slices: int | None = None) -> SparkDataset:
-        """One partition for each worker."""
-        cluster = _new_cluster(self.environment)
-        return ReaderDataset.of(cluster, self._read(slices or cluster.slots))
-
-    def _read(self, num_workers: int) -> BatchReader:
-        return BatchReader(self.make, num_workers, self.reader, self.may_be_endless)
+        read = BatchReader(self.make, min(parts, most or parts), self.reader, self.may_be_endless)
+        return ReaderDataset.of(cluster, read)
 
 
 @dataclass(frozen=True)
-class FrameSource:
-    """A DataFrame."""
+class FrameSource(_Partitioned):
+    """A DataFrame, and the columns to read of it."""
 
-    selection: Selection
+    reader: Reader
     frame: DataFrame
+    selection: Selection
     environment: Environment
-    block = None
-    on_cluster = True
-    in_batches = False
-
-    @contextmanager
-    def dataset(
-        self,
-        num_workers: int | None = None,
-        slices: int | None = None,
-        limit: SlotLimit | None = None,
-        placement: RowPlacement | None = None,
-    ) -> Iterator[Dataset]:
-        """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions.
-
-        With Spark Connect, which has no RDDs, they are also redistributed if all partitions train together.
-        """
-        cluster = cluster_of(self.frame.sparkSession, self.environment)
-        if isinstance(cluster, RemoteCluster):
-            wanted = _together(cluster, num_workers, limit) if limit else num_workers
-            if placement is not None and placement.is_global:
-                rows = ConnectPartitions(cluster, self._narrowed(None), self.selection)
-                yield shuffled(rows, wanted or cluster.slots, placement.seed)
-            else:
-                yield SparkDataset(ConnectPartitions(cluster, self._narrowed(wanted), self.selection))
-            return
-        most = limit(cluster, num_workers) if limit else None
-        if placement is not None and placement.is_global:
-            blocks = FramePartitions(cluster, self._narrowed(None), self.selection)
-            parts = num_workers or blocks.num_partitions
-            yield shuffled(blocks, min(parts, most or parts), placement.seed)
-            return
-        narrowed = self._narrowed(num_workers)
-        if most:
-            narrowed = narrowed.coalesce(most)
-        yield SparkDataset(FramePartitions(cluster, narrowed, self.selection))
 
     @property
     def form(self) -> Form:
         """The structure of the selected columns."""
         return self.selection.form
 
-    @property
-    def reader(self) -> Reader:
-        """How rows are read and checked."""
-        return self.selection.reader
+    def _cluster(self) -> AnyCluster:
+        return cluster_of(self.frame.sparkSession, self.environment)
 
-    def _narrowed(self, num_workers: int | None) -> DataFrame:
+    def _partitions(
+        self, cluster: AnyCluster, num_workers: int | None, most: int | None
+    ) -> FramePartitions | ConnectPartitions:
         """The DataFrame reduced to the selected columns, and distributed evenly to ``num_workers`` partitions.
+
+        With Spark Connect, which has no RDDs, rows are also redistributed if all partitions train together.
 
         Rows arrive at a partition in the order in which executors send them, which differs each time: sorted, they are the
         same when rows are read again, and when training is resumed.
         """
         narrowed = self.selection.narrowed(self.frame)
-        if num_workers is None:
-            return narrowed
-        numbered = narrowed.selectExpr("*", "monotonically_increasing_id() AS row")
-        return numbered.repartition(num_workers).sortWithinPartitions("row").drop("row")
-
-
-def _new_cluster(environment: Environment) -> Cluster:
-    """The cluster of the active SparkContext, or of a new one on this machine.
-
-    Raises:
-        ConfigurationError: A Spark Connect session is active.
-    """
-    if active_remote_session() is not None:
-        raise ConfigurationError(NO_RDD)
-    return Cluster(None, environment)
+        if isinstance(cluster, RemoteCluster) and most is not None:
+            num_workers = min(num_workers or most, most)
+        if num_workers is not None:
+            numbered = narrowed.selectExpr("*", "monotonically_increasing_id() AS row")
+            narrowed = numbered.repartition(num_workers).sortWithinPartitions("row").drop("row")
+        if isinstance(cluster, RemoteCluster):
+            return ConnectPartitions(cluster, narrowed, self.selection)
+        return FramePartitions(cluster, narrowed if most is None else narrowed.coalesce(most), self.selection)
 
 
 def is_batch_function(data: Any) -> bool:
@@ -514,7 +462,7 @@ def _frame_source(
         )
     check_session(frame.sparkSession)
     selection = replace(columns, sample_weight=sample_weight).select(frame, reader)
-    return FrameSource(selection, frame, environment)
+    return FrameSource(reader, frame, selection, environment)
 
 
 def free_slots(cluster: AnyCluster, num_workers: int | None) -> int:
@@ -522,12 +470,6 @@ def free_slots(cluster: AnyCluster, num_workers: int | None) -> int:
     slots = cluster.free_slots
     warn_of_slots(num_workers, slots)
     return slots
-
-
-def _together(cluster: RemoteCluster, num_workers: int | None, limit: SlotLimit) -> int:
-    """The number of partitions that train at the same time: as many as possible, at most ``num_workers``."""
-    slots = limit(cluster, num_workers)
-    return min(num_workers or slots, slots)
 
 
 def takes_rows(loader: Loaders | None) -> bool:

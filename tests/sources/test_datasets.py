@@ -17,7 +17,7 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import WorkerError
 from sparkkeras.sources.arrays import rows_of
-from sparkkeras.sources.source import as_source, lazy_dataset
+from sparkkeras.sources.source import as_source
 from tests.sources.conformance import LARGE, PARTS, DatasetConformance, Scaled, numbered_block
 
 READER = Reader(Schema())
@@ -75,7 +75,7 @@ class Count:
 
 def test_lazy_results_are_computed_on_use(spark):
     source = as_source(spark.sparkContext.parallelize(list(rows_of(numbered_block())), PARTS), READER)
-    assert sum(lazy_dataset(source).run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows
+    assert sum(source.lazy().run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows
 
 
 def test_large_values_pass_through_files_that_are_removed(spark):

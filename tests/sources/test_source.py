@@ -10,7 +10,7 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.frame import ColumnMapping
-from sparkkeras.sources.source import as_source, lazy_dataset
+from sparkkeras.sources.source import as_source
 
 
 class Rows(keras.utils.PyDataset):
@@ -50,7 +50,7 @@ def test_the_error_for_a_tf_dataset_suggests_a_function():
 def test_batches_have_no_lazy_predictions_on_spark_connect(monkeypatch):
     monkeypatch.setattr("sparkkeras.sources.source.active_remote_session", lambda: "a session")
     with pytest.raises(ConfigurationError, match="collect=False returns an RDD, which Spark Connect does not support"):
-        lazy_dataset(as_source(lambda worker, num_workers: [], Reader(Schema())))
+        as_source(lambda worker, num_workers: [], Reader(Schema())).lazy()
 
 
 def test_the_error_for_a_class_suggests_a_function_that_calls_it():
