@@ -1,6 +1,6 @@
 """The dataset protocols: the operations that training strategies use on rows, wherever the rows are stored.
 
-To add a data source, implement `Dataset` in a file of its own.
+A new kind of data is a `Source` (`sparkkeras.sources.source`); a new kind of cluster implements `Partitions`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sparse matrices of SciPy as rows. They are sent in their compressed form, and made dense piece by piece on the workers."""
+"""Sparse matrices of SciPy as rows. They are sent in their compressed form, and made dense piece by piece on the workers.
+
+Files have dense rows, which all have one size, so that any can be read from a memory map without an index.
+"""
 
 from __future__ import annotations
 

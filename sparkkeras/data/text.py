@@ -1,4 +1,7 @@
-"""Strings in blocks, in memory and in memory-mapped files, and their conversion from arrays and Arrow columns."""
+"""Strings in blocks, in memory and in memory-mapped files, and their conversion from arrays and Arrow columns.
+
+Strings of a fixed width would all be as long as the longest one, and Python objects cannot be memory-mapped.
+"""
 
 from __future__ import annotations
 

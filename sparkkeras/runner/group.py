@@ -197,7 +197,7 @@ class RankGroup:
 
     @property
     def may_exit(self) -> bool:
-        """Whether processes that have sent their results may exit: the others may need servers of libraries in them."""
+        """Whether processes that have sent their results may exit: rank 0 has JAX's coordinator or PyTorch's store."""
         with self._lock:
             return self.is_stopping or all(state.is_complete for state in self._ranks)
 

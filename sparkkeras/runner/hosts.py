@@ -78,7 +78,9 @@ class Host:
         inherited: Mapping[str, str],
         parts: tuple[Rows, ...] = (),
     ) -> None:
-        """Run a rank. If it fails, the driver knows; no error is raised here.
+        """Run a rank. If it fails, the driver knows, and no error is raised here.
+
+        So Spark neither retries the stage nor ends Python workers that could run the next ranks.
 
         Args:
             placement: The rank, and where it runs.

@@ -92,7 +92,10 @@ def _pieces(block: Block, rows: slice | Array, max_bytes: int) -> Iterator[Block
 
 
 def send(context: SparkContext, block: Block, parts: Sequence[slice | Array]) -> tuple[RDD[Block], list[Broadcast[Block]]]:
-    """An RDD with a partition for the rows of each part of a block, and the broadcasts that it reads."""
+    """An RDD with a partition for the rows of each part of a block, and the broadcasts that it reads.
+
+    A union of RDDs of one partition sends each executor its own parts only, through no memory of the driver's JVM.
+    """
     broadcasts: list[Broadcast[Block]] = []
     rdds = []
     for rows in parts:

@@ -1,8 +1,8 @@
 """All rows for every task: Spark keeps them once, and each executor that needs them gets a copy on its disk.
 
-The rows do not pass through the driver. Spark keeps them in pieces on the disks of its executors (`KeptRows`). A task of a
-`CopiedDataset` reads all pieces, those of other executors over the network, and writes them to files, which it maps into
-memory. Other tasks of its executor use these files too.
+The rows do not pass through the driver, as they would in a broadcast. Spark keeps them in pieces on the disks of its
+executors (`KeptRows`). A task of a `CopiedDataset` reads all pieces, those of other executors over the network, and writes
+them to files, which it maps into memory. Other tasks of its executor use these files too.
 """
 
 from __future__ import annotations
