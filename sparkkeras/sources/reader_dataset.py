@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sparkkeras.data.block import Block
@@ -43,9 +43,15 @@ class ReadBatches:
 
 @dataclass(frozen=True)
 class ReaderDataset(SparkDataset):
-    """Batches on a cluster. The value of each partition is the `WorkerBatches` of its worker."""
+    """Batches on a cluster. The value of each partition is the `WorkerBatches` of its worker.
+
+    Attributes:
+        read: Reads the batches.
+        handles: Those of the partitions, once the first batches have been read.
+    """
 
     read: BatchReader
+    handles: tuple[Handle, ...] = ()
 
     @classmethod
     def of(cls, cluster: AnyCluster, read: BatchReader) -> ReaderDataset:
@@ -60,14 +66,7 @@ class ReaderDataset(SparkDataset):
     def stored(self) -> Iterator[StoredDataset]:
         """Read the first batch of each worker; nothing is stored."""
         with self.cluster.in_rounds():
-            yield OpenedReaderDataset(self.partitions, self.read, tuple(self.run(FirstBatch()).collect()))
-
-
-@dataclass(frozen=True)
-class OpenedReaderDataset(ReaderDataset):
-    """Batches of which the first ones have been read; see `ReaderDataset`."""
-
-    handles: tuple[Handle, ...]
+            yield replace(self, handles=tuple(self.run(FirstBatch()).collect()))
 
     @property
     def num_partitions(self) -> int:
@@ -82,8 +81,3 @@ class OpenedReaderDataset(ReaderDataset):
     def train(self, task: TrainingTask[R]) -> SparkResults[R]:
         """Run a task that reads the batches of a partition anew in each epoch; see `StoredDataset.train`."""
         return SparkResults(self.partitions, Pass(self._deferred(task), self.cluster.task_cores))
-
-    @contextmanager
-    def stored(self) -> Iterator[StoredDataset]:
-        """This dataset."""
-        yield self

@@ -14,7 +14,7 @@ from sparkkeras.runner.groups import Ranks
 from sparkkeras.runner.rank import DelayedWork, RankWork
 from sparkkeras.runner.requirements import registered_slots
 from sparkkeras.runner.task_hosts import TaskLauncher
-from sparkkeras.sources.reader_dataset import OpenedReaderDataset
+from sparkkeras.sources.reader_dataset import ReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.spark.slots import check_free_slots, held_slots
@@ -52,12 +52,12 @@ class RankHosts:
     """
 
     cluster: AnyCluster
-    dataset: StoredSparkDataset | OpenedReaderDataset
+    dataset: StoredSparkDataset | ReaderDataset
 
     @classmethod
     def of(cls, dataset: StoredDataset) -> RankHosts:
         """Those on the cluster of a dataset."""
-        assert isinstance(dataset, (StoredSparkDataset, OpenedReaderDataset))
+        assert isinstance(dataset, (StoredSparkDataset, ReaderDataset))
         return cls(dataset.cluster.forking(), dataset)
 
     def size(self) -> int:
