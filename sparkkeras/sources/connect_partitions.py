@@ -8,7 +8,7 @@ to files beside the rows (`sparkkeras.sources.connect_values`). Large results ar
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +25,7 @@ from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.frame_blocks import OverPartition, PicklesResults, read_results, results_of
+from sparkkeras.sources.frame_blocks import Read, read_results, results_of
 from sparkkeras.sources.tasks import (
     Call,
     KeyByPartition,
@@ -63,7 +63,7 @@ class ConnectPartitions:
 
     cluster: RemoteCluster
     frame: DataFrame
-    read: Callable[[int, Iterable[pa.RecordBatch]], Iterable[Any]]
+    read: Read
 
     @classmethod
     def of(
@@ -103,28 +103,25 @@ class ConnectPartitions:
 
     def run(self, call: Call, partitions: Sequence[int] | None = None) -> list[Any]:
         """See `Partitions.run`: tasks of other partitions end at once."""
-        chosen = None if partitions is None else frozenset(partitions)
-        return self.cluster.collect(results_of(self.frame, OverPartition(self.read, CapturesErrors(call), chosen)))
+        return self.cluster.collect(results_of(self.frame, self.read, CapturesErrors(call), partitions))
 
     def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
         """See `Partitions.reduce`: each group of the shuffle has one piece of all results."""
-        pieces = results_of(
-            self.frame, OverPartition(self.read, KeyedPieces(CapturesErrors(call), merging, PIECE_BYTES)), "piece"
-        )
+        keyed = KeyedPieces(CapturesErrors(call), merging, PIECE_BYTES)
+        pieces = results_of(self.frame, self.read, keyed, keys=("piece",))
         # A lambda, since Spark inspects the arguments and type hints of the function.
         return self.cluster.collect(pieces.groupBy("piece").applyInArrow(lambda table: _merge_piece(merging, table), RESULT))
 
     def moved(self, call: Call, parts: int, keys: int) -> ConnectPartitions:
         """See `Partitions.moved`."""
-        part, *order = (f"key{number}" for number in range(keys))
-        frame = results_of(self.frame, OverPartition(self.read, call), part, *order).repartitionById(parts, part)
+        part, *order = names = tuple(f"key{number}" for number in range(keys))
+        frame = results_of(self.frame, self.read, call, keys=names).repartitionById(parts, part)
         return ConnectPartitions(self.cluster, frame.sortWithinPartitions(*order) if order else frame, read_results)
 
     def run_ranks(self, call: Call, together: bool, gpus: int | None) -> list[Any]:
         """See `RddPartitions.run_ranks`."""
         profile = None if gpus is None else TaskResources(self.cluster.task_cores, gpus).profile()
-        task = PicklesResults(OverPartition(self.read, call))
-        return self.cluster.collect(self.frame.mapInArrow(task, RESULT, barrier=together, profile=profile))
+        return self.cluster.collect(results_of(self.frame, self.read, call, barrier=together, profile=profile))
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """See `RemoteCluster.share`."""
@@ -154,8 +151,7 @@ class ConnectPartitions:
 
     def handles_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
         """The handles of some partitions, or of all (``None``); computing a handle writes the files of its partition."""
-        chosen = None if partitions is None else frozenset(partitions)
-        return results_of(self.frame, OverPartition(self.read, CapturesErrors(StoreRows(name)), chosen))
+        return results_of(self.frame, self.read, CapturesErrors(StoreRows(name)), partitions)
 
 
 @dataclass(frozen=True)

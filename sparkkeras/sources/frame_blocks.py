@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql._typing import UserDefinedFunctionLike
 
-    BatchCall = Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
-    """A function of the Arrow batches of a partition, which yields results."""
+Read = Callable[[int, "Iterable[pa.RecordBatch]"], Iterable[Any]]
+"""Reads the Arrow batches of the partition with an index."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FramePartitions(ClassicPartitions):
         from pyspark import RDD
 
         with self.cluster.training_workers() if training else nullcontext():
-            results = results_of(self.frame, OverPartition(self.read, call))
+            results = results_of(self.frame, self.read, call)
         try:
             with self.cluster.cancellable():
                 rdd = results.rdd
@@ -55,68 +55,60 @@ class FramePartitions(ClassicPartitions):
 
 @dataclass(frozen=True)
 class OverPartition:
-    """Calls a function for what is read of the Arrow batches of a partition.
+    """Calls a function for what is read of the Arrow batches of a partition, and pickles the results into rows of a frame.
 
     Attributes:
         read: Reads the batches of a partition.
         call: A function of the partition's index, and what was read.
         partitions: The partitions for which it is called; the batches of others are ignored. ``None``: all.
-    """
-
-    read: Callable[[int, Iterable[pa.RecordBatch]], Iterable[Any]]
-    call: Call
-    partitions: frozenset[int] | None = None
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Yield the results."""
-        partition = task_context().worker
-        if self.partitions is None or partition in self.partitions:
-            yield from self.call(partition, self.read(partition, batches))
-        for _ in batches:  # Spark cannot reuse the worker process of a task that leaves rows unread
-            pass
-
-
-@dataclass(frozen=True)
-class PicklesResults:
-    """Pickles results into rows of a frame.
-
-    Attributes:
-        call: Yields the results of a partition.
-        max_bytes: The largest size of a row; larger results are split.
         keys: The names of columns with numbers before the result: ``call`` yields pairs of these and a result.
+        max_bytes: The largest size of a row; larger results are split.
     """
 
-    call: BatchCall
-    max_bytes: int = CELL_BYTES
+    read: Read
+    call: Call
+    partitions: Sequence[int] | None = None
     keys: tuple[str, ...] = ()
+    max_bytes: int = CELL_BYTES
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows, each in its own batch."""
         import pyarrow as pa
 
-        for found in self.call(batches):
+        partition = task_context().worker
+        chosen = self.partitions is None or partition in self.partitions
+        for found in self.call(partition, self.read(partition, batches)) if chosen else ():
             key, result = found if self.keys else ((), found)
             numbers = [pa.array([number], pa.int32()) for number in key]
             for cell in pack_cells(result, self.max_bytes):
                 yield pa.record_batch([*numbers, pa.array([cell], pa.binary())], [*self.keys, "result"])
+        for _ in batches:  # Spark cannot reuse the worker process of a task that leaves rows unread
+            pass
 
 
-def results_of(frame: DataFrame, call: BatchCall, *keys: str) -> DataFrame:
-    """A frame of the pickled results of a function, which is called for each partition of a frame.
+def results_of(
+    frame: DataFrame,
+    read: Read,
+    call: Call,
+    partitions: Sequence[int] | None = None,
+    keys: tuple[str, ...] = (),
+    **how: Any,
+) -> DataFrame:
+    """A frame of the pickled results of a function, which is called for each partition of a frame; see `OverPartition`.
 
-    With ``keys``, results are not split, so that a shuffle can move them; see `PicklesResults`.
+    With ``keys``, results are not split, so that a shuffle can move them. ``how``: arguments of ``DataFrame.mapInArrow``.
     """
-    pickles = PicklesResults(call, sys.maxsize if keys else CELL_BYTES, keys)
-    return frame.mapInArrow(pickles, ", ".join([*(f"{key} int" for key in keys), RESULT]))
+    over = OverPartition(read, call, partitions, keys, sys.maxsize if keys else CELL_BYTES)
+    return frame.mapInArrow(over, ", ".join([*(f"{key} int" for key in keys), RESULT]), **how)
 
 
 def read_results(partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
-    """Unpickle the results in the rows of a frame; the inverse of `PicklesResults`."""
+    """Unpickle the results in the rows of a frame; the inverse of `OverPartition`."""
     return unpack_cells(cell for batch in batches for cell in batch.column("result").to_pylist())
 
 
 class _Unpickled(Serializer):
-    """Unpickles the results of `PicklesResults` from the rows that Spark passes to Python."""
+    """Unpickles the results of `OverPartition` from the rows that Spark passes to Python."""
 
     def load_stream(self, stream: Any) -> Iterator[Any]:
         rows = BatchedSerializer(CPickleSerializer()).load_stream(stream)

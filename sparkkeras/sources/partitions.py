@@ -59,6 +59,11 @@ class Partitions(Protocol):
         """The cluster."""
         ...
 
+    @property
+    def default_parts(self) -> int:
+        """The number of partitions to which rows are moved by default."""
+        ...
+
     def run(self, call: Call, partitions: Sequence[int] | None = None) -> list[Any]:
         """Call a function for each partition, in one job.
 

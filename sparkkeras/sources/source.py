@@ -23,7 +23,7 @@ from sparkkeras.sources.connect_partitions import ConnectPartitions
 from sparkkeras.sources.frame import ColumnMapping, Loaders, Selection, is_frame, split_by
 from sparkkeras.sources.frame_blocks import FramePartitions
 from sparkkeras.sources.global_shuffle import shuffled
-from sparkkeras.sources.partitions import RddPartitions
+from sparkkeras.sources.partitions import Partitions, RddPartitions
 from sparkkeras.sources.reader_dataset import ReaderDataset
 from sparkkeras.sources.rows import KeyedRowsToBlocks, RowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import SparkDataset
@@ -340,9 +340,7 @@ class _Partitioned(Source):
         return shuffled(rows, min(parts, most or parts), placement.seed)
 
     @abstractmethod
-    def _partitions(
-        self, cluster: AnyCluster, num_workers: int | None, most: int | None
-    ) -> RddPartitions | FramePartitions | ConnectPartitions:
+    def _partitions(self, cluster: AnyCluster, num_workers: int | None, most: int | None) -> Partitions:
         """The rows as blocks, in ``num_workers`` partitions, or their own (``None``), and at most ``most``."""
 
 
@@ -407,9 +405,7 @@ class FrameSource(_Partitioned):
     def _cluster(self) -> AnyCluster:
         return cluster_of(self.frame.sparkSession, self.environment)
 
-    def _partitions(
-        self, cluster: AnyCluster, num_workers: int | None, most: int | None
-    ) -> FramePartitions | ConnectPartitions:
+    def _partitions(self, cluster: AnyCluster, num_workers: int | None, most: int | None) -> Partitions:
         """The DataFrame reduced to the selected columns, and distributed evenly to ``num_workers`` partitions.
 
         With Spark Connect, which has no RDDs, rows are also redistributed if all partitions train together.

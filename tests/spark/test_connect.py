@@ -19,7 +19,7 @@ from sparkkeras import (
 )
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.sources.frame_blocks import PicklesResults
+from sparkkeras.sources.frame_blocks import OverPartition
 from sparkkeras.sources.tasks import KeyedPieces, Missing
 from sparkkeras.spark.connect import (
     PLAN_CACHE,
@@ -43,7 +43,7 @@ def test_results_survive_the_round_trip_through_cells(most):
 
 
 def test_the_size_of_cells_is_bounded():
-    batches = list(PicklesResults(lambda _: iter(["small", np.arange(1000)]), 500)(iter(())))
+    batches = list(OverPartition(lambda *_: (), lambda *_: iter(["small", np.arange(1000)]), max_bytes=500)(iter(())))
     sizes = [len(batch.column("result")[0].as_py()) for batch in batches]
     assert len(sizes) > 10
     assert max(sizes) < 700
@@ -59,7 +59,7 @@ def replica(offset):
 
 def test_a_replica_is_split_on_the_worker():
     results = [replica(0), Missing(1)]
-    call = PicklesResults(lambda _: KeyedPieces(lambda *_: results, merge, 500)(7, ()), keys=("piece",))
+    call = OverPartition(lambda *_: (), lambda *_: KeyedPieces(lambda *_: results, merge, 500)(7, ()), keys=("piece",))
     batches = list(call(iter(())))
     found = [pickle.loads(batch.column("result")[0].as_py()) for batch in batches]
     assert {partition for partition, _ in found} == {7}
