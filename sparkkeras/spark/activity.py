@@ -159,37 +159,24 @@ class _Stall:
         return ""
 
 
-class RemoteTasks:
-    """The tasks of the queries of a Spark Connect session that run now: a progress handler."""
+def _watch_remote(session: Any, events: Events, ends: threading.Event) -> None:
+    running: dict[str | None, tuple[int, int]] = {}  # of each query, the tasks that are done, and all
 
-    def __init__(self) -> None:
-        self._queries: dict[str, tuple[int, int]] = {}
-
-    def __call__(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
-        """Take the stages of a query; Spark calls this in the thread that waits for it."""
-        key = operation_id or ""
+    def take(stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        """Take the stages of a query: a progress handler, which Spark calls in the thread that waits for the query."""
         if done:
-            self._queries.pop(key, None)
+            running.pop(operation_id, None)
         else:
             found = list(stages or ())
-            self._queries[key] = sum(s.num_completed_tasks for s in found), sum(s.num_tasks for s in found)
+            running[operation_id] = sum(s.num_completed_tasks for s in found), sum(s.num_tasks for s in found)
 
-    def running(self) -> SparkTasks | None:
-        """See `running_stages`."""
-        counts = list(self._queries.values())
-        return SparkTasks(sum(done for done, _ in counts), sum(total for _, total in counts)) if counts else None
-
-
-def _watch_remote(session: Any, events: Events, ends: threading.Event) -> None:
-    tasks = RemoteTasks()
-    session.registerProgressHandler(tasks)
+    session.registerProgressHandler(take)
     try:
         while not ends.wait(POLL_SECONDS):
-            found = tasks.running()
-            if found is not None:
-                events.emit(found)
+            if counts := list(running.values()):
+                events.emit(SparkTasks(sum(done for done, _ in counts), sum(total for _, total in counts)))
     finally:
-        session.removeProgressHandler(tasks)
+        session.removeProgressHandler(take)
 
 
 def running_stages(context: Any) -> SparkTasks | None:
