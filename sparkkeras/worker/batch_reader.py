@@ -48,42 +48,6 @@ class BatchReader:
         """The batches of each worker."""
         return tuple(WorkerBatches(self, worker) for worker in range(self.num_workers))
 
-    def blocks(self, worker: int, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
-        """Read the batches of one worker, each as a block.
-
-        ``make`` draws from global generators of its own, seeded by seed, worker and epoch. So a retried task that leaves out
-        the first batches reads the same ones, whatever transforms and callbacks draw.
-
-        Raises:
-            DataError: ``make`` returned something else than batches, or a batch does not fit the model.
-        """
-        return with_own_generators(self._read(worker, epoch), (seed, worker, epoch))
-
-    def _read(self, worker: int, epoch: int) -> Generator[Block, None, None]:
-        first: BlockSpec | None = None
-        with closing(_made(self, worker, epoch)) as batches:
-            for number, batch in enumerate(batches):
-                x, y, sample_weight = _unpacked(batch)
-                where = f"batch {number} of the reader of worker {worker}"
-                try:
-                    if self.reader.labelled and y is None and not self.reader.labels_optional:
-                        raise DataError(
-                            f"labels are missing, the batch is {describe(batch)}: yield (x, y) or (x, y, sample_weight)."
-                        )
-                    block = self.reader.read_arrays(with_sparse_rows(x), with_sparse_rows(y), sample_weight)
-                except DataError as error:
-                    raise DataError(f"{where}: {error}{_ROWS if self._is_row(x) else ''}") from error
-                first = first or block.spec
-                if block.spec != first and not self.reader.schema.transformed:
-                    raise DataError(f"{where}: {changed(first, block.spec)}")
-                if block.rows:
-                    yield block.dense()
-
-    def _is_row(self, x: Any) -> bool:
-        """Whether features have the shape of a single row of the model's input."""
-        inputs = self.reader.schema.inputs
-        return len(inputs) == 1 and hasattr(x, "shape") and tuple(x.shape) == inputs[0].shape
-
 
 _ROWS = (
     " x has the shape of a single row: yield batches, with the rows on the first axis, such as those of "
@@ -104,12 +68,45 @@ class WorkerBatches:
     worker: int
 
     def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
-        """Read the batches of an epoch from the beginning."""
-        return self.read.blocks(self.worker, epoch, seed)
+        """Read the batches of an epoch from the beginning, each as a block.
+
+        ``make`` draws from global generators of its own, seeded by seed, worker and epoch. So a retried task that leaves out
+        the first batches reads the same ones, whatever transforms and callbacks draw.
+
+        Raises:
+            DataError: ``make`` returned something else than batches, or a batch does not fit the model.
+        """
+        return with_own_generators(self._read(epoch), (seed, self.worker, epoch))
 
     def open(self) -> Block | None:
         """Read all batches into memory, as one block; ``None`` if there are none."""
-        return concatenate_alike(replace(self.read, may_be_endless=False).blocks(self.worker))
+        return concatenate_alike(replace(self, read=replace(self.read, may_be_endless=False)).blocks())
+
+    def _read(self, epoch: int) -> Generator[Block, None, None]:
+        reader = self.read.reader
+        first: BlockSpec | None = None
+        with closing(_made(self.read, self.worker, epoch)) as batches:
+            for number, batch in enumerate(batches):
+                x, y, sample_weight = _unpacked(batch)
+                where = f"batch {number} of the reader of worker {self.worker}"
+                try:
+                    if reader.labelled and y is None and not reader.labels_optional:
+                        raise DataError(
+                            f"labels are missing, the batch is {describe(batch)}: yield (x, y) or (x, y, sample_weight)."
+                        )
+                    block = reader.read_arrays(with_sparse_rows(x), with_sparse_rows(y), sample_weight)
+                except DataError as error:
+                    raise DataError(f"{where}: {error}{_ROWS if self._is_row(x) else ''}") from error
+                first = first or block.spec
+                if block.spec != first and not reader.schema.transformed:
+                    raise DataError(f"{where}: {changed(first, block.spec)}")
+                if block.rows:
+                    yield block.dense()
+
+    def _is_row(self, x: Any) -> bool:
+        """Whether features have the shape of a single row of the model's input."""
+        inputs = self.read.reader.schema.inputs
+        return len(inputs) == 1 and hasattr(x, "shape") and tuple(x.shape) == inputs[0].shape
 
 
 def epoch_argument(make: MakeBatches, epoch: int) -> dict[str, int]:

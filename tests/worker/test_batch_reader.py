@@ -49,7 +49,7 @@ class Numbered(keras.utils.PyDataset):
 
 
 def batches(make, labelled=True, worker=0, num_workers=1):
-    return list(BatchReader(_Function(make), num_workers, Reader(SCHEMA, labelled)).blocks(worker))
+    return list(WorkerBatches(BatchReader(_Function(make), num_workers, Reader(SCHEMA, labelled)), worker).blocks())
 
 
 class _Function:
@@ -95,8 +95,8 @@ def test_the_function_receives_the_epoch_if_it_has_such_a_parameter():
     def make(worker, num_workers, factor=1, *, epoch):
         yield X * factor * epoch, Y
 
-    reader = BatchReader(_Function(make), 1, Reader(SCHEMA))
-    assert [next(reader.blocks(0, *epoch)).x[0, 1] for epoch in ((), (1,), (5,))] == [0, 1, 5]
+    stream = WorkerBatches(BatchReader(_Function(make), 1, Reader(SCHEMA)), 0)
+    assert [next(stream.blocks(*epoch)).x[0, 1] for epoch in ((), (1,), (5,))] == [0, 1, 5]
 
 
 def test_a_py_dataset_loads_in_its_threads_and_ends_its_epoch():
