@@ -1,4 +1,4 @@
-"""Conversion of tf.train.Example to and from Arrow columns, without TensorFlow. Independent of files and of Spark.
+"""Conversion of tf.train.Example to and from Arrow columns, without TensorFlow or a SparkSession, and the types of both.
 
 An Example is a protocol buffer message: a map from feature names to lists of int64, float32 or byte strings::
 
@@ -11,18 +11,19 @@ converted at once and not value by value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
 
 BYTES, FLOATS, INTS = 1, 2, 3
 KINDS = {BYTES: "bytes", FLOATS: "float", INTS: "int64"}
@@ -236,10 +237,10 @@ def parse(record: bytes) -> Features:
     """
     features: Features = {}
     try:
-        for number, encoding, start, end in _fields(record, 0, len(record)):
-            if number == 1 and encoding == _DELIMITED:
-                for part, wire, first, last in _fields(record, start, end):
-                    if part == 1 and wire == _DELIMITED:
+        for number, start, end in _fields(record, 0, len(record)):
+            if number == 1:
+                for part, first, last in _fields(record, start, end):
+                    if part == 1:
                         name, feature = _entry(record, first, last)
                         features[name] = feature
     except IndexError as error:
@@ -249,23 +250,23 @@ def parse(record: bytes) -> Features:
 
 def _entry(data: bytes, start: int, end: int) -> tuple[bytes, tuple[int, Any]]:
     name, feature = b"", _ABSENT
-    for number, encoding, first, last in _fields(data, start, end):
-        if encoding == _DELIMITED and number == 1:
+    for number, first, last in _fields(data, start, end):
+        if number == 1:
             name = data[first:last]
-        elif encoding == _DELIMITED and number == 2:
+        elif number == 2:
             feature = _feature(data, first, last)
     return name, feature
 
 
 def _feature(data: bytes, start: int, end: int) -> tuple[int, Any]:
     kind, parts = 0, list[bytes]()
-    for number, encoding, first, last in _fields(data, start, end):
-        if encoding != _DELIMITED or number not in KINDS:
+    for number, first, last in _fields(data, start, end):
+        if number not in KINDS:
             continue
         if number != kind:
             kind, parts = number, []
-        for part, wire, begin, stop in _fields(data, first, last):
-            if part == 1 and wire in _ENCODINGS[kind]:
+        for part, begin, stop in _fields(data, first, last, _ENCODINGS[kind]):
+            if part == 1:
                 parts.append(data[begin:stop])
     if kind == BYTES:
         return kind, parts
@@ -277,8 +278,8 @@ def _feature(data: bytes, start: int, end: int) -> tuple[int, Any]:
     return kind, values
 
 
-def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: field number, wire type, and the start and end of the value."""
+def _fields(data: bytes, start: int, end: int, wanted: Set[int] = _ENCODINGS[BYTES]) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message that have one of these wire types: field number, and the start and end of the value."""
     while start < end:
         tag = data[start]
         start += 1
@@ -301,7 +302,8 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, 
             raise ValueError(f"a field has the unknown wire type {encoding}")
         if stop > end:
             raise ValueError("a field extends beyond the end of its message")
-        yield tag >> 3, encoding, start, stop
+        if encoding in wanted:
+            yield tag >> 3, start, stop
         start = stop
 
 
@@ -430,7 +432,90 @@ def _row(place: int, stops: Array) -> int:
     return int(np.searchsorted(stops, place, side="right"))
 
 
-# Schema inference
+# Schemas: the columns of a DataFrame as features, and columns inferred from records
+
+
+BINARY_WITH_SCHEMA = (
+    "binary_features applies only without a schema: leave it out, and declare these columns binary in the schema."
+)
+
+
+def fields_of(schema: StructType, written: bool = False) -> tuple[Field, ...]:
+    """The features for the columns of a schema to read, or of a DataFrame to write.
+
+    Raises:
+        DataError: An Example cannot hold the type of a column.
+        ConfigurationError: A schema to read has no columns, or several with the same name; for a DataFrame a `DataError`.
+    """
+    if not 0 < len(schema.names) == len(set(schema.names)):
+        what = f"has the columns {schema.names}; expected at least one column and unique names"
+        raise (
+            DataError(f"the DataFrame {what}: rename with toDF(...).") if written else ConfigurationError(f"schema {what}.")
+        )
+    return tuple(_field(field.name, field.dataType, written, field.nullable) for field in schema)
+
+
+def _field(name: str, kind: DataType, written: bool, nullable: bool) -> Field:
+    from pyspark.sql.types import ArrayType
+
+    if written and type(kind).__name__ == "VectorUDT":
+        return Field(name, "double", is_array=True, is_vector=True)
+    is_array = isinstance(kind, ArrayType)
+    value = kind.elementType if isinstance(kind, ArrayType) else kind
+    known = value.simpleString().partition(" ")[0]  # the type of a string may be followed by its collation
+    if known in VALUES:
+        return Field(name, known, is_array, nullable)
+    type_name = known.partition("(")[0].partition("<")[0]
+    raise DataError(
+        f"column {name!r} has the type {kind.simpleString()}, which an Example cannot hold: expected a number, a boolean, a "
+        f"string, bytes, or an array of these. {_REMEDIES.get(type_name, 'Cast it to one of these.')}"
+    )
+
+
+_REMEDIES = {
+    "date": "Use unix_date(), and date_from_unix_date() after loading, or cast it to string.",
+    "timestamp": "Use unix_micros(), and timestamp_micros() after loading, or cast it to string.",
+    "timestamp_ntz": "Cast it to string.",
+    "decimal": "Cast it to double (float32 in the file) or to string.",
+    "map": "Use map_keys() and map_values() as separate columns, or to_json().",
+    "struct": "Select its fields as separate columns, or use to_json().",
+    "array": "Use flatten(), and store the shape in a separate column.",
+    "vector": "Load it as array<float> and use pyspark.ml.functions.array_to_vector().",
+}
+
+
+def ddl(fields: Sequence[Field]) -> str:
+    """The schema of a DataFrame with columns for fields."""
+    return ", ".join(
+        f"`{field.name.replace('`', '``')}` {field.type_name}{'' if field.nullable else ' NOT NULL'}" for field in fields
+    )
+
+
+def infer_fields(stats: Mapping[str, FeatureStats], path: str, binary: Sequence[str] = ()) -> tuple[Field, ...]:
+    """The columns for the features of sampled records, sorted by name.
+
+    Args:
+        stats: The statistics of the features, by name.
+        path: The path of the files, for error messages.
+        binary: Names of features that become binary even if their bytes are valid UTF-8.
+
+    Raises:
+        DataError: There are no features, or one of ``binary`` is unknown or does not hold bytes.
+    """
+    if not stats:
+        raise DataError(
+            f"cannot infer the columns of {path!r}: no record sampled there has features. Set schema, for instance 'x "
+            "array<float>, y bigint'."
+        )
+    for name in binary:
+        if name not in stats:
+            raise DataError(f"binary_features: {path!r} has no feature {name!r}. {known_names(name, stats)}")
+        if stats[name].kind != BYTES:
+            raise DataError(
+                f"binary_features: feature {name!r} holds {KINDS[stats[name].kind]} values in {stats[name].where}; expected "
+                "bytes. Leave it out."
+            )
+    return tuple(stats[name].field(name in binary) for name in sorted(stats))
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,20 @@ from pyspark.sql.datasource import (
 
 from sparkkeras.arguments import one_of
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names, warn
-from sparkkeras.formats.examples import Features, Field, collect_stats, decode, encode, parse
+from sparkkeras.formats.examples import (
+    BINARY_WITH_SCHEMA,
+    Features,
+    Field,
+    collect_stats,
+    ddl,
+    decode,
+    encode,
+    fields_of,
+    infer_fields,
+    parse,
+)
 from sparkkeras.formats.records import EMPTY_BYTES, SUFFIXES, compressor, framed, read_records
 from sparkkeras.formats.tfrecord_files import BUFFER_BYTES, file_system, list_files, open_file, storage_errors
-from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -368,7 +378,6 @@ _PICKLED = (
     "formats.examples",
     "formats.records",
     "formats.tfrecord_files",
-    "formats.tfrecord_schema",
     "formats.tfrecord_source",
     "spark.filesystem",
 )

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Literal
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, StorageError
-from sparkkeras.formats.examples import Field, collect_stats, merge_stats
+from sparkkeras.formats.examples import BINARY_WITH_SCHEMA, Field, collect_stats, ddl, fields_of, infer_fields, merge_stats
 from sparkkeras.formats.records import LIBRARY, SUFFIXES
 from sparkkeras.formats.tfrecord_files import file_system, only_subfolders, open_file
-from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_source import (
     NewTFRecordFolder,
     encoded,
