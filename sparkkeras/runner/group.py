@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkkeras.errors import counted
+from sparkkeras.events import Event, OutputWritten, RankChanged
 from sparkkeras.rpc.addresses import host_and_port
 from sparkkeras.runner.exchanges import Exchanges, Kind
 from sparkkeras.runner.output import Console
@@ -71,6 +73,7 @@ class _Rank:
     has_ended: bool = False
     result: list[memoryview] | None = None
     is_complete: bool = False
+    emitted: str = ""
 
 
 class RankGroup:
@@ -258,15 +261,22 @@ class RankGroup:
             joined = (each for each in self._ranks if each.attempt is not None)
             return all(each.has_ended or each.disconnected is not None for each in joined)
 
-    def state(self, rank: int) -> tuple[str, int | None]:
-        """The state of a rank, and the number of Spark's attempt at it, ``None`` before it has joined.
-
-        The state is ``"started"``, ``"finished"``, ``"failed"``, or empty before the rank has started.
-        """
+    def news(self) -> list[Event]:
+        """What has not been returned before: output of the ranks, changes of their states, and their reports."""
+        lines, reports = self.console.take()
+        found: list[Event] = [
+            OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank))
+            for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0])
+        ]
         with self._lock:
-            each = self._ranks[rank]
-            state = "finished" if each.is_complete else "started" if each.has_started else ""
-            return "failed" if self._has_failed(rank) else state, each.attempt
+            for rank, each in enumerate(self._ranks):
+                state = "finished" if each.is_complete else "started" if each.has_started else ""
+                if self._has_failed(rank):
+                    state = "failed"
+                if state != each.emitted:
+                    each.emitted = state
+                    found.append(RankChanged(rank, state, each.host))
+        return [*found, *reports]
 
     @property
     def seconds(self) -> float:

@@ -6,7 +6,6 @@ second.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from sparkkeras.errors import (
     counted,
     warn,
 )
-from sparkkeras.events import Events, OutputWritten, RankChanged
+from sparkkeras.events import Events
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.runner.group import RankFailure, RankGroup
@@ -108,32 +107,6 @@ class RowsMissingError(Exception):
     """Spark ran the task of a rank where its rows are not. No rank has started."""
 
 
-class GroupEvents:
-    """Emits new output of the ranks, their reports and their states.
-
-    Args:
-        group: The group.
-        events: Gets the events.
-    """
-
-    def __init__(self, group: RankGroup, events: Events) -> None:
-        self._group, self._events = group, events
-        self._emitted: dict[int, tuple[str, int | None]] = {}  # with the attempt: Spark may start a rank again
-
-    def tick(self) -> None:
-        """Emit what is new."""
-        lines, reports = self._group.console.take()
-        for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0]):
-            self._events.emit(OutputWritten(rank, "".join(f"{line}\n" for _, line in of_rank)))
-        for rank in range(self._group.size):
-            found = self._group.state(rank)
-            if found[0] and found != self._emitted.get(rank):
-                self._emitted[rank] = found
-                self._events.emit(RankChanged(rank, found[0], self._group.host(rank)))
-        for report in reports:
-            self._events.emit(report)
-
-
 def run_group(
     group: RankGroup,
     ranks: Ranks,
@@ -164,20 +137,20 @@ def run_group(
         SparkKerasError: The task of a rank failed, or the job was cancelled.
         RowsMissingError: A host did not find the rows of its rank.
     """
-    group_events = GroupEvents(group, Events([Progress(2)]) if events is None else events)
+    events = Events([Progress(2)]) if events is None else events
     service = GroupService(group, max_value, checkpoints)
     with serving("socket", service, ServerOptions(), port, ranks.hosts.driver, group.size) as address, interrupts_here():
         parts = replace(ranks.parts, handles=None)
         host = Host(ranks.work, address, group.size, group.together, parts, ranks.hosts.ports)
         running = ranks.hosts.start(host, ranks.parts.handles)
         try:
-            error = _watch(group, running, timeout, answer, group_events, refresh)
+            error = _watch(group, running, timeout, answer, events, refresh)
         except BaseException:
             _end(group, running, INTERRUPT_SECONDS)
             raise
         ended_itself = _end(group, running, STOP_SECONDS)
         cause = _error_of(running) if ended_itself else None
-        group_events.tick()
+        _emit_news(group, events)
         if error is not None:
             # Hosts that had reached this process have lost it since: it was stopped, or the network was cut.
             is_consequence = isinstance(cause, DriverConnectionError) and group.has_started
@@ -198,7 +171,7 @@ def _watch(
     running: Running[Any],
     timeout: float | None,
     answer: Answer | None,
-    group_events: GroupEvents,
+    events: Events,
     refresh: Callable[[], None],
 ) -> WorkerError | None:
     """Emit events and answer the ranks until the hosts have ended or the group has failed; returns the error."""
@@ -206,7 +179,7 @@ def _watch(
     waiting = _SlotWarning(group, running)
     while True:
         is_done = running.done
-        group_events.tick()
+        _emit_news(group, events)
         refresh()
         cannot_start = waiting.check()
         if cannot_start is not None:
@@ -224,6 +197,11 @@ def _watch(
         if timeout is not None and group.seconds > timeout and group.unfinished:
             return timed_out(group, timeout)
         group.wait(TICK_SECONDS)
+
+
+def _emit_news(group: RankGroup, events: Events) -> None:
+    for event in group.news():
+        events.emit(event)
 
 
 class _SlotWarning:

@@ -5,7 +5,6 @@ import pytest
 from sparkkeras.events import Events, OutputWritten, RankChanged, RankReported, RunEnded, RunStarted
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.runner.group import RankGroup
-from sparkkeras.runner.groups import GroupEvents
 from tests.terminals import Terminal, manual_clock, write_to
 
 
@@ -19,11 +18,12 @@ class Display:
     def __init__(self, group, heard, verbose):
         self.progress = Progress(verbose)
         self.events = Events([self.progress, heard])
-        self.group_events = GroupEvents(group, self.events)
+        self.group = group
         self.progress.on_event(RunStarted("function", "train", {"num_workers": group.size}))
 
     def update(self):
-        self.group_events.tick()
+        for event in self.group.news():
+            self.events.emit(event)
         self.progress.refresh()
 
 

@@ -172,7 +172,7 @@ def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(groups.GroupEvents, "tick", interrupted)
+    monkeypatch.setattr(RankGroup, "news", interrupted)
     monkeypatch.setattr(groups, "INTERRUPT_SECONDS", (0.05, 0.05))
     tasks = Tasks()
     with pytest.raises(KeyboardInterrupt):
