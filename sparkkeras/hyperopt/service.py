@@ -21,7 +21,6 @@ worker's next `ask` is to wait.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +31,7 @@ from sparkkeras.hyperopt.ledger import Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import UploadedModel
 from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client, Service
-from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, backoff
+from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Workers upload models in pieces of this size, so that the driver never holds a whole model in memory."""
@@ -173,11 +172,7 @@ class SearchClient(Client):
     def ask(self) -> Assignment | None:
         """The next trial, with its hyper-parameters still encoded; ``None`` if there is none for this worker."""
         worker = self._worker
-        for delay in backoff():
-            reply, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
-            if not reply.get("wait"):
-                break
-            time.sleep(delay)
+        reply, body = self._poll("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
         if "lease" not in reply:
             return None
         return Assignment(int(reply["number"]), int(reply["lease"]), json.loads(bytes(body)))

@@ -15,7 +15,7 @@ from hyperopt import hp, rand
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError
-from sparkkeras.hyperopt import report, search_job
+from sparkkeras.hyperopt import report, search_job, service
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, STOP, Limits, Suggestion, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import CallObjective
@@ -25,7 +25,7 @@ from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, Se
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.rpc import service
+from sparkkeras.rpc import service as calls
 from sparkkeras.rpc.transport import Endpoint, RefusedError, make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.spark import filesystem
@@ -374,7 +374,7 @@ def test_reports_of_an_epoch_are_recorded_once(served):
 
 def replace_sleep(monkeypatch, sleep):
     """Have the clients call ``sleep``; other threads of the process, such as those of py4j, keep theirs."""
-    monkeypatch.setattr(service, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(calls, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 def test_a_copy_of_a_worker_waits_until_the_worker_has_no_trial(served, monkeypatch):
