@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection, Pipe
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.dataset import Task, TaskContext
+from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import WorkerError
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import FILES, TaskFailure, session_files
@@ -205,12 +206,12 @@ class InNewPython:
     search forks, so it needs a process that has not.
 
     Attributes:
-        payload: The pickled task, which is unpickled there: its classes may import Keras.
+        task: The task, which is unpickled there: its classes may import Keras.
         cores: The CPU cores of a task.
         environment: Environment variables of the process: the backend of the client.
     """
 
-    payload: bytes
+    task: DelayedValue[Task[Any]]
     cores: int
     environment: Mapping[str, str]
 
@@ -221,7 +222,7 @@ class InNewPython:
         yield from self._results()
 
     def _results(self) -> list[Any]:
-        work = partial(_run_task, self.payload, task_context(cores=self.cores))
+        work = partial(_run_task, self.task, task_context(cores=self.cores))
         environment = {**self.environment, FILES: session_files()}
         ended: Exception | None = None
         for _ in range(_ATTEMPTS):  # Spark would have to be configured to run the task again
@@ -232,10 +233,10 @@ class InNewPython:
         return [TaskFailure(WorkerError.__name__, f"the Python process of a task was lost {_ATTEMPTS} times: {ended}.", "")]
 
 
-def _run_task(payload: bytes, context: TaskContext, ask: Answer) -> list[Any]:
+def _run_task(task: DelayedValue[Task[Any]], context: TaskContext, ask: Answer) -> list[Any]:
     """Run a task in the new Python."""
     try:
         device.prepare(context.cores, context.accelerators, shared_folder=session_files())
-        return list(pickle.loads(payload)(context, iter(())))
+        return list(task.value(context, iter(())))
     except Exception as error:
         return [TaskFailure.of(error)]

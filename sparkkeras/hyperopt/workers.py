@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import Dataset, DriverAddress, Running, Task
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
+from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, counted
 from sparkkeras.hyperopt.data import ReadRows, source_of
 from sparkkeras.hyperopt.subprocess_task import InNewPython
@@ -248,7 +248,7 @@ class InNewPythons(SparkDataset):
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """See `Dataset.run`."""
-        call = InNewPython(pickle.dumps(task), self.cluster.task_cores, self.cluster.carried_environment)
+        call = InNewPython(DelayedValue(task), self.cluster.task_cores, self.cluster.carried_environment)
         return SparkResults(self.partitions, call)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import runpy
 import shutil
 import sys
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 from sparkkeras.data import files
 from sparkkeras.data.dataset import Rows
+from sparkkeras.data.values import DelayedValue
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.addresses import split_address
 from sparkkeras.rpc.transport import Address
@@ -52,18 +52,12 @@ class FunctionCall:
 class DelayedWork:
     """Work that is unpickled in a new process of its rank, which it has set up first: its classes import Keras."""
 
-    payload: bytes
-
-    @classmethod
-    def of(cls, work: RankWork) -> DelayedWork:
-        """Pickle work."""
-        return cls(pickle.dumps(work, 5))
+    work: DelayedValue[RankWork]
 
     def __call__(self, rank: RankMain, client: RankClient) -> Any:
         """Set up this process, and do the work."""
         device.prepare(rank.placement.cores, shared_folder=session_files())
-        work: RankWork = pickle.loads(self.payload)
-        return work(rank, client)
+        return self.work.value(rank, client)
 
 
 @dataclass(frozen=True)

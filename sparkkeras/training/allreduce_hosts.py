@@ -92,7 +92,7 @@ class RankHosts:
         if isinstance(dataset, StoredSparkDataset) and (moves_rows if cluster.is_local else not forks):
             dataset.repair()
         with (
-            cluster.share(DelayedWork.of(work)) if not forks else nullcontext(DelayedValue(work)) as shared,
+            cluster.share(DelayedWork(DelayedValue(work))) if not forks else nullcontext(DelayedValue(work)) as shared,
             rows_of_ranks(dataset, size, in_place=not moves_rows) as parts,
         ):
             yield Ranks(TaskLauncher(cluster, forks, _WITHOUT_CONNECTION), shared, parts)
