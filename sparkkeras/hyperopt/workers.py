@@ -15,7 +15,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError, DataError, count
 from sparkkeras.hyperopt.data import ReadRows, source_of
 from sparkkeras.hyperopt.subprocess_task import InNewPython
 from sparkkeras.rpc.transport import Address
-from sparkkeras.runner.task_hosts import check_connection
+from sparkkeras.runner.launchers import check_connection
 from sparkkeras.sources.copies import KeptRows, kept
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkDataset, SparkResults, over, without_rows

@@ -3,8 +3,8 @@
 Who owns what:
 
 - `spark_runner`: the arguments of a user, on the driver; `requirements`: what ranks need of Spark; `data`: their rows.
-- `groups`: runs a group of ranks from the driver until it ends, wherever they run: `local_hosts` and
-  `task_hosts` implement its protocol `Hosts`. `group` and `exchanges` are its state, without I/O; `service` is the
+- `groups`: runs a group of ranks from the driver until it ends, wherever they run: `launchers` implement its
+  protocol `Hosts`. `group` and `exchanges` are its state, without I/O; `service` is the
   protocol between the ranks and this state.
 - `hosts`: the host of a rank, in its Spark task: holds a port, starts the process, forwards its output, ends it
   (`output`).

@@ -1,6 +1,6 @@
 """The host of a rank: holds a port, starts the process of the rank, forwards its output, and ends it.
 
-Hosts run in Spark's Python workers, or in threads of the driver (`sparkkeras.runner.local_hosts`).
+Hosts run in Spark's Python workers, or in threads of the driver (`sparkkeras.runner.launchers`).
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.runner.data import rows_of_ranks
 from sparkkeras.runner.groups import Ranks
+from sparkkeras.runner.launchers import TaskLauncher
 from sparkkeras.runner.rank import DelayedWork, RankWork
 from sparkkeras.runner.requirements import registered_slots
-from sparkkeras.runner.task_hosts import TaskLauncher
 from sparkkeras.sources.reader_dataset import ReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.connect import AnyCluster

@@ -32,7 +32,7 @@ from sparkkeras import (
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
-from sparkkeras.runner import context, groups, hosts, local_hosts, service
+from sparkkeras.runner import context, groups, hosts, launchers, service
 from sparkkeras.runner.data import stored_on_workers
 from sparkkeras.runner.rank import Script
 from sparkkeras.runner.rank_context import RankContext
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 @pytest.fixture
 def forks(monkeypatch):
-    monkeypatch.setattr(local_hosts, "spawn", processes.fork)
+    monkeypatch.setattr(launchers, "spawn", processes.fork)
 
 
 @pytest.fixture(autouse=True)
@@ -533,10 +533,10 @@ def test_mistakes_are_errors_before_a_process_starts(call, kind, message, monkey
 
 def test_gpus_are_distributed(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,5,7")
-    assert local_hosts.gpus_of_ranks(2, None) == (("0", "2"), ("5", "7"))
-    assert local_hosts.gpus_of_ranks(2, 1) == (("0",), ("2",))
+    assert launchers.gpus_of_ranks(2, None) == (("0", "2"), ("5", "7"))
+    assert launchers.gpus_of_ranks(2, 1) == (("0",), ("2",))
     with pytest.raises(ConfigurationError, match="3 ranks with 2 GPUs each need 6, but this machine has 4"):
-        local_hosts.gpus_of_ranks(3, 2)
+        launchers.gpus_of_ranks(3, 2)
 
 
 def test_nothing_needed_for_ranks_loads_keras():
