@@ -15,8 +15,18 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from sparkkeras.data.values import DelayedValue
 from sparkkeras.hyperopt import subprocess_task
-from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, StopWork, run_in_child, run_inline
+from sparkkeras.hyperopt.subprocess_task import (
+    ChildLostError,
+    ChildStoppedError,
+    InNewPython,
+    StopWork,
+    run_in_child,
+    run_inline,
+)
+from sparkkeras.spark.connect import FILES
+from sparkkeras.worker import processes
 from tests.conftest import long
 
 # This process may have used the backend, whose threads do not exist in children; no child here uses it.
@@ -200,6 +210,12 @@ def test_threads_of_the_user_are_not_waited_for():
         return "done"
 
     assert run(work) == "done"
+
+
+def test_a_child_that_is_stopped_is_lost(monkeypatch):
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
+    with pytest.raises(ChildLostError, match=r"stopped by a signal \(SIGSTOP\) for 0.3 seconds"):
+        run(lambda ask: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 def leaves_a_process(then, is_daemon):
@@ -494,3 +510,67 @@ class Work:
 
 def test_work_may_be_an_object():
     assert run(pickle.loads(pickle.dumps(Work(3)))) == 6
+
+
+# New Pythons
+
+
+def in_new_python(ask):
+    sys.stdout.write("to standard output\n")
+    number = run(lambda ask: ask(2), lambda request: request + 1)
+    return ask(number), os.environ["SET"], sys.stdin.read(), os.getpid(), os.getppid(), os.getpgid(0)
+
+
+def test_work_runs_in_a_new_python_that_may_fork(capfd):
+    reply, variable, given, *numbers = run_in_child(
+        in_new_python, lambda request: request * 2, lambda: True, SOON, processes.spawn, {"SET": "here"}
+    )
+    assert (reply, variable, given) == (6, "here", "")
+    assert numbers[0] not in (os.getpid(), 0)
+    assert numbers[1:] == [os.getpid(), numbers[0]]
+    assert capfd.readouterr().out == "to standard output\n"
+
+
+def test_a_new_python_ends_with_what_it_has_started():
+    pids = []
+    with pytest.raises(ZeroDivisionError):
+        run_in_child(starts_a_program, lambda pid: pids.append(pid) or 1 / 0, lambda: True, SOON, processes.spawn)
+    until(lambda: not is_alive(pids[0]))
+
+
+def starts_a_program(ask):
+    ask(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+    time.sleep(600)
+
+
+@dataclass(frozen=True)
+class Logs:
+    """A task that notes each of its runs in a file, and kills its process in the first ones."""
+
+    path: str
+    killed: int
+
+    def __call__(self, context, blocks):
+        with open(self.path, "a+") as file:
+            file.write("x")
+            file.seek(0)
+            count = len(file.read())
+        if count <= self.killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if count == 3:
+            raise KeyError("the third")
+        return iter([context.cores, os.environ["SET"], *blocks])
+
+
+@pytest.mark.parametrize(("killed", "runs"), [(0, 1), (1, 2), (2, 3), (4, 4)])
+def test_a_task_runs_again_if_its_new_python_is_lost(killed, runs, tmp_path, monkeypatch):
+    monkeypatch.setenv(FILES, str(tmp_path))
+    path = tmp_path / "runs"
+    call = pickle.loads(pickle.dumps(InNewPython(DelayedValue(Logs(str(path), killed)), 3, {"SET": "here"})))
+    found = list(call(0, iter([1, 2])))
+    assert path.read_text() == "x" * runs
+    if runs < 3:
+        assert found == [3, "here"]
+    else:
+        message = {3: "'the third'", 4: "the Python process of a task was lost 4 times: its process was killed by SIGKILL"}
+        assert found[0].message.startswith(message[runs])
