@@ -26,7 +26,8 @@ from sparkkeras.data.dataset import Task, TaskContext
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import WorkerError
 from sparkkeras.sources.tasks import task_context
-from sparkkeras.spark.connect import FILES, TaskFailure, session_files
+from sparkkeras.spark.connect import FILES, session_files
+from sparkkeras.spark.job_errors import TaskFailure
 from sparkkeras.worker import device
 from sparkkeras.worker.processes import Child, Start, describe_exit, flush, fork, spawn
 

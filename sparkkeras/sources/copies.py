@@ -27,9 +27,9 @@ from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
 from sparkkeras.sources.partitions import ClassicPartitions, RddPartitions, StoredRdd, sweep
 from sparkkeras.sources.spark_dataset import SparkDataset, SparkResults
-from sparkkeras.sources.tasks import Deferred, Problem, ReportsProblems, in_memory, task_context, without_problems
+from sparkkeras.sources.tasks import Deferred, ReportsProblems, in_memory, task_context
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.job_errors import quietly
+from sparkkeras.spark.job_errors import TaskFailure, quietly
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -95,8 +95,7 @@ def kept(dataset: SparkDataset, number: int) -> Iterator[KeptRows]:
     pieces = blocks.map(ReportsProblems(_CutPieces(number)), training=False)
     pieces.persist(StorageLevel.DISK_ONLY)
     try:
-        found: Any = cluster.collect(pieces.mapPartitionsWithIndex(_describe))
-        described = list(without_problems(found))
+        described: Any = cluster.collect(pieces.mapPartitionsWithIndex(_describe))
         if not described:
             raise DataError("the data has no rows.")
         handles = tuple(handle for handle, _ in described)
@@ -156,12 +155,12 @@ class _CutPieces:
                 yield self.number, partition, in_memory(piece)
 
 
-def _describe(partition: int, pieces: Iterable[Piece | Problem]) -> Iterator[tuple[Handle, Block] | Problem]:
+def _describe(partition: int, pieces: Iterable[Piece | TaskFailure]) -> Iterator[tuple[Handle, Block] | TaskFailure]:
     """Yield the handle and the first row of a partition that has rows, or what is wrong with them."""
     rows, text_bytes, first = 0, 0, None
     labels: tuple[LabelRange, ...] = ()
     for piece in pieces:
-        if isinstance(piece, Problem):
+        if isinstance(piece, TaskFailure):
             yield piece
             return
         block = piece[2]

@@ -38,7 +38,6 @@ from sparkkeras.sources.tasks import (
     Sweep,
     ThroughFiles,
     WithoutRows,
-    without_problems,
 )
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster
@@ -154,7 +153,7 @@ class ClassicPartitions(ABC):
         with ExitStack() as stack:
             if self.cluster.is_local:
                 call = ThroughFiles(call, stack.enter_context(self.cluster.shared_folder()))
-            found = without_problems(self.cluster.collect(self.map(call, training=True), partitions))
+            found = self.cluster.collect(self.map(call, training=True), partitions)
             return [item.value if isinstance(item, ValueFile) else item for item in found]
 
     def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
@@ -183,7 +182,7 @@ class ClassicPartitions(ABC):
         handles = self.map(ReportsProblems(StoreRows(name)), training=False).persist(StorageLevel.MEMORY_AND_DISK)
         found: tuple[Handle, ...] = ()
         try:
-            found = tuple(without_problems(self.cluster.collect(handles)))
+            found = tuple(self.cluster.collect(handles))
             yield StoredRdd(self.cluster, handles, self, found, name)
         finally:
             quietly(handles.unpersist)

@@ -27,6 +27,7 @@ from sparkkeras.data.text import Text
 from sparkkeras.data.values import DelayedValue, Pickled, ValueFile
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import garbage_collection
+from sparkkeras.spark.job_errors import TaskFailure
 from sparkkeras.worker import device
 
 R = TypeVar("R")
@@ -105,15 +106,8 @@ def by_partition(pairs: Iterable[tuple[int, Any]], partitions: Sequence[int]) ->
 
 
 @dataclass(frozen=True)
-class Problem:
-    """An error message about invalid rows, sent to the driver."""
-
-    message: str
-
-
-@dataclass(frozen=True)
 class ReportsProblems:
-    """Calls a function on a partition, and yields a `Problem` in place of a DataError.
+    """Calls a function on a partition, and yields a `TaskFailure` in place of a DataError.
 
     Spark would run the task again, log the error each time, and end its Python worker with the models that this has loaded.
     """
@@ -128,22 +122,10 @@ class ReportsProblems:
         except DataError as error:
             for _ in stream:  # Spark cannot reuse the worker process of a task that leaves rows unread
                 pass
-            yield Problem(str(error))
+            yield TaskFailure.of(error)
         except Exception:
             os.environ.pop("SPARK_SIMPLIFIED_TRACEBACK", None)  # which omits causes; Spark ends this process after the error
             raise
-
-
-def without_problems(found: Sequence[Any]) -> Sequence[Any]:
-    """The results of tasks.
-
-    Raises:
-        DataError: A task found invalid rows.
-    """
-    problem = next((item for item in found if isinstance(item, Problem)), None)
-    if problem is not None:
-        raise DataError(problem.message)
-    return found
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe, worker_checks
-from sparkkeras.spark.job_errors import interruptible, quietly, translated
+from sparkkeras.spark.job_errors import interruptible, quietly, translated, without_failures
 from sparkkeras.spark.settings import Settings, TaskResources, is_local, uses_connect
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.worker.device import Environment, forking_environment, worker_environment
@@ -273,14 +273,14 @@ class Cluster:
         try:
             with self.cancellable():
                 if partitions is None:
-                    return rdd.collect()
-                with self.training_workers():
-                    built: Any = _Built(rdd)
-                return list(
-                    self.context.runJob(built, _each, partitions)
-                )  # without the lock: it may run as long as training
+                    found = rdd.collect()
+                else:
+                    with self.training_workers():
+                        built: Any = _Built(rdd)
+                    found = list(self.context.runJob(built, _each, partitions))  # without the lock: it may run for hours
         except Exception as error:
             raise translated(error, self.context) from error
+        return without_failures(found)
 
     @contextmanager
     def cancellable(self) -> Iterator[None]:

@@ -13,7 +13,6 @@ import pickle
 import socket
 import tempfile
 import threading
-import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkkeras.data.block import CHUNK_BYTES
-from sparkkeras.data.dataset import DriverAddress, Shared, Unmerged
+from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
-from sparkkeras.spark.job_errors import error_named, translated
+from sparkkeras.spark.job_errors import TaskFailure, translated, without_failures
 from sparkkeras.spark.settings import Settings, is_local, uses_connect
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.worker.device import Environment, worker_environment
@@ -217,10 +216,7 @@ class RemoteCluster:
                 found = list(unpack_cells(row["result"] for row in frame.collect()))
         except Exception as error:
             raise translated(error) from error
-        for item in found:
-            if isinstance(item, TaskFailure):
-                raise item.error()
-        return found
+        return without_failures(found)
 
 
 class RemoteRunning(LocalRunning[T]):
@@ -299,24 +295,6 @@ def session_files() -> str:
     from pyspark import SparkFiles
 
     return os.environ.get(FILES) or SparkFiles.getRootDirectory()
-
-
-@dataclass(frozen=True)
-class TaskFailure(Unmerged):
-    """The error of a task. It is returned as a result, because Connect truncates long error messages."""
-
-    kind: str
-    message: str
-    traceback: str
-
-    @classmethod
-    def of(cls, error: Exception) -> TaskFailure:
-        """Describe an exception that is being handled."""
-        return cls(type(error).__name__, str(error), traceback.format_exc())
-
-    def error(self) -> Exception:
-        """The same error, if it is one of this package; otherwise a `WorkerError` with its traceback."""
-        return error_named(self.kind, self.message) or translated(RuntimeError(self.traceback))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras import errors
+from sparkkeras.data.dataset import Unmerged
 from sparkkeras.errors import (
     READER_NOTE,
     ClusterError,
@@ -27,6 +30,7 @@ from sparkkeras.worker.processes import describe_memory, ran_out
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
 
@@ -339,6 +343,39 @@ def error_named(name: str, message: str) -> SparkKerasError | None:
     """An error of this package by the name of its class; ``None`` if there is none."""
     kind = getattr(errors, name, None)
     return kind(message) if isinstance(kind, type) and issubclass(kind, SparkKerasError) else None
+
+
+@dataclass(frozen=True)
+class TaskFailure(Unmerged):
+    """The error of a task, as its result.
+
+    Spark would run the task again and log the error each time, and Spark Connect truncates long messages.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> TaskFailure:
+        """Describe an exception that is being handled."""
+        return cls(type(error).__name__, str(error), traceback.format_exc())
+
+    def error(self) -> Exception:
+        """The same error, if it is one of this package; otherwise a `WorkerError` with its traceback."""
+        return error_named(self.kind, self.message) or translated(RuntimeError(self.traceback))
+
+
+def without_failures(found: list[R]) -> list[R]:
+    """The results of tasks.
+
+    Raises:
+        SparkKerasError: One of them is a `TaskFailure`.
+    """
+    for item in found:
+        if isinstance(item, TaskFailure):
+            raise item.error()
+    return found
 
 
 def quietly(call: Callable[[], Any]) -> None:

@@ -24,11 +24,11 @@ from sparkkeras.sources.tasks import KeyedPieces, Missing
 from sparkkeras.spark.connect import (
     PLAN_CACHE,
     RemoteCluster,
-    TaskFailure,
     check_session,
     pack_cells,
     unpack_cells,
 )
+from sparkkeras.spark.job_errors import TaskFailure
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.worker_reports import Mean, merge
 from sparkkeras.weights import Flat
