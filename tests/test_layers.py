@@ -168,7 +168,7 @@ KINDS = {"RemoteCluster", "active_remote_session", "is_remote", "uses_connect"}
 MAY_TELL_KINDS_APART = {"spark", "diagnostics", "hyperopt"}
 """What hides the difference, what reports it to people, and the search, whose workers are to follow."""
 
-HIDE_KINDS = {"connect_partitions.py", "connect_values.py", "spark_dataset.py"}
+HIDE_KINDS = {"arrays.py", "connect_partitions.py", "connect_values.py", "spark_dataset.py"}
 
 
 def test_only_what_hides_the_kind_of_spark_tells_kinds_apart():

@@ -9,7 +9,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +24,40 @@ from sparkkeras.data.block import BLOCK_BYTES, CHUNK_BYTES, Block, describe, fro
 from sparkkeras.data.dataset import Shared
 from sparkkeras.data.files import Handle
 from sparkkeras.data.placement import even_slices
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
+from sparkkeras.sources.connect_partitions import ConnectPartitions
 from sparkkeras.sources.partitions import RddPartitions, StoredRdd
 from sparkkeras.sources.spark_dataset import SparkDataset, StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster, check_running, start_workers
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster
 from sparkkeras.spark.job_errors import quietly
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast
+
+
+def sent(
+    cluster: AnyCluster, block: Block, reader: Reader, parts: Sequence[slice | Array] | None, stack: ExitStack | None
+) -> SparkDataset:
+    """Distribute arrays of this process.
+
+    Args:
+        cluster: The cluster.
+        block: The arrays.
+        reader: Reads and checks their rows on the workers of Spark Connect.
+        parts: The rows of each partition; with Spark Connect, ``None`` has Spark divide them.
+        stack: Releases them in the end; ``None``: they live for as long as they are used.
+    """
+    if isinstance(cluster, RemoteCluster):
+        return SparkDataset(ConnectPartitions.of(cluster, block, reader, parts))
+    assert parts is not None, "Spark divides nothing by itself"
+    if stack is not None:
+        return stack.enter_context(from_block(cluster, block, parts))
+    return SparkDataset(RddPartitions(cluster, send(cluster.context, block, parts)[0]))
 
 
 @contextmanager

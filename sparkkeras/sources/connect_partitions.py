@@ -25,7 +25,8 @@ from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
-from sparkkeras.sources.frame_blocks import Read, read_results, results_of
+from sparkkeras.sources.frame_blocks import FramePartitions, Read, read_results, results_of
+from sparkkeras.sources.partitions import Partitions
 from sparkkeras.sources.tasks import (
     Call,
     KeyByPartition,
@@ -37,7 +38,7 @@ from sparkkeras.sources.tasks import (
     Sweep,
     WithoutRows,
 )
-from sparkkeras.spark.connect import INLINE_BYTES, RESULT, CapturesErrors, RemoteCluster
+from sparkkeras.spark.connect import INLINE_BYTES, RESULT, AnyCluster, CapturesErrors, RemoteCluster
 from sparkkeras.spark.settings import TaskResources
 from sparkkeras.weights import Array
 
@@ -214,6 +215,13 @@ class StoredConnectPartitions(ConnectPartitions):
         """See `StoredPartitions.in_place`: these, one for each rank."""
         assert ranks == len(self.handles), "rows do not move to other workers"
         yield self
+
+
+def of_frame(cluster: AnyCluster, frame: DataFrame, read: Selection) -> Partitions:
+    """What is read of the partitions of a DataFrame."""
+    if isinstance(cluster, RemoteCluster):
+        return ConnectPartitions(cluster, frame, read)
+    return FramePartitions(cluster, frame, read)
 
 
 # Functions that run on the workers

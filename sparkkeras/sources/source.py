@@ -18,17 +18,16 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.sparse import SparseRows, with_sparse_rows
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.sources.arrays import ArraysRDD, from_block, send
-from sparkkeras.sources.connect_partitions import ConnectPartitions
+from sparkkeras.sources.arrays import ArraysRDD, sent
+from sparkkeras.sources.connect_partitions import of_frame
 from sparkkeras.sources.frame import ColumnMapping, Loaders, Selection, is_frame, split_by
-from sparkkeras.sources.frame_blocks import FramePartitions
 from sparkkeras.sources.global_shuffle import shuffled
 from sparkkeras.sources.partitions import Partitions, RddPartitions
 from sparkkeras.sources.reader_dataset import ReaderDataset
 from sparkkeras.sources.rows import KeyedRowsToBlocks, RowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import SparkDataset
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, check_session, cluster_of
+from sparkkeras.spark.connect import AnyCluster, active_cluster, check_session, cluster_of
 from sparkkeras.spark.slots import warn_of_slots
 from sparkkeras.weights import Array
 from sparkkeras.worker.batch_reader import BatchReader, MakeBatches, epoch_argument
@@ -102,17 +101,17 @@ class Source(ABC):
         Raises:
             ConfigurationError: This process uses Spark Connect.
         """
-        if active_remote_session() is not None:
+        cluster = self._cluster()
+        if not cluster.is_driver_here:
             raise ConfigurationError(
                 "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead "
                 "(to_data_frame); its predictions are lazy."
             )
-        return self._rows(self._cluster(), None, slices, None, None, None)
+        return self._rows(cluster, None, slices, None, None, None)
 
     def _cluster(self) -> AnyCluster:
         """The cluster of the data; by default the active one, or a new one on this machine."""
-        session = active_remote_session()
-        return Cluster(None, self.environment) if session is None else RemoteCluster(session, self.environment)
+        return active_cluster(self.environment)
 
     @abstractmethod
     def _rows(
@@ -306,16 +305,11 @@ class ArraySource(Source):
         block = self.block
         parts = num_workers or slices or (most if self.rdd is None else self.rdd.getNumPartitions())
         rows: Sequence[slice | Array] | None = None
-        if parts or placement or isinstance(cluster, Cluster):
+        if parts or placement or cluster.is_driver_here:
             parts = parts or cluster.slots
             parts = max(1, min(parts, most or parts, block.rows))
             rows = placement.deal(block.rows, parts) if placement else even_slices(block.rows, parts)
-        if isinstance(cluster, RemoteCluster):
-            return SparkDataset(ConnectPartitions.of(cluster, block, self.reader, rows))
-        assert rows is not None
-        if stack is not None:
-            return stack.enter_context(from_block(cluster, block, rows))
-        return SparkDataset(RddPartitions(cluster, send(cluster.context, block, rows)[0]))
+        return sent(cluster, block, self.reader, rows, stack)
 
 
 class _Partitioned(Source):
@@ -414,14 +408,14 @@ class FrameSource(_Partitioned):
         same when rows are read again, and when training is resumed.
         """
         narrowed = self.selection.narrowed(self.frame)
-        if isinstance(cluster, RemoteCluster) and most is not None:
+        if most is not None and not cluster.is_driver_here:
             num_workers = min(num_workers or most, most)
         if num_workers is not None:
             numbered = narrowed.selectExpr("*", "monotonically_increasing_id() AS row")
             narrowed = numbered.repartition(num_workers).sortWithinPartitions("row").drop("row")
-        if isinstance(cluster, RemoteCluster):
-            return ConnectPartitions(cluster, narrowed, self.selection)
-        return FramePartitions(cluster, narrowed if most is None else narrowed.coalesce(most), self.selection)
+        if most is not None and cluster.is_driver_here:
+            narrowed = narrowed.coalesce(most)
+        return of_frame(cluster, narrowed, self.selection)
 
 
 def is_batch_function(data: Any) -> bool:

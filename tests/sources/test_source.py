@@ -1,5 +1,7 @@
 """Unsupported data raises an error that explains how to convert it."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pandas as pd
@@ -48,7 +50,7 @@ def test_the_error_for_a_tf_dataset_suggests_a_function():
 
 
 def test_batches_have_no_lazy_predictions_on_spark_connect(monkeypatch):
-    monkeypatch.setattr("sparkkeras.sources.source.active_remote_session", lambda: "a session")
+    monkeypatch.setattr("sparkkeras.sources.source.active_cluster", lambda _: SimpleNamespace(is_driver_here=False))
     with pytest.raises(ConfigurationError, match="collect=False returns an RDD, which Spark Connect does not support"):
         as_source(lambda worker, num_workers: [], Reader(Schema())).lazy()
 
