@@ -143,12 +143,12 @@ def _check_elementwise(label: str, name: str, labels: tuple[int, ...], output: t
         longer, shorter = (labels, output) if len(labels) > len(output) else (output, labels)
         if len(longer) == len(shorter) + 1 and longer[-1] == 1:
             labels, output = (labels[:-1], output) if longer is labels else (labels, output[:-1])
-    fits = [one == other or other is None for one, other in zip(labels, output, strict=False)]
-    if len(labels) == len(output) and all(fits):
+    has_same_rank = len(labels) == len(output)
+    unequal = [(one, other) for one, other in zip(labels, output, strict=False) if other not in (one, None)]
+    if has_same_rank and not unequal:
         return
     message = f"{label} has rows of shape {labels}, but the output of the model has rows of shape {output}"
-    broadcasts = [one == 1 or other == 1 or other is None for one, other in zip(labels, output, strict=False)]
-    if len(labels) == len(output) and all(one or other for one, other in zip(fits, broadcasts, strict=True)):
+    if has_same_rank and all(1 in sizes for sizes in unequal):
         warn(f"{message}: the loss {name} broadcasts them. Reshape the labels, or give the last layer as many units.")
         return
     raise DataError(

@@ -158,13 +158,13 @@ def losses_of(model: keras.Model, names: Sequence[str]) -> list[Any]:
         model: The model.
         names: The names of its outputs.
     """
-    loss, outputs = model.loss if model.compiled else None, names
+    loss = model.loss if model.compiled else None
     if isinstance(loss, Mapping):
         found = by_name(loss, output_structure(model))
         return [found.get(name) for name in names]
     if isinstance(loss, (list, tuple)):
-        return list(loss) if len(loss) == len(outputs) else [None] * len(outputs)
-    return [loss] * len(outputs)
+        return list(loss) if len(loss) == len(names) else [None] * len(names)
+    return [loss] * len(names)
 
 
 def known_loss(loss: Any, exact: bool = False, names: Iterable[str] = tuple(_TASKS)) -> str:

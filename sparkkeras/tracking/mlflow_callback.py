@@ -70,7 +70,6 @@ class _Tracked:
         is_own: Whether this callback has started it, and so ends it.
         is_new: Whether it had no metrics before.
         started: The event that began it; that of a plain ``keras.Model.fit`` is made up.
-        has_events: Whether its end is an event.
     """
 
     writer: RunWriter
@@ -78,7 +77,6 @@ class _Tracked:
     is_own: bool
     is_new: bool
     started: RunStarted
-    has_events: bool
     children: dict[int, _ChildRun] = field(default_factory=dict)
     incidents: list[str] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
@@ -178,7 +176,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Write what has happened; events of other kinds than those of this class are ignored."""
         if isinstance(event, RunStarted):
             self._has_events = True
-            self._begin(event, has_events=True)
+            self._begin(event)
         elif isinstance(event, RunEnded):
             self._has_events = False
             self._end(event)
@@ -191,7 +189,7 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._has_events:
             epochs, steps = (self.params or {}).get("epochs"), (self.params or {}).get("steps")
             settings = {} if steps is None else {"steps": steps}
-            self._begin(RunStarted("fit", self.model.name, settings, epochs), has_events=False)
+            self._begin(RunStarted("fit", self.model.name, settings, epochs))
         if self._tracked is not None:
             optimizer = optimizer_of(self.model)
             if optimizer is not None:
@@ -212,10 +210,10 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @guarded
     def on_train_end(self, logs: Any = None) -> None:
         """End the run, unless an event will."""
-        if self._tracked is not None and not self._tracked.has_events:
+        if not self._has_events:
             self._end(RunEnded())
 
-    def _begin(self, started: RunStarted, has_events: bool) -> None:
+    def _begin(self, started: RunStarted) -> None:
         import mlflow
 
         if self._tracked is not None:  # training that has raised an error
@@ -233,9 +231,9 @@ class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
         run = client.get_run(run_id)
         self.run_id = run_id
         writer = RunWriter(Outbox(client), run_id)
-        if is_own and not has_events:
+        if is_own and not self._has_events:
             _left_open.add(run_id)
-        self._tracked = _Tracked(writer, run.info.experiment_id, is_own, not run.data.metrics, started, has_events)
+        self._tracked = _Tracked(writer, run.info.experiment_id, is_own, not run.data.metrics, started)
         writer.set_tags({"sparkkeras.kind": started.kind, "keras.backend": keras.backend.backend()})
         counts = {"epochs": started.epochs, "max_trials": started.max_trials, "metric": started.metric or None}
         params = {name: value for name, value in counts.items() if value is not None}
