@@ -264,15 +264,11 @@ class LocalWorkers:
 
     free_slots: int = 1
 
-    @property
-    def in_child_processes(self) -> bool:
-        """False: trials run in this process."""
-        return False
+    in_child_processes = False
+    """Trials run in this process."""
 
-    @property
-    def driver(self) -> DriverAddress:
-        """The address of this process."""
-        return LocalDataset(()).driver
+    driver = LocalDataset.driver
+    """The address of this process."""
 
     def dataset(self, count: int) -> Dataset:
         """An empty local dataset with ``count`` partitions."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from sparkkeras.data.dataset import DriverAddress, Rows, Running
-from sparkkeras.data.local_dataset import LocalRunning
+from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.group import RankGroup
@@ -154,14 +154,11 @@ class LocalThreads:
     group: RankGroup
     gpus: tuple[tuple[str, ...], ...]
 
-    @property
-    def driver(self) -> DriverAddress:
-        """The loopback address."""
-        return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+    driver = LocalDataset.driver
+    """The loopback address."""
 
-    @property
-    def ports(self) -> None:
-        """Any free ones."""
+    ports = None
+    """Any free ones."""
 
     def start(self, host: Host, handles: None) -> Running[None]:
         """See `Hosts.start`."""
