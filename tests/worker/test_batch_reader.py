@@ -151,10 +151,10 @@ class Endless(Numbered):
 def test_batches_without_end_need_a_limit(make):
     with pytest.raises(DataError, match=r"make\(0, 1\) returned .* without end: set steps_per_epoch=.*take"):
         batches(make)
-    limited = BatchReader(_Function(make), 1, Reader(SCHEMA), may_be_endless=True)
-    assert next(limited.blocks(0)).rows == 4
+    limited = WorkerBatches(BatchReader(_Function(make), 1, Reader(SCHEMA), may_be_endless=True), 0)
+    assert next(limited.blocks()).rows == 4
     with pytest.raises(DataError, match="without end"):
-        WorkerBatches(limited, 0).open()
+        limited.open()
 
 
 def test_an_exception_of_the_function_says_where_it_was_raised():
