@@ -454,11 +454,9 @@ class _Fsspec(_Place):
         return bytes(self.files.cat_file(self.target))
 
     def put(self, source: Path, overwrite: bool = True, atomic: bool = True) -> None:
-        if not self.has_renames:  # in object stores, a file is complete as soon as it exists, and there are no folders
-            self.files.put_file(str(source), self.target)
-            return
-        self.files.makedirs(self.target.rpartition("/")[0], exist_ok=True)
-        if not atomic:
+        if self.has_renames:
+            self.files.makedirs(self.target.rpartition("/")[0], exist_ok=True)
+        if not (self.has_renames and atomic):  # in object stores, a file is complete as soon as it exists
             self.files.put_file(str(source), self.target)
             return
         draft = self.beside(f"{uuid.uuid4().hex}.tmp")

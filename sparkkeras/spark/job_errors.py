@@ -78,18 +78,19 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the SparkContext was stopped while a job was running.")
         if re.search(r"\bJob \d+ cancelled\b", text):
             return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
-        over_limit = next((line.strip() for line in text.splitlines() if OVER_LIMIT.search(line)), "")
+        master = None if context is None else context.master
+        over_limit = _line_with(OVER_LIMIT, text)
         if not over_limit and _LOST_EXECUTORS.search(text):
             over_limit = _memory_exceeded(context, text)
         if over_limit:
             return WorkerError(
                 f"executors were ended, because they used more memory than they have. To prevent it, "
-                f"{_less_memory(None if context is None else context.master)}. Spark's message: {over_limit}"
+                f"{_less_memory(master)}. Spark's message: {over_limit}"
             )
         if _SILENT.search(text):
             return WorkerError(_executor_silent(text))
         if _WORKER_DIED.search(text):
-            return WorkerError(_worker_died(text, None if context is None else context.master))
+            return WorkerError(_worker_died(text, master))
         raised_alone = _PYTHON_EXCEPTION.search(text)
         if raised_alone:
             return WorkerError(f"a task failed{where or ' on a worker'}: {_until_java(text, raised_alone.start(1))}")
@@ -188,13 +189,17 @@ def worker_traceback(text: str) -> str:
     return "" if start < 0 else _without_frames_of(_PYSPARK, _until_java(text, start))
 
 
+def _line_with(pattern: re.Pattern[str], text: str) -> str:
+    """The first line of Spark's message in which a pattern occurs; empty if there is none."""
+    return next((line.strip() for line in text.splitlines() if pattern.search(line)), "")
+
+
 def _executor_silent(text: str) -> str:
     """The message for an executor that Spark has given up because it heard nothing from it."""
-    lost = next(line.strip() for line in text.splitlines() if _SILENT.search(line))
     return (
         f"an executor{_where(text)} was lost while it ran a task: Spark received no heartbeats from it. The network between "
         "its machine and the driver or the master is interrupted, or the machine was stopped or is overloaded. Check them; "
-        f"spark.network.timeout says how long Spark waits. Spark's message: {lost}"
+        f"spark.network.timeout says how long Spark waits. Spark's message: {_line_with(_SILENT, text)}"
     )
 
 
@@ -208,7 +213,7 @@ def _worker_died(text: str, master: str | None) -> str:
     on_one_machine = master is not None and is_local(master)
     attempts = re.search(r"failed (\d+) times", text)
     times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
-    lost = next((line.strip() for line in text.splitlines() if _WORKER_DIED.search(line)), "")
+    lost = _line_with(_WORKER_DIED, text)
     exited = _EXIT_CODE.search(text)
     memory = describe_memory() if on_one_machine else ""
     if exited is not None:
