@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -20,7 +20,6 @@ from sparkkeras.worker.batches import Transform
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
-    from pyspark.sql._typing import UserDefinedFunctionLike
 
 
 @known_arguments
@@ -64,8 +63,7 @@ def keras_udf(
         classify = keras_udf(model)
         df.select("id", classify("sepal_length", "sepal_width", "petal_length", "petal_width").alias("scores"))
     """
-    function, read = _function(None, None, model, batch_size, transform, loader, custom_objects, on_invalid)
-    return _CheckedFunction(function, read, None)
+    return _function(None, None, model, batch_size, transform, loader, custom_objects, on_invalid)
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,10 @@ def register_keras_udf(
         raise ConfigurationError(
             f"name={name!r}: Spark has a built-in function of this name, which SQL would call instead. Choose another name."
         )
-    function, read = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid)
+    made = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid)
     # Deterministic, unlike the column of `with_predictions`: SQL rejects other functions in aggregates and join conditions.
     with cluster_of(spark).training_workers():
-        registered: Callable[..., Column] = spark.udf.register(name, function)
-    return _CheckedFunction(registered, read, spark)
+        return replace(made, function=spark.udf.register(name, made.function))
 
 
 def _function(
@@ -159,7 +156,7 @@ def _function(
     loader: Loaders | None,
     custom_objects: Mapping[str, Any] | None,
     on_invalid: OnInvalidToPredict,
-) -> tuple[UserDefinedFunctionLike, ArgumentsToBlocks]:
+) -> _CheckedFunction:
     arguments.on_invalid_to_predict("on_invalid", on_invalid)
     scorer = Scorer.of(
         model,
@@ -170,4 +167,4 @@ def _function(
     )
     function_name = f"the function of the model {model.name!r}" if name is None else f"{name}()"
     read = ArgumentsToBlocks(scorer.reader, loader, transform is None, function_name)
-    return scorer.function(cluster_of(spark or active_session()), read), read
+    return _CheckedFunction(scorer.function(cluster_of(spark or active_session()), read), read, spark)
