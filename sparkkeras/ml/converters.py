@@ -41,7 +41,7 @@ def text(name: str, value: Any) -> str:
 
 def positive(name: str, value: Any) -> float:
     """A finite number greater than 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < math.inf:
+    if not arguments.is_number(value) or not 0 < value < math.inf:
         raise ConfigurationError(f"{name}={value!r}: expected a positive number.")
     return float(value)
 

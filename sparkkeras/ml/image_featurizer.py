@@ -54,7 +54,7 @@ def _size(name: str, value: Any) -> tuple[int, int]:
 def _preprocessing(name: str, value: Any) -> Preprocessing:
     if value in ("auto", None) or (callable(value) and not isinstance(value, type)):
         return value  # type: ignore[no-any-return]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not arguments.is_number(value):
         raise ConfigurationError(
             f"{name} is {describe(value)}; expected 'auto', a function on a batch, a factor for its values, or None."
         )
