@@ -103,19 +103,15 @@ def folders_in(folder: str) -> list[str]:
     Raises:
         StorageError: The folder cannot be read.
     """
-    return _names(folder, folders=True)
+    return names_in(folder, folders=True)
 
 
-def names_in(folder: str) -> list[str]:
-    """The names of the files in a folder, sorted; empty if the folder does not exist.
+def names_in(folder: str, *, folders: bool = False) -> list[str]:
+    """The names of the files, or of the ``folders``, in a folder, sorted; empty if the folder does not exist.
 
     Raises:
         StorageError: The folder cannot be read.
     """
-    return _names(folder, folders=False)
-
-
-def _names(folder: str, folders: bool) -> list[str]:
     place = _place(folder)
     with place.errors("read"):
         return sorted(name for name, is_folder in place.entries() if is_folder == folders)
