@@ -83,7 +83,7 @@ def test_a_killed_application_master_is_started_again_and_continues(hadoop, subm
     output = application.succeed()
     attempts = output.split("_02_000001 stdout")
     assert "Epoch 1/4" in attempts[0]
-    assert "Epoch 1/4" not in attempts[1]
+    assert "Epoch 1/4" not in attempts[1], output
     weights = []
     for name in ("whole", "killed"):
         hadoop.fs("-get", f"/user/me/{name}.keras", tmp_path / f"{name}.keras")
