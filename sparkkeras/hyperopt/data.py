@@ -129,6 +129,7 @@ def source_of(data: Any, environment: Environment, named: ColumnMapping) -> Sour
         environment: Gives the environment variables of the workers that read the rows.
         named: The columns of a DataFrame that hold features, labels and weights.
     """
+    named = named if is_frame(data) else ColumnMapping()
     return as_source(data, Reader(Schema(), has_on_invalid=False), None, named.sample_weight, named, environment)
 
 

@@ -239,5 +239,5 @@ def _run_task(task: DelayedValue[Task[Any]], context: TaskContext, ask: Answer) 
     try:
         device.prepare(context.cores, context.accelerators, shared_folder=session_files())
         return list(task.value(context, iter(())))
-    except Exception as error:
+    except BaseException as error:  # also the exit of a user's code
         return [TaskFailure.of(error)]

@@ -179,7 +179,7 @@ class KerasWriter(MLWriter):
         target = _qualified(given, "saving")
         if not re.sub("^[^/]*:(//[^/]*)?", "", given).strip("/"):
             raise StorageError(f"{given!r} is the root of a file system: choose the path of a folder below it.")
-        _check_shared(given, self.instance.uid)
+        _check_shared(target, self.instance.uid)
         model, params, notes = content_of(self.instance)
         if not self.shouldOverwrite and any(map(filesystem.exists, (target, filesystem.previous_folder(target)))):
             raise StorageError(f"{given!r} already exists: use write().overwrite().save(path), or another path.")

@@ -15,7 +15,8 @@ exactly once, a task takes a *lease* on its partition, and every push carries th
 - A new attempt receives the partition's progress, and continues from there.
 
 A push changes the store and then the ledger. A cut has weights, rule state and progress of the same pushes, so it is taken
-when none is in between: pushes that have begun end first, and those that follow wait.
+when none is in between: pushes that have begun end first, and those that follow wait. In asynchronous mode an update is
+applied under the lock, and other calls wait meanwhile.
 
 The ledger only decides: it does no I/O. All of its methods are thread-safe.
 """
@@ -148,7 +149,7 @@ class Ledger:
         self._lock = store.lock
         self._changed, self._turns = threading.Condition(self._lock), threading.Condition(self._lock)
         self._in_turn: set[int] = set()
-        self._num_waiting_between = 0
+        self._num_between = 0
         self._is_cut_due = False
         self._leases: Leases[int, int] = Leases(lease_seconds, clock)  # of partitions, held by attempts
         self._fenced: set[int] = set()
@@ -338,6 +339,13 @@ class Ledger:
         with self._between_turns():
             return self._cut()
 
+    def reached(self) -> LedgerProgress:
+        """What all partitions have reached."""
+        with self._lock:
+            reports = tuple(report for of_epoch in self._reports.values() for report in of_epoch.values())
+            partitions = {worker: each.progress for worker, each in self._partitions.items()}
+            return LedgerProgress(self._next_epoch, partitions, reports)
+
     def wait_for_cut(self) -> None:
         """Wait until the push that ended an epoch has itself ended, so that ``on_cut`` was called."""
         with self._between_turns():
@@ -424,30 +432,33 @@ class Ledger:
         """The context of a call that may end an epoch: alone for its partition. A cut that is due follows the last one."""
         with self._lock:
             partition = self._partition(worker)
-            self._turns.wait_for(
-                lambda: not self._is_cut_due and not self._num_waiting_between and worker not in self._in_turn
-            )
+            self._turns.wait_for(lambda: not self._is_cut_due and not self._num_between and worker not in self._in_turn)
             self._in_turn.add(worker)
         try:
             yield partition
         finally:
             with self._lock:
                 self._in_turn.discard(worker)
-                if self._is_cut_due and not self._in_turn and self._on_cut is not None:
-                    self._is_cut_due = False
-                    self._on_cut(self._cut())
-                self._turns.notify_all()
+                ends_epoch = self._is_cut_due and not self._in_turn
+            try:
+                if ends_epoch and self._on_cut is not None:
+                    self._on_cut(self._cut())  # without the lock: no other call enters before this cut is taken
+            finally:
+                with self._lock:
+                    self._is_cut_due = self._is_cut_due and not ends_epoch
+                    self._turns.notify_all()
 
     @contextmanager
     def _between_turns(self) -> Iterator[None]:
-        """The context in which no call is within `_turn`."""
-        with self._lock:
-            self._num_waiting_between += 1
-            try:
+        """The context in which no call is within `_turn`; other calls do not wait for its end."""
+        try:
+            with self._lock:
+                self._num_between += 1
                 self._turns.wait_for(lambda: not self._in_turn)
-                yield
-            finally:
-                self._num_waiting_between -= 1
+            yield
+        finally:
+            with self._lock:
+                self._num_between -= 1
                 self._turns.notify_all()
 
     # --- Internal methods, called under the lock ---------------------------------------------------------------------
@@ -460,10 +471,7 @@ class Ledger:
     def _cut(self) -> Cut:
         with self.store.snapshot() as snapshot:
             weights = Flat(snapshot.weights.vector.copy(), snapshot.weights.integer_variables)
-        reports = tuple(report for of_epoch in self._reports.values() for report in of_epoch.values())
-        partitions = {worker: each.progress for worker, each in self._partitions.items()}
-        progress = LedgerProgress(self._next_epoch, partitions, reports)
-        return Cut(weights, self.store.rule_state(), progress, snapshot.version)
+        return Cut(weights, self.store.rule_state(), self.reached(), snapshot.version)
 
     def _partition(self, worker: int) -> _Partition:
         if worker not in self._partitions:

@@ -41,7 +41,7 @@ from sparkkeras.sources.tasks import (
 )
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster
-from sparkkeras.spark.job_errors import quietly
+from sparkkeras.spark.job_errors import quietly, without_failures
 from sparkkeras.spark.settings import TaskResources
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class ClassicPartitions(ABC):
             if self.cluster.is_local:
                 call = ThroughFiles(call, stack.enter_context(self.cluster.shared_folder()))
             found = self.cluster.collect(self.map(call, training=True), partitions)
-            return [item.value if isinstance(item, ValueFile) else item for item in found]
+            return without_failures([item.value if isinstance(item, ValueFile) else item for item in found])
 
     def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
         """See `Partitions.reduce`."""

@@ -64,7 +64,10 @@ class ReaderDataset(SparkDataset):
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
-        """Read the first batch of each worker; nothing is stored."""
+        """Read the first batch of each worker, unless it has been read; nothing is stored."""
+        if self.handles:
+            yield self
+            return
         with self.cluster.in_rounds():
             yield replace(self, handles=tuple(self.run(FirstBatch()).collect()))
 

@@ -362,7 +362,7 @@ class TaskFailure(Unmerged):
     traceback: str
 
     @classmethod
-    def of(cls, error: Exception) -> TaskFailure:
+    def of(cls, error: BaseException) -> TaskFailure:
         """Describe an exception that is being handled."""
         return cls(type(error).__name__, str(error), traceback.format_exc())
 

@@ -43,7 +43,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import compiled_with
 from sparkkeras.modeling.metrics import MetricState
-from sparkkeras.modeling.reductions import check_mean_over_rows, check_without_mask
+from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.rpc.addresses import split_address
@@ -350,10 +350,8 @@ class AllReduceStrategy:
         """Train; see `Strategy.train`.
 
         Raises:
-            ModelError: An output of the model has a mask.
             DriverConnectionError: With Spark Connect, the workers cannot connect to this process.
         """
-        check_without_mask(run.model)
         if epochs:
             run.callbacks.on_epoch_begin(epochs.start)
             _RankTraining(run, epochs).train()

@@ -164,7 +164,7 @@ class _ServedTraining:
 
     def _kept_optimizers(self) -> list[Mean]:
         """The optimizer variables of all workers at the end of their last epochs."""
-        partitions = self._ledger.cut().progress.partitions.values()
+        partitions = self._ledger.reached().partitions.values()
         unpack = self._payload_format.unpack_optimizer
         return [Mean(each.rows, (unpack(each.optimizer),)) for each in partitions if each.optimizer]
 

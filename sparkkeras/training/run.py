@@ -16,6 +16,7 @@ from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.events import Events, RunStarted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.description import describe_model
+from sparkkeras.modeling.reductions import check_without_mask
 from sparkkeras.parameter.exchange import ParameterServerStats
 from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.rpc.options import ParameterServerOptions
@@ -193,7 +194,13 @@ class Strategy(Protocol):
 
 
 def train(run: Run) -> None:
-    """Train what remains with the strategy of the mode, from the callbacks at the beginning to those at the end."""
+    """Train what remains with the strategy of the mode, from the callbacks at the beginning to those at the end.
+
+    Raises:
+        ModelError: In all-reduce training, an output of the model has a mask.
+    """
+    if run.mode == "allreduce":
+        check_without_mask(run.model)
     make_strategy(run.mode).train(run, range(run.recorder.begin(run), run.epochs))
     if run.model.optimizer is not None and run.epochs > run.initial_epoch:
         run.model.optimizer.finalize_variable_values(run.model.trainable_weights)

@@ -159,6 +159,8 @@ def fork(main: Main, environment: Mapping[str, str], pipe: Sequence[int], connec
         _close_inherited_sockets(connection)
         if pipe:
             _redirect(*pipe)
+        else:
+            _redirect_input()
         os.environ.update(environment)
         exitcode = _run(main)
     finally:
@@ -188,8 +190,9 @@ def spawn(main: Main, environment: Mapping[str, str], pipe: Sequence[int], conne
 
 
 def _main() -> None:
-    """The main function of a new Python. Its standard input is at the end of a file then."""
+    """The main function of a new Python, whose standard input is what to do; then it is empty."""
     parent, main = pickle.load(sys.stdin.buffer)
+    _redirect_input()
     _die_with_parent(parent)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.exit(_run(main))
@@ -218,15 +221,21 @@ def flush() -> None:
 def _redirect(reading: int, writing: int) -> None:
     """Make a pipe standard output and error of this process, and close its input."""
     os.close(reading)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (writing, 1), (writing, 2)):
-        os.dup2(source, target)
-    os.close(nothing)
+    _redirect_input()
+    for target in (1, 2):
+        os.dup2(writing, target)
     os.close(writing)
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         stream: Any = os.fdopen(number, "w" if number else "r", 1, "utf-8", "replace", closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _redirect_input() -> None:
+    """Make standard input of this process empty."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _die_with_parent(parent: int) -> None:

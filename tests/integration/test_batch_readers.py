@@ -1,5 +1,7 @@
 """Batches that a function reads on the workers, on Spark, through the public interface."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -47,6 +49,16 @@ def test_asynchronous_workers_read_their_own_batches(sc, digits, read):
     assert predictions.getNumPartitions() == 2
     assert predictions.count() == len(x)
     assert SparkModel(model, num_workers=3).predict(read, collect=False).getNumPartitions() == 3
+
+
+def test_rows_to_validate_on_are_opened_once_before_training(sc, digits, read, tmp_path):
+    def counted(worker, num_workers):
+        (tmp_path / f"{time.time_ns()}").touch()
+        yield from read(worker, num_workers)
+
+    spark_model = SparkModel(classifier(), "asynchronous", num_workers=1)
+    spark_model.fit(read, epochs=2, validation_data=counted, verbose=0)
+    assert len(list(tmp_path.iterdir())) == 3  # and in each epoch
 
 
 def test_what_needs_the_number_of_rows_is_refused(sc, read):

@@ -277,13 +277,15 @@ def test_paths_with_and_without_a_file_scheme(spark, tmp_path, scheme):
     assert load_spark_model(tmp_path / "there" / "model.keras").model.name == "classifier"
 
 
-def test_a_path_without_a_scheme_is_on_the_default_file_system(sc, tmp_path):
+@pytest.mark.parametrize("stage", ["", "/stages/0_{uid}"], ids=["alone", "stage"])
+def test_a_path_without_a_scheme_is_on_the_default_file_system(sc, tmp_path, stage):
     conf = sc._jsc.hadoopConfiguration()
     before = conf.get("fs.defaultFS")
     conf.set("fs.defaultFS", "nofs://host")
+    scorer = KerasTransformer(model=small())
     try:
         with pytest.raises(StorageError, match="nofs"):
-            KerasTransformer(model=small()).save(str(tmp_path / "here"))
+            scorer.save(f"{tmp_path}/here{stage.format(uid=scorer.uid)}")
     finally:
         conf.set("fs.defaultFS", before)
     assert not (tmp_path / "here").exists()

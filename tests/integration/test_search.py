@@ -107,6 +107,14 @@ def test_http_transport(sc):
     assert len(search_of(sc, objective=parabola, transport="http").trials) == 6
 
 
+def test_named_columns_are_those_of_data_frames(sc, spark, digits):
+    x, y, *_ = digits
+    rows = to_simple_rdd(sc, x[:40], y[:40]).map(lambda row: row)
+    given = {"model": build, "space": SPACE, "max_evals": 1, "epochs": 1, "verbose": 0}
+    frame = to_data_frame(spark, x[:40], y[:40]).withColumnRenamed("label", "digit")
+    HyperParamModel(sc).minimize(data=frame, label="digit", validation_data=rows, **given)
+
+
 def test_data_in_an_rdd_or_a_data_frame(sc, spark, digits):
     x, y = digits[0][:200], digits[1][:200]
     kinds = {"RDD": to_simple_rdd(sc, x, y, num_slices=1), "DataFrame": to_data_frame(spark, x, y).coalesce(1)}

@@ -33,7 +33,6 @@ from sparkkeras.runner.service import pack_parts
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce import (
-    AllReduceStrategy,
     Change,
     RankEpoch,
     RankPlan,
@@ -45,6 +44,7 @@ from sparkkeras.training.allreduce import (
 from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.recorder import Recorder
+from sparkkeras.training.run import train
 from sparkkeras.training.validation import ValidationPlan
 from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.weights import Flat
@@ -232,7 +232,7 @@ def test_a_mask_that_reaches_the_loss_is_an_error():
     model = Model(optimizer="sgd").model
     model._compile_loss._sparkkeras_mask = True
     with pytest.raises(ModelError, match="an output with a mask"):
-        AllReduceStrategy().train(SimpleNamespace(model=model), range(1))
+        train(SimpleNamespace(mode="allreduce", model=model))
 
 
 class Allocates:
