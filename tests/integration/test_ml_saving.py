@@ -33,7 +33,7 @@ from sparkkeras import (
     load_spark_model,
 )
 from sparkkeras.formats.images import image_loader
-from sparkkeras.ml import KerasEstimator, KerasTransformer
+from sparkkeras.ml import KerasEstimator, KerasTransformer, persistence
 from sparkkeras.spark import filesystem
 from tests.conftest import long
 from tests.ml import parts, stages
@@ -277,18 +277,24 @@ def test_paths_with_and_without_a_file_scheme(spark, tmp_path, scheme):
     assert load_spark_model(tmp_path / "there" / "model.keras").model.name == "classifier"
 
 
-@pytest.mark.parametrize("stage", ["", "/stages/0_{uid}"], ids=["alone", "stage"])
-def test_a_path_without_a_scheme_is_on_the_default_file_system(sc, tmp_path, stage):
+def test_a_path_without_a_scheme_is_on_the_default_file_system(sc, tmp_path):
     conf = sc._jsc.hadoopConfiguration()
     before = conf.get("fs.defaultFS")
     conf.set("fs.defaultFS", "nofs://host")
-    scorer = KerasTransformer(model=small())
     try:
         with pytest.raises(StorageError, match="nofs"):
-            scorer.save(f"{tmp_path}/here{stage.format(uid=scorer.uid)}")
+            KerasTransformer(model=small()).save(str(tmp_path / "here"))
     finally:
         conf.set("fs.defaultFS", before)
     assert not (tmp_path / "here").exists()
+
+
+def test_a_stage_is_saved_where_spark_saves_its_pipeline(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(persistence, "_qualified", lambda path, doing: f"{tmp_path}/default/{path}")
+    (tmp_path / "default" / "there" / "metadata").mkdir(parents=True)
+    scorer = KerasTransformer(model=small())
+    scorer.save(f"there/stages/0_{scorer.uid}")
+    assert (tmp_path / "default" / "there" / "stages" / f"0_{scorer.uid}" / "model.keras").is_file()
 
 
 def test_custom_code_of_a_module_is_saved_and_loaded(tmp_path):
