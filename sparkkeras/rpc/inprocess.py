@@ -34,7 +34,7 @@ class InProcessCaller(Caller):
         handler = _served.get(self._address.secret.key)
         if handler is None:
             raise WireError("no server with this secret runs in this process")
-        self._connection = self._connection or _Connection(self._address.secret)
+        self._connection = self._connection or _LocalPeer(self._address.secret)
         try:
             check_size(handler, header)
         except RefusedError as error:
@@ -53,7 +53,7 @@ class InProcessCaller(Caller):
 
 
 @dataclass(eq=False)
-class _Connection:
+class _LocalPeer:
     """A connection of a client, and the peer of its calls."""
 
     secret: Secret
