@@ -450,11 +450,11 @@ class Ledger:
 
     @contextmanager
     def _between_turns(self) -> Iterator[None]:
-        """The context in which no call is within `_turn`; other calls do not wait for its end."""
+        """The context in which no call is within `_turn`, and no cut is due. Calls of other kinds need not wait for it."""
         try:
             with self._lock:
                 self._num_between += 1
-                self._turns.wait_for(lambda: not self._in_turn)
+                self._turns.wait_for(lambda: not self._in_turn and not self._is_cut_due)
             yield
         finally:
             with self._lock:

@@ -114,7 +114,7 @@ class Store:
         self._trainable = trainable
         self.rule = rule
         self._num_workers = num_workers
-        self.locked = locked
+        self._locked = locked
         self.lock = threading.RLock()
         self._applying: AbstractContextManager[Any] = self.lock if locked else nullcontext()
         self._spares: list[Array] = []
@@ -138,7 +138,7 @@ class Store:
 
     def snapshot(self) -> Snapshot:
         """A snapshot of the current weights."""
-        if self.locked:
+        if self._locked:
             with self.lock:
                 self._current.readers += 1
                 return Snapshot(self._version, self._current, self._integers, self._release)

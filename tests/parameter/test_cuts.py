@@ -18,9 +18,9 @@ WORKERS, BATCHES, EPOCHS = 4, 5, 6
 class Server:
     """A store whose weights count the pushes, and its ledger."""
 
-    def __init__(self, locked=True, reached=None, weights=None):
+    def __init__(self, locked=True, reached=None, weights=None, cut_seconds=0):
         self.store = Store(weights or Flat(np.zeros(WORKERS)), WORKERS, Downpour(), {}, 1, locked=locked)
-        self.taken = []
+        self.taken, self.cut_seconds = [], cut_seconds
         self.ledger = Ledger(
             self.store,
             {worker: PartitionPlan(BATCHES) for worker in range(WORKERS)},
@@ -31,10 +31,14 @@ class Server:
             lease_seconds=60,
             warmup_timeout=0,
             on_epoch=lambda epoch: None,
-            on_cut=self.taken.append,
+            on_cut=self.take,
             clock=time.monotonic,
             reached=reached,
         )
+
+    def take(self, cut):
+        time.sleep(self.cut_seconds)
+        self.taken.append(cut)
 
     def train(self, worker, until=EPOCHS):
         """Push each batch that is left as an update that counts it."""
@@ -84,6 +88,16 @@ def test_cuts_have_the_updates_of_the_ledger(locked):
     assert [cut.progress.next_epoch for cut in server.taken] == list(range(1, EPOCHS + 1))
     for cut in cuts + server.taken:
         check(cut)
+
+
+def test_the_driver_waits_for_a_cut_that_is_being_taken():
+    server = Server(cut_seconds=0.3)
+    threads = server.run(until=1)
+    assert server.ledger.wait(60).epoch == 0
+    server.ledger.wait_for_cut()
+    assert [cut.progress.next_epoch for cut in server.taken] == [1]
+    for thread in threads:
+        thread.join()
 
 
 def test_a_server_continues_from_a_cut():
