@@ -43,6 +43,29 @@ SlotLimit = Callable[[AnyCluster, int | None], int]
 set."""
 
 
+@dataclass(frozen=True)
+class Division:
+    """Into how many partitions rows are divided, and how.
+
+    Attributes:
+        num_workers: The number of partitions; ``None``: as many as the data has.
+        slices: The number of partitions of data that has none, such as arrays, if ``num_workers`` is ``None``. ``None``: as
+            many as Spark has slots.
+        most: The largest number of partitions; ``None``: there is no limit.
+        placement: How rows to train on are divided among the partitions; ``None``: in their order.
+    """
+
+    num_workers: int | None = None
+    slices: int | None = None
+    most: int | None = None
+    placement: RowPlacement | None = None
+
+    def parts(self, default: int) -> int:
+        """The number of partitions, if it is ``default`` unless ``num_workers`` is set."""
+        parts = self.num_workers or default
+        return min(parts, self.most or parts)
+
+
 class Source(ABC):
     """Data to train, evaluate or predict on; `as_source` creates one from what a user passes.
 
@@ -80,23 +103,21 @@ class Source(ABC):
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
         Args:
-            num_workers: The number of partitions; the rows are redistributed if the data has another number. ``None``: as
-                many partitions as the data has.
-            slices: The number of partitions of data that has none, such as arrays, if ``num_workers`` is ``None``. ``None``:
-                as many as Spark has slots.
+            num_workers: See `Division`; the rows are redistributed if the data has another number of partitions.
+            slices: See `Division`.
             limit: The limit on the number of partitions; ``None``: not all of them train at the same time.
-            placement: How rows to train on are divided among the partitions; ``None``: in their order.
+            placement: See `Division`.
         """
         cluster = self._cluster()
         most = limit(cluster, num_workers) if limit else None
         with ExitStack() as stack:
-            yield self._rows(cluster, num_workers, slices, most, placement, stack)
+            yield self._rows(cluster, Division(num_workers, slices, most, placement), stack)
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """Make a dataset of the rows for lazy predictions, which lives until Spark's garbage collector finds it unused.
 
         Args:
-            slices: The number of partitions of data that has none; see `dataset`.
+            slices: See `Division`.
 
         Raises:
             ConfigurationError: This process uses Spark Connect.
@@ -107,30 +128,19 @@ class Source(ABC):
                 "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead "
                 "(to_data_frame); its predictions are lazy."
             )
-        return self._rows(cluster, None, slices, None, None, None)
+        return self._rows(cluster, Division(slices=slices), None)
 
     def _cluster(self) -> AnyCluster:
         """The cluster of the data; by default the active one, or a new one on this machine."""
         return active_cluster(self.environment)
 
     @abstractmethod
-    def _rows(
-        self,
-        cluster: AnyCluster,
-        num_workers: int | None,
-        slices: int | None,
-        most: int | None,
-        placement: RowPlacement | None,
-        stack: ExitStack | None,
-    ) -> SparkDataset:
-        """The dataset; see `dataset`.
+    def _rows(self, cluster: AnyCluster, division: Division, stack: ExitStack | None) -> SparkDataset:
+        """The dataset.
 
         Args:
             cluster: The cluster.
-            num_workers: See `dataset`.
-            slices: See `dataset`.
-            most: The largest number of partitions; ``None``: there is no limit.
-            placement: See `dataset`.
+            division: Its partitions.
             stack: Releases the dataset in the end; ``None``: it lives for as long as it is used.
         """
 
@@ -292,22 +302,13 @@ class ArraySource(Source):
     def _cluster(self) -> AnyCluster:
         return super()._cluster() if self.rdd is None else Cluster(self.rdd.context, self.environment)
 
-    def _rows(
-        self,
-        cluster: AnyCluster,
-        num_workers: int | None,
-        slices: int | None,
-        most: int | None,
-        placement: RowPlacement | None,
-        stack: ExitStack | None,
-    ) -> SparkDataset:
+    def _rows(self, cluster: AnyCluster, division: Division, stack: ExitStack | None) -> SparkDataset:
         """Divide the arrays into parts of equal size, and send them to the cluster."""
-        block = self.block
-        parts = num_workers or slices or (most if self.rdd is None else self.rdd.getNumPartitions())
+        block, placement = self.block, division.placement
+        default = division.slices or (division.most if self.rdd is None else self.rdd.getNumPartitions())
         rows: Sequence[slice | Array] | None = None
-        if parts or placement or cluster.is_driver_here:
-            parts = parts or cluster.slots
-            parts = max(1, min(parts, most or parts, block.rows))
+        if division.num_workers or default or placement or cluster.is_driver_here:
+            parts = max(1, min(division.parts(default or cluster.slots), block.rows))
             rows = placement.deal(block.rows, parts) if placement else even_slices(block.rows, parts)
         return sent(cluster, block, self.reader, rows, stack)
 
@@ -317,25 +318,17 @@ class _Partitioned(Source):
 
     block = None
 
-    def _rows(
-        self,
-        cluster: AnyCluster,
-        num_workers: int | None,
-        slices: int | None,
-        most: int | None,
-        placement: RowPlacement | None,
-        stack: ExitStack | None,
-    ) -> SparkDataset:
+    def _rows(self, cluster: AnyCluster, division: Division, stack: ExitStack | None) -> SparkDataset:
         """Use these partitions, or redistribute the rows."""
+        placement = division.placement
         if placement is None or not placement.is_global:
-            return SparkDataset(self._partitions(cluster, num_workers, most))
-        rows = self._partitions(cluster, None, None)
-        parts = num_workers or rows.default_parts
-        return shuffled(rows, min(parts, most or parts), placement.seed)
+            return SparkDataset(self._partitions(cluster, division))
+        rows = self._partitions(cluster, Division())
+        return shuffled(rows, division.parts(rows.default_parts), placement.seed)
 
     @abstractmethod
-    def _partitions(self, cluster: AnyCluster, num_workers: int | None, most: int | None) -> Partitions:
-        """The rows as blocks, in ``num_workers`` partitions, or their own (``None``), and at most ``most``."""
+    def _partitions(self, cluster: AnyCluster, division: Division) -> Partitions:
+        """The rows as blocks, in their order."""
 
 
 @dataclass(frozen=True)
@@ -350,10 +343,10 @@ class RddSource(_Partitioned):
     def _cluster(self) -> Cluster:
         return Cluster(self.rdd.context, self.environment)
 
-    def _partitions(self, cluster: AnyCluster, num_workers: int | None, most: int | None) -> RddPartitions:
+    def _partitions(self, cluster: AnyCluster, division: Division) -> RddPartitions:
         assert isinstance(cluster, Cluster)
         read = (KeyedRowsToBlocks if self.keyed else RowsToBlocks)(self.reader)
-        return from_rows(cluster, self.rdd, read, num_workers, most)
+        return from_rows(cluster, self.rdd, read, division.num_workers, division.most)
 
 
 @dataclass(frozen=True)
@@ -367,18 +360,10 @@ class BatchSource(Source):
     block = None
     in_batches = True
 
-    def _rows(
-        self,
-        cluster: AnyCluster,
-        num_workers: int | None,
-        slices: int | None,
-        most: int | None,
-        placement: RowPlacement | None,
-        stack: ExitStack | None,
-    ) -> SparkDataset:
+    def _rows(self, cluster: AnyCluster, division: Division, stack: ExitStack | None) -> SparkDataset:
         """One partition for each worker, of which there are as many as slots by default."""
-        parts = num_workers or slices or most or cluster.slots
-        read = BatchReader(self.make, min(parts, most or parts), self.reader, self.may_be_endless)
+        parts = division.parts(division.slices or division.most or cluster.slots)
+        read = BatchReader(self.make, parts, self.reader, self.may_be_endless)
         return ReaderDataset.of(cluster, read)
 
 
@@ -399,7 +384,7 @@ class FrameSource(_Partitioned):
     def _cluster(self) -> AnyCluster:
         return cluster_of(self.frame.sparkSession, self.environment)
 
-    def _partitions(self, cluster: AnyCluster, num_workers: int | None, most: int | None) -> Partitions:
+    def _partitions(self, cluster: AnyCluster, division: Division) -> Partitions:
         """The DataFrame reduced to the selected columns, and distributed evenly to ``num_workers`` partitions.
 
         With Spark Connect, which has no RDDs, rows are also redistributed if all partitions train together.
@@ -407,7 +392,7 @@ class FrameSource(_Partitioned):
         Rows arrive at a partition in the order in which executors send them, which differs each time: sorted, they are the
         same when rows are read again, and when training is resumed.
         """
-        narrowed = self.selection.narrowed(self.frame)
+        narrowed, num_workers, most = self.selection.narrowed(self.frame), division.num_workers, division.most
         if most is not None and not cluster.is_driver_here:
             num_workers = min(num_workers or most, most)
         if num_workers is not None:
