@@ -26,7 +26,14 @@ _MODULES = {name.name: str(each.module).rpartition(".")[2] for each in _IMPORTS 
 __all__ = sorted(_MODULES)
 
 
+_OPTUNAS = {"MedianPruner": "median", "ASHAPruner": "asha", "HyperbandPruner": "hyperband", "Pruner": ""}
+"""The names of pruners for which there are those of Optuna, and the names of their settings for a search."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _OPTUNAS:
+        named = f'pruner="{_OPTUNAS[name]}" or ' if _OPTUNAS[name] else ""
+        raise ImportError(f"{name}: pruners are Optuna's: use {named}an object such as optuna.pruners.MedianPruner().")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"sparkkeras.hyperopt.{_MODULES[name]}"), name)

@@ -6,11 +6,8 @@ from sparkkeras.hyperopt.distributions import loguniform as loguniform
 from sparkkeras.hyperopt.distributions import normal as normal
 from sparkkeras.hyperopt.distributions import uniform as uniform
 from sparkkeras.hyperopt.hypermodel import HyperModel as HyperModel
-from sparkkeras.hyperopt.pruners import ASHAPruner as ASHAPruner
-from sparkkeras.hyperopt.pruners import BracketPruner as BracketPruner
-from sparkkeras.hyperopt.pruners import HyperbandPruner as HyperbandPruner
-from sparkkeras.hyperopt.pruners import MedianPruner as MedianPruner
-from sparkkeras.hyperopt.pruners import Pruner as Pruner
+from sparkkeras.hyperopt.hypermodel import HyperParameters as HyperParameters
+from sparkkeras.hyperopt.journal import JournalBackend as JournalBackend
 from sparkkeras.hyperopt.reporting import ReportCallback as ReportCallback
 from sparkkeras.hyperopt.reporting import report as report
 from sparkkeras.hyperopt.search import HyperParamModel as HyperParamModel

@@ -1,120 +1,134 @@
-"""Search algorithms: they choose a value for each label of a space from the trials so far.
-
-Those of hyperopt are its suggest functions. Optuna's samplers are in `optuna_sampler`.
-"""
+"""The algorithms of a search and its pruners: those of Optuna, by name or as objects, and hyperopt's suggest functions."""
 
 from __future__ import annotations
 
+import copy
 import functools
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import importlib.util
+from collections.abc import Callable
+from typing import Any
 
-from hyperopt import anneal, rand, tpe
+from optuna.pruners import (
+    BasePruner,
+    HyperbandPruner,
+    MedianPruner,
+    PatientPruner,
+    PercentilePruner,
+    SuccessiveHalvingPruner,
+)
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.hyperopt.space import Chosen, Space, SuggestFunction
-from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import MakeSampler, SearchStudy
+from sparkkeras.hyperopt.trials import Metrics
 
-GAMMA = 1.0
-"""TPE takes the best ``GAMMA * sqrt(n)`` of n trials as good ones.
-
-With hyperopt's default, 0.25, these are 2 of 60, from which it learns little: see the benchmark `search_regret`.
-`Watanabe (2023) <https://arxiv.org/abs/2304.11127>`_ compares such settings.
-"""
-
-ALGORITHMS: dict[str, SuggestFunction] = {
-    "tpe": functools.partial(tpe.suggest, gamma=GAMMA),
-    "random": rand.suggest,
-    "anneal": anneal.suggest,
+SAMPLERS: dict[str, MakeSampler] = {
+    "tpe": lambda seed: TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed),
+    "random": lambda seed: RandomSampler(seed),
+    "cmaes": lambda seed: CmaEsSampler(seed=seed, warn_independent_sampling=False),
+    "gp": lambda seed: GPSampler(seed=seed),
+    "nsgaii": lambda seed: NSGAIISampler(seed=seed),
 }
-"""The suggest functions of hyperopt by name."""
+"""Optuna's samplers by name, with the settings of a search."""
+
+_FUNCTIONS = ("anneal", "atpe")
+"""Hyperopt's algorithms by name."""
+
+_PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+"""The packages that samplers need."""
+
+_WARM_UP = {"n_startup_trials": 5, "n_warmup_steps": 2}
+
+PRUNERS: dict[str, Callable[[int | None], BasePruner]] = {
+    "median": lambda epochs: MedianPruner(**_WARM_UP),
+    "percentile": lambda epochs: PercentilePruner(25.0, **_WARM_UP),
+    "asha": lambda epochs: SuccessiveHalvingPruner(min_resource=2, reduction_factor=3),
+    "hyperband": lambda epochs: HyperbandPruner(max_resource=epochs or "auto", reduction_factor=3),
+    "patient": lambda epochs: PatientPruner(MedianPruner(**_WARM_UP), patience=3),
+}
+"""Optuna's pruners by name, for the number of epochs of a trial, if it is known. A step is an epoch, counted from 1."""
 
 
-OptunaSampler = Any
-"""``optuna.samplers.BaseSampler``, where Optuna is installed."""
+def make_algorithm(given: object, space: Space, metrics: Metrics) -> tuple[Any, str]:
+    """Look up an algorithm by name, or adapt a sampler of Optuna or a suggest function of hyperopt.
 
-
-class Algorithm(Protocol):
-    """A search algorithm for one space. The search calls it from one thread at a time."""
-
-    @property
-    def name(self) -> str:
-        """The name for display."""
-        ...
-
-    def suggest(self, number: int, trials: Sequence[Trial], seed: int, *signs: float) -> Chosen | None:
-        """Choose the values of the next trial by label; ``None`` if there are no more.
-
-        Args:
-            number: The number of the new trial.
-            trials: All other trials, finished and running, in the order of their numbers.
-            seed: The seed for this suggestion.
-            signs: For each metric 1 if smaller values are better, -1 if larger ones are.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class HyperoptAlgorithm:
-    """A suggest function of hyperopt."""
-
-    function: SuggestFunction
-    space: Space
-
-    @property
-    def name(self) -> str:
-        """The name of the function, with the settings that the user has given it."""
-        for name, known in ALGORITHMS.items():
-            if known is self.function:
-                return name
-        function, settings = self.function, ""
-        if isinstance(function, functools.partial):
-            settings = f"({', '.join(f'{name}={value!r}' for name, value in function.keywords.items())})"
-            function = function.func
-        module = str(getattr(function, "__module__", "")).rpartition(".")[2]
-        name = str(getattr(function, "__name__", repr(function)))
-        return f"{module}.{name}{settings}" if name == "suggest" else f"{name}{settings}"
-
-    def suggest(self, number: int, trials: Sequence[Trial], seed: int, *signs: float) -> Chosen | None:
-        """Call the function with the trials as hyperopt's, which have a single loss."""
-        (sign,) = signs
-        return self.space.suggest(self.function, number, trials, seed, sign)
-
-
-def make_algorithm(given: object, space: Space, num_metrics: int = 1) -> Algorithm:
-    """Look up a search algorithm by name, or adapt a suggest function of hyperopt or a sampler of Optuna.
+    Returns:
+        The algorithm of a `SearchStudy`, and its name for display.
 
     Raises:
-        ConfigurationError: ``given`` is none of these, or cannot search the space or several metrics.
+        ConfigurationError: It is unknown, needs a package that is not installed, or does not support the space or several
+            metrics.
     """
-    algorithm = _make_algorithm(given, space, num_metrics)
-    if num_metrics > 1 and isinstance(algorithm, HyperoptAlgorithm):
-        raise ConfigurationError(
-            f"algo={algorithm.name!r} searches a single metric, and metric= names {num_metrics}: give a sampler of Optuna, "
-            "such as algo=optuna.samplers.TPESampler(seed=1), which needs pip install 'sparkkeras[optuna]'."
-        )
-    return algorithm
+    name, algorithm = _made(given, space, metrics)
+    missing = [package for package in _PACKAGES.get(name, ()) if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigurationError(f"algo={name!r} needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
+    try:
+        tried = copy.deepcopy(algorithm) if isinstance(algorithm, BaseSampler) else algorithm
+        if not isinstance(given, str) or given in SAMPLERS:
+            SearchStudy(space, metrics, tried, 0).ask(())
+    except TypeError:  # it cannot be copied; its first trial will show the error
+        pass
+    except ValueError as error:
+        raise ConfigurationError(f"algo={name} cannot search this ({error}) Give another sampler, such as 'tpe'.") from error
+    return algorithm, name
 
 
-def _make_algorithm(given: object, space: Space, num_metrics: int) -> Algorithm:
-    if isinstance(given, str) and given in ALGORITHMS:
-        return HyperoptAlgorithm(ALGORITHMS[given], space)
-    samplers: Any = sys.modules.get("optuna.samplers")  # loaded by whoever made a sampler
-    if samplers is not None and isinstance(given, samplers.BaseSampler):
-        from sparkkeras.hyperopt.optuna_sampler import OptunaAlgorithm, check_several
+def _made(given: object, space: Space, metrics: Metrics) -> tuple[str, Any]:
+    if isinstance(given, str) and given in SAMPLERS:
+        return given, SAMPLERS[given]
+    if isinstance(given, BaseSampler):
+        return type(given).__name__, given
+    function: Any = given
+    if isinstance(given, str) and given in _FUNCTIONS:
+        function = importlib.import_module(f"hyperopt.{given}").suggest
+    if callable(function) and not isinstance(function, type):
+        from sparkkeras.hyperopt.expressions import Suggester
 
-        if num_metrics > 1:
-            check_several(given, space, num_metrics)
-        return OptunaAlgorithm(given, space, num_metrics)
-    if callable(given) and not isinstance(given, type):
-        function: Callable[..., Any] = given
-        return HyperoptAlgorithm(function, space)
-    if samplers is not None and isinstance(given, type) and issubclass(given, samplers.BaseSampler):
+        if len(metrics) > 1:
+            raise ConfigurationError(
+                f"algo={_name_of(function)!r} searches a single metric, and metric= names {len(metrics)}: use 'tpe', "
+                "'nsgaii', 'gp', or another sampler of Optuna."
+            )
+        return _name_of(function), Suggester(function, space, next(iter(metrics.values())))
+    if isinstance(given, type) and issubclass(given, BaseSampler):
         raise ConfigurationError(f"algo={given.__name__} is a class; expected an object: {given.__name__}().")
     raise ConfigurationError(
-        f"algo={given!r} is not known. Give a name; a function suggest(new_ids, domain, trials, seed) such as "
-        "hyperopt.tpe.suggest; or a sampler of Optuna, such as optuna.samplers.TPESampler(seed=1), which needs "
-        f"pip install 'sparkkeras[optuna]'. {known_names(given, ALGORITHMS)}"
+        f"algo={given!r} is not known. Give a name; a sampler of Optuna, such as optuna.samplers.QMCSampler(); or a "
+        "function suggest(new_ids, domain, trials, seed), such as hyperopt.tpe.suggest. "
+        f"{known_names(given, [*SAMPLERS, *_FUNCTIONS])}"
+    )
+
+
+def _name_of(function: Any) -> str:
+    """The name of a suggest function, with the settings that the user has given it."""
+    settings = ""
+    if isinstance(function, functools.partial):
+        settings = f"({', '.join(f'{name}={value!r}' for name, value in function.keywords.items())})"
+        function = function.func
+    module = str(getattr(function, "__module__", "")).rpartition(".")[2]
+    name = str(getattr(function, "__name__", repr(function)))
+    return f"{module}.{name}{settings}" if name == "suggest" else f"{name}{settings}"
+
+
+def make_pruner(given: object, epochs: int | None = None) -> BasePruner | None:
+    """Look up a pruner by name, or return a given pruner or ``None``.
+
+    Args:
+        given: A name, a pruner or ``None``.
+        epochs: The number of epochs of a trial that is not pruned; ``None`` if only the trials know it.
+
+    Raises:
+        ConfigurationError: ``given`` is neither a known name nor a pruner.
+    """
+    if given is None or isinstance(given, BasePruner):
+        return given
+    if isinstance(given, str) and given in PRUNERS:
+        return PRUNERS[given](epochs)
+    if isinstance(given, type) and issubclass(given, BasePruner):
+        raise ConfigurationError(f"pruner={given.__name__} is a class; expected an object: {given.__name__}().")
+    raise ConfigurationError(
+        f"pruner={given!r} is not known. Give None, a name, or a pruner of Optuna, such as "
+        f"optuna.pruners.MedianPruner(). {known_names(given, PRUNERS)}"
     )

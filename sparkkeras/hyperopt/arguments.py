@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import keras
+import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.hyperopt.ledger import Limits
 from sparkkeras.hyperopt.objective import CallObjective, Fit, Objective
-from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
-from sparkkeras.hyperopt.space import Space, history_of, is_finite
+from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import Metrics, Trial
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.training.callbacks import as_callbacks
@@ -214,8 +215,7 @@ def make_limits(
     metrics: Metrics,
     *,
     max_evals: int | None,
-    pruner: str | AnyPruner | None,
-    epochs: int | None,
+    pruner: object,
     timeout: float | None,
     loss_threshold: float | None,
     early_stop_fn: Callable[..., Any] | None,
@@ -223,8 +223,6 @@ def make_limits(
     lease_seconds: float,
 ) -> Limits:
     """Make the limits of a search from the arguments of `HyperParamModel.minimize`.
-
-    ``epochs`` is ``None`` if only the trials know the number: they have an objective, or it is a hyper-parameter.
 
     Raises:
         ConfigurationError: An argument is out of range, or the search would never end.
@@ -234,7 +232,6 @@ def make_limits(
     limits = Limits(
         max_evals=arguments.optional_integer("max_evals", max_evals),
         sign=sign,
-        pruner=make_pruner(pruner, epochs),
         timeout=_positive("timeout", timeout),
         loss_threshold=_finite("loss_threshold", loss_threshold),
         max_failures=arguments.optional_integer("max_failures", max_failures, low=0),
@@ -281,12 +278,13 @@ def _early_stop(function: Callable[..., Any] | None, sign: float, space: Space) 
     if not callable(function):
         raise ConfigurationError(f"early_stop_fn={function!r}: expected a function, or None.")
     next_arguments: list[Any] = []
+    from sparkkeras.hyperopt.expressions import history_of
 
     def stop(trials: Sequence[Trial]) -> bool:
         valued = [trial for trial in trials if trial.value is not None]
         if not valued:
             return False
-        should_stop, next_arguments[:] = function(history_of(valued, sign, space.labels), *next_arguments)
+        should_stop, next_arguments[:] = function(history_of(valued, sign, space.parameters), *next_arguments)
         return bool(should_stop)
 
     return stop
@@ -301,3 +299,8 @@ def _accepts(function: Callable[..., Any], count: int) -> bool:
     except ValueError:  # no signature, as for some builtins
         return True
     return True
+
+
+def is_finite(value: object) -> bool:
+    """Whether ``value`` is a finite number; booleans do not count as numbers."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)

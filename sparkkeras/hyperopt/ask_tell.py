@@ -9,25 +9,27 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, SearchError
-from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
-from sparkkeras.hyperopt.arguments import check_single, metrics_of
-from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
+from sparkkeras.hyperopt.algorithms import make_algorithm, make_pruner
+from sparkkeras.hyperopt.arguments import check_single, is_finite, metrics_of
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
-from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
 from sparkkeras.hyperopt.results import SearchResults
-from sparkkeras.hyperopt.space import Space, SuggestFunction, is_finite
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import SearchStudy
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial
 
 
@@ -71,26 +73,27 @@ class Search:
         self,
         space: Any,
         *,
-        algo: str | SuggestFunction | OptunaSampler = "tpe",
+        algo: str | BaseSampler | Callable[..., Any] = "tpe",
         metric: str | Sequence[str] = "loss",
         mode: Literal["auto", "min", "max"] | Sequence[Literal["auto", "min", "max"]] = "auto",
-        pruner: str | AnyPruner | None = None,
+        pruner: str | BasePruner | None = None,
         seed: int | None = None,
         save_to: str | Path | None = None,
     ) -> None:
         search_space, metrics = Space(space), metrics_of(metric, mode)
         check_single(metrics, pruner=pruner)
-        algorithm = make_algorithm(algo, search_space, len(metrics))
+        algorithm, _ = make_algorithm(algo, search_space, metrics)
         self._names, (self._sign, *_) = tuple(metrics), metrics.values()
-        limits = Limits(sign=self._sign, pruner=make_pruner(pruner), lease_seconds=float("inf"))
+        limits = Limits(sign=self._sign, lease_seconds=float("inf"), num_metrics=len(metrics))
         arguments.optional_integer("seed", seed, low=0)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         self._journal = Journal(folder, None, *metrics.values())  # keeps the models that `minimize` has left there
-        definition = SearchDefinition(search_space, algorithm, metrics, choose_seed(seed, self._journal))
-        self.seed = definition.seed
         self._open = ExitStack()
-        earlier = self._open.enter_context(self._journal.opened(definition.settings, search_space.params))
-        self._ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier, save=self._save)
+        storage = self._open.enter_context(self._journal.opened())
+        study = SearchStudy(search_space, metrics, algorithm, seed, make_pruner(pruner), storage)
+        self.seed = study.seed
+        self._ledger = TrialLedger(study, limits, time.monotonic, save=self._save)
+        self._journal.add(self._ledger.finished)
         self._results = SearchResults(self._ledger, self._journal, search_space, metrics)
         self._lock = threading.RLock()  # of what follows, and for an error to be raised by the call that caused it
         self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
@@ -195,6 +198,11 @@ class Search:
             return next(each for each in self._ledger.finished if each.number == ended.number)
 
     @property
+    def study(self) -> optuna.Study:
+        """The study of Optuna, for its functions."""
+        return self._ledger.study
+
+    @property
     def trials(self) -> list[Trial]:
         """All trials, including pending ones, whose status is ``"running"``, in the order of their numbers."""
         return self._results.trials
@@ -264,7 +272,8 @@ class Search:
         return replace(trial, status=status, value=values[0], values=values, best_epoch=epoch)
 
     def _save(self, trial: Trial, _: Any) -> None:
-        self._journal.write(trial)
+        self._ledger.tell(trial)
+        self._journal.flush()
         self._ledger.saved(trial.number)
 
     def _pending(self, given: Trial | int) -> Trial:

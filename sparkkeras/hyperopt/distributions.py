@@ -11,28 +11,22 @@
         ),
     }
 
-Nothing here needs the hyperopt library: `expressions` converts these spaces to its expressions.
+Nothing here needs Optuna or the hyperopt library, so that workers need neither.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, MappingView, Set
+from dataclasses import dataclass
 from fractions import Fraction
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from sparkkeras.arguments import flag, known_arguments
 from sparkkeras.errors import ConfigurationError
-
-ROOT = "params"
-"""The label of a distribution that is the whole space, and so has no key."""
-
-_CONSTANTS = (str, int, float, np.generic, type(None))
-"""The types of items by which a list looks like a choice."""
 
 _ROUNDING = 1e-9
 """The part of a step that counts as a rounding error."""
@@ -45,9 +39,10 @@ class Distribution:
 
 @dataclass(frozen=True, eq=False)
 class Choice(Distribution):
-    """See `choice`."""
+    """See `choice`; ``weights`` are the probabilities of the options of ``hp.pchoice``."""
 
     options: tuple[Any, ...]
+    weights: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +64,35 @@ class LogUniform(Distribution):
 
 
 @dataclass(frozen=True, eq=False)
-class Normal(Distribution):
-    """See `normal`."""
+class Quantile(Distribution):
+    """A number that is searched by its quantile, a number in (0, 1): normal and quantized ones.
 
-    mean: float
-    stddev: float
+    Attributes:
+        first: The mean, or the smallest value.
+        second: The standard deviation, or the largest value.
+        normal: Whether the number is normally distributed, else uniformly.
+        log: Whether its logarithm is, instead of the value.
+        step: The number of which the value is a multiple; 0: any.
+    """
+
+    first: float
+    second: float
+    normal: bool = False
+    log: bool = False
+    step: float = 0.0
+
+    def value(self, quantile: float) -> float:
+        """The value at a quantile."""
+        low, high = self.first, self.second
+        value = NormalDist(low, high).inv_cdf(quantile) if self.normal else low + (high - low) * quantile
+        value = math.exp(value) if self.log else value
+        return round(value / self.step) * self.step if self.step else value
+
+    def quantile(self, value: float) -> float:
+        """The quantile of a value, the inverse of `value`."""
+        value = math.log(max(value, _ROUNDING)) if self.log else value
+        low, high = self.first, self.second
+        return NormalDist(low, high).cdf(value) if self.normal else (value - low) / (high - low)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,20 +114,21 @@ class Uniform(Distribution):
         span, step, last = _exact(self.high) - _exact(self.low), _exact(self.step or 0.0), self.last_step
         return span / last if span < (last + _ROUNDING) * step else step
 
+    def value(self, index: int) -> float:
+        """The value after some steps: 3 steps of 0.1 are 0.3, not 0.30000000000000004."""
+        return float(_exact(self.low) + index * self.exact_step)
 
-@dataclass(frozen=True, eq=False)
-class Labeled:
-    """A distribution in a space, with its unique label, which is also its name for display.
 
-    Attributes:
-        label: The label.
-        distribution: The distribution.
-        strings: The first string of each option of a choice, by which the option is named; ``None`` without one.
-    """
+def to_json(distribution: Distribution) -> dict[str, Any]:
+    """A distribution as JSON values, without objects among the options of a choice."""
+    return {"kind": type(distribution).__name__, **vars(distribution)}
 
-    label: str
-    distribution: Distribution
-    strings: tuple[str | None, ...] = ()
+
+def from_json(given: dict[str, Any]) -> Distribution:
+    """The inverse of `to_json`."""
+    kinds = {each.__name__: each for each in (Choice, Integer, LogUniform, Quantile, Uniform)}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return kinds[fields.pop("kind")](**fields)
 
 
 def choice(*options: Any) -> Choice:
@@ -176,7 +196,7 @@ def loguniform(low: float, high: float) -> LogUniform:
 
 
 @known_arguments
-def normal(mean: float, stddev: float) -> Normal:
+def normal(mean: float, stddev: float) -> Quantile:
     """A normally distributed number, without bounds.
 
     Args:
@@ -189,7 +209,7 @@ def normal(mean: float, stddev: float) -> Normal:
     mean, stddev = _number("normal", "mean", mean), _number("normal", "stddev", stddev)
     if stddev <= 0:
         raise ConfigurationError(f"normal: stddev={stddev!r}: expected a positive number.")
-    return Normal(mean, stddev)
+    return Quantile(mean, stddev, normal=True)
 
 
 @known_arguments
@@ -210,103 +230,6 @@ def uniform(low: float, high: float, *, step: float | None = None) -> Uniform:
     if distribution.step is not None:
         _check_step("uniform", low, high, distribution.step, distribution.last_step)
     return distribution
-
-
-def has_distributions(space: Any) -> bool:
-    """Whether a space, a structure of dicts, lists and tuples, has distributions of this module."""
-    return any(True for _ in _paths(space))
-
-
-def labeled(space: Any) -> Any:
-    """A space whose distributions are replaced by `Labeled` ones.
-
-    The label of a distribution is its path: keys and indices joined by dots, such as ``optimizer.momentum``. An option of a
-    choice has the path of the choice. If several distributions share a path, the labels of those within options name the
-    option, by its first string or its index: ``optimizer.lr (sgd)``.
-
-    Raises:
-        ConfigurationError: Two distributions have the same label, or one is in a named tuple.
-    """
-    shared = Counter(_paths(space))
-    labels: set[str] = set()
-
-    def visit(node: Any, path: tuple[str, ...], options: tuple[str, ...]) -> Any:
-        if not has_distributions(node):
-            return node
-        if isinstance(node, tuple) and type(node) is not tuple:
-            raise ConfigurationError(
-                f"space: {type(node).__name__}(...) has distributions, and trials would get a plain tuple instead: write a "
-                "dict or a tuple, and make the object of it in the function that builds the model."
-            )
-        if not isinstance(node, Distribution):
-            return map_items(node, lambda key, item: visit(item, (*path, key), options))
-        name = ".".join(path) or ROOT
-        label = f"{name} ({', '.join(options)})" if options and shared[path] > 1 else name
-        if label in labels:
-            raise ConfigurationError(f"space: two hyper-parameters have the name {label!r}: rename one of their keys.")
-        labels.add(label)
-        if not isinstance(node, Choice):
-            return Labeled(label, node)
-        strings = tuple(map(first_string, node.options))
-        names = _option_names(strings)
-        inner = [visit(option, path, (*options, name)) for option, name in zip(node.options, names, strict=True)]
-        return Labeled(label, replace(node, options=tuple(inner)), strings)
-
-    return visit(space, (), ())
-
-
-def all_labeled(space: Any) -> Iterator[Labeled]:
-    """The `Labeled` distributions in a space, also those in options."""
-    if isinstance(space, Labeled):
-        yield space
-        space = space.distribution.options if isinstance(space.distribution, Choice) else ()
-    if isinstance(space, (dict, list, tuple)):
-        for item in space.values() if isinstance(space, dict) else space:
-            yield from all_labeled(item)
-
-
-def constant_lists(space: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """The names of the lists of several numbers, strings and the like in a space, and these lists; not those in options.
-
-    Other libraries choose one item of such a list.
-    """
-    if isinstance(space, dict):
-        for key, item in space.items():
-            yield from constant_lists(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(space, list) and len(space) > 1 and all(isinstance(item, _CONSTANTS) for item in space):
-        yield name, space
-
-
-def map_items(node: Any, function: Callable[[str, Any], Any]) -> Any:
-    """Replace the items of a dict, list or tuple by what a function returns for each key or index, and item."""
-    if isinstance(node, Mapping):
-        return {key: function(str(key), item) for key, item in node.items()}
-    items = [function(str(index), item) for index, item in enumerate(node)]
-    return tuple(items) if isinstance(node, tuple) else items
-
-
-def _paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of each distribution in a space."""
-    if isinstance(node, Distribution):
-        yield path
-        for option in node.options if isinstance(node, Choice) else ():
-            yield from _paths(option, path)
-    elif isinstance(node, (Mapping, list, tuple)):
-        for key, item in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _paths(item, (*path, str(key)))
-
-
-def _option_names(strings: Sequence[str | None]) -> list[str]:
-    """A unique name for each option: its first string, or its index."""
-    indices = [f"#{index}" for index in range(len(strings))]
-    count = Counter([*strings, *indices])
-    return [text if text and count[text] == 1 else index for text, index in zip(strings, indices, strict=True)]
-
-
-def first_string(option: Any) -> str | None:
-    """The first string in a dict, which names it among the options of a choice; ``None`` without one."""
-    values = option.values() if isinstance(option, Mapping) else ()
-    return next((value for value in values if isinstance(value, str)), None)
 
 
 def _number(function: str, name: str, value: Any) -> float:

@@ -1,78 +1,248 @@
-"""Converts search spaces in plain Python (`distributions`) to hyperopt's expressions."""
+"""The hyperopt library: its expressions as search spaces, its suggest functions as algorithms, its trials.
+
+A suggest function needs a space of hyperopt's expressions, and chooses numbers in their terms: of a choice the index, of
+``integer`` a float that is rounded. They are kept with the trial, so that it gets exactly these, also in a resumed search.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from fractions import Fraction
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import hyperopt
-from hyperopt import hp, pyll
-from hyperopt.pyll import scope
+import numpy as np
+from hyperopt import base, hp, pyll
 
-from sparkkeras.hyperopt.distributions import (
-    Choice,
-    Distribution,
-    Integer,
-    Labeled,
-    LogUniform,
-    Normal,
-    Uniform,
-    map_items,
-)
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt.distributions import Choice, Distribution, Integer, LogUniform, Quantile, Uniform
 from sparkkeras.hyperopt.encoding import JSON_TYPES
+from sparkkeras.hyperopt.names import option_names
+from sparkkeras.hyperopt.space import Computed, Parameter, Space
+from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
+
+SuggestFunction = Any
+"""A suggest function of hyperopt, such as ``hyperopt.tpe.suggest``."""
 
 _HALF = 0.5 - 1e-9
 """Values of this margin beyond a range are rounded into it, and none is rounded beyond it."""
 
 
-def to_expression(space: Any) -> Any:
-    """The structure of hyperopt expressions for a space with `Labeled` distributions; expressions in it are kept."""
-    if isinstance(space, Labeled):
-        return _expression(space.label, space.distribution)
-    if type(space) in (dict, list, tuple):
-        return map_items(space, lambda _, item: to_expression(item))
-    return space if isinstance(space, pyll.Apply) or type(space) in JSON_TYPES else pyll.Literal(space)
+def converted(space: Any) -> Any:
+    """A structure in which all expressions of hyperopt are converted.
+
+    Raises:
+        ConfigurationError: An expression cannot be searched.
+    """
+    found: dict[int, Parameter] = {}
+    if isinstance(space, (pyll.Apply, Parameter)) or not _has_parameters(space):
+        space = space if isinstance(space, Parameter) else _as_apply(space)  # whose lists become tuples, as in hyperopt
+    return _converted(space, found)
 
 
-def params_of(space: Any, chosen: Mapping[str, Any]) -> Any:
-    """The hyper-parameters of a trial for the values chosen for the labels; objects, lists and tuples stay what they are.
+def _has_parameters(node: Any) -> bool:
+    if isinstance(node, (dict, list, tuple)):
+        return any(map(_has_parameters, node.values() if isinstance(node, dict) else node))
+    return isinstance(node, Parameter)
+
+
+def _as_apply(space: Any) -> Any:
+    try:
+        return pyll.as_apply(space)
+    except Exception as error:
+        raise ConfigurationError(f"space={space!r} cannot be searched ({type(error).__name__}: {error}).") from error
+
+
+def _converted(node: Any, found: dict[int, Parameter]) -> Any:
+    """Convert a node; the same hyper-parameter in two places stays the same."""
+    if isinstance(node, Parameter):
+        if isinstance(node.distribution, Choice):
+            options = tuple(_converted(each, found) for each in node.distribution.options)
+            return Parameter(node.label, Choice(options), node.options)
+        return node
+    if type(node) in (dict, list, tuple):
+        if isinstance(node, dict):
+            return {key: _converted(item, found) for key, item in node.items()}
+        return type(node)(_converted(item, found) for item in node)
+    if not isinstance(node, pyll.Apply):
+        return node
+    if isinstance(node, pyll.Literal):
+        if isinstance(node.obj, Distribution):
+            raise ConfigurationError(
+                "space: an expression of hyperopt holds a distribution of sparkkeras, which it cannot search: replace "
+                "hp.choice(label, options) by choice(*options)."
+            )
+        return node.obj
+    inner = node.pos_args[0] if node.name in ("float", "switch") and node.pos_args else node
+    if inner.name == "hyperopt_param":
+        if id(inner) not in found:
+            label, numbers = inner.arg["label"].obj, inner.arg["obj"]
+            options = [_converted(each, found) for each in node.pos_args[1:]] if node.name == "switch" else []
+            found[id(inner)] = _parameter(label, numbers, options)
+        return found[id(inner)]
+    if node.name == "dict":
+        return {key: _converted(item, found) for key, item in _items(node)}
+    if node.name == "pos_args":
+        return tuple(_converted(item, found) for item in node.pos_args)
+    inputs = node.inputs()
+    return Computed(
+        tuple(_converted(each, found) for each in inputs),
+        lambda values: pyll.rec_eval(node, memo=dict(zip(inputs, values, strict=True))),
+    )
+
+
+def _items(node: Any) -> list[tuple[Any, Any]]:
+    """The items of a dict."""
+    if node.named_args or not node.pos_args:
+        return list(node.named_args)
+    return [(pair.pos_args[0].obj, pair.pos_args[1]) for pair in node.pos_args[0].pos_args]  # keys that are not strings
+
+
+def _parameter(label: str, node: Any, options: Sequence[Any]) -> Parameter:
+    """A hyper-parameter, from the node of its distribution and the options of a choice."""
+    numbers = [pyll.rec_eval(each) for each in node.pos_args] + [pyll.rec_eval(each) for _, each in node.named_args]
+    kind = node.name
+    if kind == "categorical":
+        weights = tuple(float(each) for each in numbers[0])
+        return Parameter(label, Choice(tuple(options), weights), option_names(options))
+    if options:
+        return Parameter(label, Choice(tuple(options)), option_names(options))
+    match kind, *numbers:
+        case "randint", high:
+            return Parameter(label, Integer(0, int(high) - 1))
+        case "randint", low, high:
+            return Parameter(label, Integer(int(low), int(high) - 1))
+        case "uniform", low, high:
+            return Parameter(label, Uniform(float(low), float(high)))
+        case "loguniform", low, high:
+            return Parameter(label, LogUniform(math.exp(low), math.exp(high)))
+        case str(), first, second, *rest:
+            is_log, is_normal = "log" in kind, kind.endswith("normal")
+            step = float(rest[0]) if rest else 0.0
+            return Parameter(label, Quantile(float(first), float(second), is_normal, is_log, step))
+    raise ConfigurationError(f"space: hp.{kind} of {label!r} cannot be searched.")
+
+
+class Suggester:
+    """A suggest function of hyperopt for a space.
 
     Args:
-        space: A space with `Labeled` distributions.
-        chosen: The value that the algorithm chose for each label; for a choice the index of the option.
+        function: The function.
+        space: The space.
+        sign: 1 if smaller values are better, -1 if larger ones are.
     """
-    if isinstance(space, Labeled):
-        if isinstance(space.distribution, Choice):
-            return params_of(space.distribution.options[int(chosen[space.label])], chosen)
-        return hyperopt.space_eval(to_expression(space), chosen)
-    if type(space) in (dict, list, tuple):
-        return map_items(space, lambda _, item: params_of(item, chosen))
-    return hyperopt.space_eval(space, chosen) if isinstance(space, pyll.Apply) else space
+
+    def __init__(self, function: SuggestFunction, space: Space, sign: float) -> None:
+        self._function, self._space, self._sign = function, space, sign
+        if space.is_open:
+            raise ConfigurationError(
+                "algo= is a suggest function of hyperopt, which has to know the space before: give space=, or another "
+                "algorithm, such as 'tpe'."
+            )
+        try:
+            self._domain = base.Domain(None, _to_expression(space.given), pass_expr_memo_ctrl=False)
+        except Exception as error:
+            raise ConfigurationError(f"space: hyperopt cannot search it ({type(error).__name__}: {error}).") from error
+
+    def suggest(self, number: int, trials: Sequence[Trial], seed: int) -> dict[str, Any] | None:
+        """The values of a trial by label, in hyperopt's terms; ``None`` if there are no more suggestions.
+
+        With one worker, they are those of ``hyperopt.fmin`` with ``rstate=numpy.random.default_rng(seed)``.
+        """
+        generator = np.random.default_rng(seed)
+        drawn = [generator.integers(2**31 - 1) for _ in range(number + 1)]
+        history = history_of(trials, self._sign, self._space.parameters)
+        docs = self._function([number], self._domain, history, drawn[number])
+        if not docs:
+            return None
+        found = {label: values[0] for label, values in docs[0]["misc"]["vals"].items() if values}
+        return {label: value.item() if isinstance(value, np.generic) else value for label, value in found.items()}
+
+    def searched(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """What Optuna would have chosen for the values of a trial in hyperopt's terms."""
+        return {label: _searched(self._space.parameters[label], value) for label, value in drawn.items()}
+
+    def value(self, parameter: Parameter, drawn: Mapping[str, Any]) -> Any:
+        """The value in a trial; of a choice the index of the option."""
+        value = drawn[parameter.label]
+        match parameter.distribution:
+            case Choice():
+                return int(value)
+            case Uniform(_, _, step) as stepped if step is not None:
+                return stepped.value(int(value))
+            case Integer():
+                return _searched(parameter, value)
+        return value
 
 
-def _expression(label: str, distribution: Distribution) -> Any:
+def _searched(parameter: Parameter, drawn: Any) -> Any:
+    """What Optuna would have chosen for a value in hyperopt's terms; see `Parameter.searched`."""
+    distribution = parameter.distribution
     match distribution:
+        case Choice(_, None):
+            return parameter.options[int(drawn)]
+        case Choice(_, weights):
+            return sum(weights[: int(drawn)]) + weights[int(drawn)] / 2
+        case Integer(low, _, step):
+            return int(drawn) if step == 1 else low + step * int(drawn)
+        case Uniform(_, _, step) if step is not None:
+            return int(drawn)
+    chosen = distribution.quantile(drawn) if isinstance(distribution, Quantile) else drawn
+    return min(max(chosen, parameter.searched.low), parameter.searched.high)
+
+
+def history_of(trials: Sequence[Trial], sign: float, labels: Iterable[str]) -> base.Trials:
+    """Convert trials to ``hyperopt.Trials``. Running ones have no loss; hyperopt's algorithms treat this as infinite."""
+    docs, labels = [], list(labels)
+    for trial in trials:
+        chosen = trial.drawn or trial.chosen
+        values = {label: [chosen[label]] if label in chosen else [] for label in labels}
+        idxs = {label: [trial.number] * len(each) for label, each in values.items()}
+        misc = {"tid": trial.number, "cmd": None, "workdir": None, "idxs": idxs, "vals": values}
+        (doc,) = base.Trials(refresh=False).new_trial_docs([trial.number], [None], [_result(trial, sign)], [misc])
+        doc["state"] = base.JOB_STATE_RUNNING if trial.status == RUNNING else base.JOB_STATE_DONE
+        docs.append(doc)
+    return base.trials_from_docs(docs, validate=False)
+
+
+def _result(trial: Trial, sign: float) -> dict[str, Any]:
+    if trial.status == RUNNING:
+        return {"status": base.STATUS_NEW}
+    if trial.status == FAILED or trial.value is None:
+        return {**trial.extra, "status": base.STATUS_FAIL}
+    return {**trial.extra, "status": base.STATUS_OK, "loss": sign * trial.value}
+
+
+def _to_expression(node: Any) -> Any:
+    """The structure of hyperopt's expressions for one with parameters."""
+    if isinstance(node, Parameter):
+        return _expression(node)
+    if type(node) is dict:
+        return {key: _to_expression(item) for key, item in node.items()}
+    if type(node) in (list, tuple):
+        return [_to_expression(item) for item in node]
+    return node if isinstance(node, pyll.Apply) or type(node) in JSON_TYPES else pyll.Literal(node)
+
+
+def _expression(parameter: Parameter) -> Any:
+    label = parameter.label
+    match parameter.distribution:
         case Choice(options):
-            return hp.choice(label, [to_expression(option) for option in options])
+            return hp.choice(label, [_to_expression(option) for option in options])
         case Integer(low, high, _, True):
-            return scope.int(hp.qloguniform(label, math.log(low - _HALF), math.log(high + _HALF), 1))
+            return hp.qloguniform(label, math.log(low - _HALF), math.log(high + _HALF), 1)
         case Integer(low, high, 1):
-            return scope.int(hp.quniform(label, low - _HALF, high + _HALF, 1))
+            return hp.quniform(label, low - _HALF, high + _HALF, 1)
         case Integer(low, high, step):
-            return low + step * scope.int(_index(label, (high - low) // step))
+            return _index(label, (high - low) // step)
         case LogUniform(low, high):
             return hp.loguniform(label, math.log(low), math.log(high))
-        case Normal(mean, stddev):
+        case Quantile(mean, stddev):
             return hp.normal(label, mean, stddev)
         case Uniform(low, high, None):
             return hp.uniform(label, low, high)
-        case Uniform(low):  # a quotient of whole numbers: 3 steps of 0.1 are 0.3, not 0.30000000000000004
-            first, size = Fraction(repr(low)), distribution.exact_step
-            scale = math.lcm(first.denominator, size.denominator)
-            return (int(first * scale) + int(size * scale) * scope.int(_index(label, distribution.last_step))) / scale
-    raise NotImplementedError(distribution)
+        case Uniform() as stepped:
+            return _index(label, stepped.last_step)
+    raise NotImplementedError(parameter)
 
 
 def _index(label: str, last: int) -> Any:

@@ -1,4 +1,4 @@
-"""`HyperModel`: functions ``build(hp)`` in the style of KerasTuner, whose calls define the space."""
+"""`HyperParameters`: hyper-parameters that a trial defines while it runs, in the style of KerasTuner and of Optuna."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ import keras
 
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.hyperopt.distributions import Choice, Distribution, Integer, choice, integer, loguniform, uniform
+from sparkkeras.hyperopt.distributions import Distribution, choice, integer, loguniform, uniform
+
+Ask = Callable[[str, Distribution], Any]
+"""Chooses the value of a hyper-parameter, given its name."""
 
 
 class HyperModel:
-    """A function ``build(hp)`` of KerasTuner as a model to search, with its space.
+    """An object with a method ``build(hp)``, like ``keras_tuner.HyperModel``, as the function that builds models.
 
-    The space is recorded on the driver: ``build`` is called with the default of each hyper-parameter, then with each other
-    option of a choice and with the largest value of each ``hp.Int``, which finds hyper-parameters within branches and loops.
-    Every trial has a value for each of them, also for those that its branches do not use.
+    A function ``build(hp)`` needs no `HyperModel`.
 
     Args:
-        build: Takes ``hp`` and returns a compiled model; or an object with such a method ``build``, like
-            ``keras_tuner.HyperModel``. Of ``hp`` it may use ``Int``, ``Float``, ``Choice``, ``Boolean``, ``Fixed``, ``get``
-            and ``conditional_scope``.
-
-    Attributes:
-        space: The space: a dict from names to distributions.
+        build: The object, or a function of `HyperParameters`, which returns a compiled model.
 
     Raises:
-        ConfigurationError: ``build`` is not a function, or uses a hyper-parameter in a way that cannot be searched.
+        ConfigurationError: ``build`` is neither.
 
     Example::
 
@@ -47,50 +43,32 @@ class HyperModel:
         function = getattr(build, "build", build)
         if not callable(function) or isinstance(build, (type, keras.Model)):
             raise ConfigurationError(f"build={build!r}: expected a function of hp, or an object with a method build(hp).")
-        self._build: Callable[[HyperParameters], Any] = function
-        self.space = _record(function)
-        if not self.space:
-            raise ConfigurationError(
-                f"build={build!r} uses no hyper-parameter: define some with hp.Int, hp.Float, hp.Choice or hp.Boolean."
-            )
+        self._build: Callable[[Any], Any] = function
 
-    def __call__(self, params: Mapping[str, Any]) -> Any:
-        """Build the model for the hyper-parameters of a trial."""
-        return self._build(HyperParameters(params))
+    def __call__(self, hp: Any) -> Any:
+        """Build the model of a trial."""
+        return self._build(hp if isinstance(hp, HyperParameters) else HyperParameters(hp))
 
 
 class HyperParameters:
-    """The argument ``hp`` of ``build``, with the methods of ``keras_tuner.HyperParameters`` that define and read values.
+    """The hyper-parameters of a trial, which its function defines by calling these methods; the first call chooses a value.
+
+    It has the methods of ``keras_tuner.HyperParameters`` and of ``optuna.Trial`` that define values.
 
     Args:
         values: Values by name.
-        found: While the space is recorded, what has been found; hyper-parameters without a value then have their default.
+        ask: Chooses further values; ``None``: there are no more, since the trial has ended.
     """
 
-    def __init__(self, values: Mapping[str, Any], found: dict[str, Distribution] | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any], ask: Ask | None = None) -> None:
         self.values = dict(values)
-        self._found = found
+        self._ask = ask
 
     def Int(  # noqa: N802
-        self,
-        name: str,
-        min_value: int,
-        max_value: int,
-        step: int | None = None,
-        sampling: str | None = None,
-        default: int | None = None,
-        **scope: Any,
+        self, name: str, min_value: int, max_value: int, step: int | None = None, sampling: str | None = None, **scope: Any
     ) -> int:
-        """A whole number from ``min_value`` to ``max_value``; if they are equal, it is not searched."""
-        if min_value == max_value:
-            return int(self.Fixed(name, min_value))
-        log = _is_log("Int", name, sampling, step)
-        value = self._value(
-            name,
-            lambda: integer(min_value, max_value, step=1 if step is None else step, log=log),
-            min_value if default is None else default,
-        )
-        return int(value)
+        """A whole number from ``min_value`` to ``max_value``."""
+        return self.suggest_int(name, min_value, max_value, step=step or 1, log=_is_log("Int", name, sampling, step))
 
     def Float(  # noqa: N802
         self,
@@ -99,31 +77,18 @@ class HyperParameters:
         max_value: float,
         step: float | None = None,
         sampling: str | None = None,
-        default: float | None = None,
         **scope: Any,
     ) -> float:
-        """A number from ``min_value`` to ``max_value``; if they are equal, it is not searched."""
-        if min_value == max_value:
-            return float(self.Fixed(name, min_value))
-        log = _is_log("Float", name, sampling, step)
-        value = self._value(
-            name,
-            lambda: loguniform(min_value, max_value) if log else uniform(min_value, max_value, step=step),
-            min_value if default is None else default,
-        )
-        return float(value)
+        """A number from ``min_value`` to ``max_value``."""
+        return self.suggest_float(name, min_value, max_value, step=step, log=_is_log("Float", name, sampling, step))
 
-    def Choice(  # noqa: N802
-        self, name: str, values: Sequence[Any], ordered: bool | None = None, default: Any = None, **scope: Any
-    ) -> Any:
-        """One of some values."""
-        if not len(values):
-            raise ConfigurationError(f"hp.Choice({name!r}): values={values!r} has no value to choose.")
-        return self._value(name, lambda: choice(*values), values[0] if default is None else default)
+    def Choice(self, name: str, values: Sequence[Any], **scope: Any) -> Any:  # noqa: N802
+        """One of some numbers or strings."""
+        return self.suggest_categorical(name, values)
 
-    def Boolean(self, name: str, default: bool = False, **scope: Any) -> bool:  # noqa: N802
+    def Boolean(self, name: str, **scope: Any) -> bool:  # noqa: N802
         """True or False."""
-        return bool(self._value(name, lambda: choice(False, True), default))
+        return bool(self.suggest_categorical(name, (False, True)))
 
     def Fixed(self, name: str, value: Any, **scope: Any) -> Any:  # noqa: N802
         """A value that is not searched."""
@@ -137,63 +102,43 @@ class HyperParameters:
 
     @contextmanager
     def conditional_scope(self, parent_name: str, parent_values: Any) -> Iterator[None]:
-        """Has no effect: trials have a value for each hyper-parameter, in any branch."""
+        """Has no effect: a hyper-parameter is searched in the trials that define it."""
         yield
 
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """A whole number from ``low`` to ``high``; if they are equal, it is not searched."""
+        if low == high:
+            return int(self.Fixed(name, low))
+        return int(self._value(name, lambda: integer(low, high, step=step, log=log)))
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+        """A number from ``low`` to ``high``; if they are equal, it is not searched."""
+        if low == high:
+            return float(self.Fixed(name, low))
+        return float(self._value(name, lambda: loguniform(low, high) if log else uniform(low, high, step=step)))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of some numbers or strings."""
+        return self._value(name, lambda: choice(*choices))
+
     def __getattr__(self, name: str) -> Any:
-        """Reject the other methods of ``keras_tuner.HyperParameters``."""
+        """Reject other methods of KerasTuner and Optuna."""
         if name.startswith("__"):  # protocols of Python, such as copying
             raise AttributeError(name)
         raise ConfigurationError(f"hp.{name} is not supported. {known_names(name, _METHODS)}")
 
-    def _value(self, name: str, distribution: Callable[[], Distribution], default: Any) -> Any:
-        if self._found is not None:
-            made = distribution()
-            if _described(self._found.setdefault(name, made)) != _described(made):
-                raise ConfigurationError(
-                    f"hp defines {name!r} twice, as {_described(self._found[name])} and as {_described(made)}: rename one."
-                )
-            return self.values.setdefault(name, default)
+    def _value(self, name: str, distribution: Callable[[], Distribution]) -> Any:
         if name not in self.values:
-            raise ConfigurationError(
-                f"hp has no {name!r}: build(hp) did not use this hyper-parameter when the space was recorded. Define it "
-                f"before the branch that uses it. {known_names(name, self.values)}"
-            )
+            if self._ask is None:
+                raise ConfigurationError(
+                    f"the trial has no {name!r}: the function that builds models must define the same hyper-parameters when "
+                    f"it is called again. {known_names(name, self.values)}"
+                )
+            self.values[name] = self._ask(name, distribution())
         return self.values[name]
 
 
 _METHODS = [name for name in vars(HyperParameters) if not name.startswith("_")]
-
-
-def _record(build: Callable[[HyperParameters], Any]) -> dict[str, Distribution]:
-    """Find the hyper-parameters of a function by calling it; see `HyperModel`."""
-    space: dict[str, Distribution] = {}
-    pending: list[dict[str, Any]] = [{}]
-    while pending:
-        values = pending.pop()
-        found: dict[str, Distribution] = {}
-        build(HyperParameters(values, found))
-        for name, distribution in found.items():
-            if name not in space:
-                space[name] = distribution
-                pending += [{**values, name: value} for value in _alternatives(distribution)]
-    return space
-
-
-def _described(distribution: Distribution) -> str:
-    """A distribution as it is written in a space."""
-    values = ", ".join(f"{value!r}" for value in vars(distribution).values())
-    return f"{type(distribution).__name__.lower()}({values})"
-
-
-def _alternatives(distribution: Distribution) -> Sequence[Any]:
-    """The values of a hyper-parameter with which a function may use others."""
-    match distribution:
-        case Choice(options):
-            return options
-        case Integer(low, high, step):
-            return [low + (high - low) // step * step]
-    return []
 
 
 def _is_log(method: str, name: str, sampling: str | None, step: float | None) -> bool:

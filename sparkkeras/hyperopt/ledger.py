@@ -9,25 +9,32 @@ A trial that ended is first saved, in the background (`saving`), and counts as f
 whatever a search has shown or used as finished is on storage, so a resumed search does not repeat it. Until then the trial
 is among the running ones, and its worker waits for its next trial, so that the algorithm and the limits see the result.
 
-The ledger only decides; functions that it is given suggest trials and check for an early stop. It calls them under one
-lock, during which no heartbeat can be received, so it extends the leases by the time that they take. All methods may be
-called from any thread.
+The study suggests trials and prunes them; a function of the user may end the search. They are called under one lock, during
+which no heartbeat can be received, so the leases are extended by the time that they take. All methods may be called from any
+thread.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.errors import ConfigurationError, SparkKerasError
-from sparkkeras.hyperopt.pruners import AnyPruner, as_losses, should_prune
+from sparkkeras.hyperopt.distributions import Distribution
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
 from sparkkeras.rpc.leases import LEASE_LOST, Lease, Leases
 from sparkkeras.rpc.transport import RefusedError
+
+if TYPE_CHECKING:
+    import optuna
+
+    from sparkkeras.hyperopt.study import SearchStudy
+
+UNDEFINED = "undefined"
+"""The kind of `RefusedError` for a hyper-parameter that cannot be defined."""
 
 CONTINUE, PRUNE, STOP = "continue", "prune", "stop"
 """The replies to a worker's report or heartbeat: continue the trial, prune it, or stop it with the search."""
@@ -47,7 +54,6 @@ class Limits:
         max_evals: The total number of trials, including those of earlier calls; ``None`` is unlimited.
         sign: 1 if smaller values are better, -1 if larger ones are; of the first metric.
         num_metrics: The number of metrics; with several, a trial that was stopped has a value only if it reported all.
-        pruner: Ends unpromising trials early.
         timeout: Seconds since a worker first asked for a trial.
         loss_threshold: The search ends with the first value that is at least as good as this.
         max_failures: The search ends when more trials than this have failed.
@@ -57,7 +63,6 @@ class Limits:
 
     max_evals: int | None = None
     sign: float = 1.0
-    pruner: AnyPruner | None = None
     timeout: float | None = None
     loss_threshold: float | None = None
     max_failures: int | None = None
@@ -67,21 +72,13 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Suggestion:
-    """A suggestion of a search algorithm: the value chosen for each label, and the hyper-parameters made from them."""
-
-    chosen: dict[str, Any]
-    params: Any
-
-
-@dataclass(frozen=True)
 class Assignment:
     """A trial that is assigned to a worker.
 
     Attributes:
         number: The number of the trial.
         lease: The number of the lease.
-        params: The hyper-parameters.
+        params: The hyper-parameters; ``None`` if the trial defines them itself.
     """
 
     number: int
@@ -118,13 +115,12 @@ class TrialLedger:
     """The trials of a search and their leases. See the module docstring.
 
     Args:
-        suggest: Returns the next trial, for its number and all other trials; ``None`` if the algorithm has no more.
+        study: Suggests trials, and has those of earlier calls.
         limits: The conditions under which the search ends.
         clock: A monotonic clock, in seconds.
-        finished: The trials of earlier calls.
         save: Called under the lock with each trial that ended and the model that `finish` got for it; must return at once,
-            and have `saved` called later. If it raises an error, the trial is still running. Trials that were stopped are
-            saved only with a model.
+            and have `tell` and `saved` called later. If it raises an error, the trial is still running. Trials that were
+            stopped are saved only with a model.
 
     Attributes:
         reason: Why the search ended early, as a message; empty if it did not.
@@ -133,16 +129,16 @@ class TrialLedger:
 
     def __init__(
         self,
-        suggest: Callable[[int, Sequence[Trial]], Suggestion | None],
+        study: SearchStudy,
         limits: Limits,
         clock: Callable[[], float],
-        finished: Iterable[Trial] = (),
         *,
         save: Callable[[Trial, Any], None],
     ) -> None:
-        self._suggest, self._limits, self._clock, self._save = suggest, limits, clock, save
+        self._study, self._limits, self._clock, self._save = study, limits, clock, save
         self._lock = threading.RLock()
-        self._finished = {trial.number: trial for trial in finished}
+        ended, running = study.earlier()
+        self._finished = {trial.number: trial for trial in ended}
         self._running: dict[int, Trial] = {}
         self._saving: dict[int, tuple[Trial, Worker]] = {}  # the trials that have ended, and the workers that ran them
         self._leases: Leases[int, _Holder] = Leases(limits.lease_seconds, clock)  # of trials
@@ -153,10 +149,17 @@ class TrialLedger:
         self._exhausted = False
         self.reason = ""
         self.failure: Exception | None = None
+        for trial in running:  # when the driver died
+            self.expire(self._assign(trial, Worker("")).lease)
         ended = self.finished
         for count in range(1, len(ended) + 1):  # a stop function may keep state: it sees the earlier trials again
             self._check_early_stop(ended[:count])
         self.check_limits()
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study of Optuna."""
+        return self._study.study
 
     @property
     def seconds(self) -> float:
@@ -247,18 +250,31 @@ class TrialLedger:
                 self._running[held.key] = trial
             if self.reason:
                 return STOP
-            pruner = self._limits.pruner
-            if pruner is None:
-                return CONTINUE
             ends = [number + 1 for number in new] or [len(trial.intermediate_values)]  # includes epochs without a report
             try:
                 with self._leases.paused():
-                    if self._should_prune(pruner, trial, ends):
-                        held.holder.pruned = True  # a repeated report, since the reply was lost, gets the same reply
-                    return PRUNE if held.holder.pruned else CONTINUE
+                    pruned = [self._study.report(held.key, end, trial.intermediate_values[end - 1]) for end in ends]
             except (Exception, SystemExit) as error:
-                self.fail(_failed(f"the pruner {pruner!r}", error))
+                self.fail(_failed("the pruner (pruner=)", error))
                 return STOP
+            held.holder.pruned |= any(pruned)  # a repeated report, since the reply was lost, gets the same reply
+            return PRUNE if held.holder.pruned else CONTINUE
+
+    def suggest(self, lease: int, label: str, distribution: Distribution) -> Any:
+        """Choose the value of a hyper-parameter that a trial defines itself.
+
+        Raises:
+            RefusedError: Another worker has the trial, or it has defined the hyper-parameter in another way before.
+        """
+        with self._lock:
+            held = self._renew_lease(lease)
+            try:
+                with self._leases.paused():
+                    value, asked = self._study.suggest(held.key, label, distribution)
+            except (ConfigurationError, ValueError) as error:
+                raise RefusedError(UNDEFINED, str(error)) from error
+            self._running[held.key] = replace(self._running[held.key], params=asked.params, chosen=asked.chosen)
+            return value
 
     def renew(self, lease: int) -> str:
         """Record a heartbeat; returns whether to continue the trial or stop it.
@@ -307,6 +323,11 @@ class TrialLedger:
             is_saved = self._end(trial, held, model)
             self._leases.finish(lease)
             return is_saved
+
+    def tell(self, trial: Trial) -> None:
+        """Tell the study the result of a trial, before `saved`."""
+        with self._lock:
+            self._study.tell(trial)
 
     def saved(self, number: int) -> None:
         """Count a trial as finished, since it is on storage, or cannot be saved and `fail` was called."""
@@ -386,17 +407,6 @@ class TrialLedger:
             elif limits.max_failures is not None and failed > limits.max_failures:
                 self.stop(f"more trials failed than max_failures={limits.max_failures}")
 
-    def _should_prune(self, pruner: AnyPruner, trial: Trial, epochs: Sequence[int]) -> bool:
-        """Whether to end a trial at one of some epochs, counted from 1."""
-        sign = self._limits.sign
-        losses = as_losses(trial.intermediate_values, sign)
-        others = {
-            other.number: as_losses(other.intermediate_values, sign)
-            for other in self._trials()
-            if other.number != trial.number and other.intermediate_values
-        }
-        return any(should_prune(pruner, trial.number, losses[:epoch], others) for epoch in epochs)
-
     def _trials(self) -> list[Trial]:
         return [*self._finished.values(), *self._running.values()]
 
@@ -406,18 +416,14 @@ class TrialLedger:
         return not self.reason and not self._exhausted and (max_evals is None or count < max_evals)
 
     def _suggest_trial(self) -> Trial | None:
-        taken = self._finished.keys() | self._running.keys()
-        number = next(number for number in itertools.count() if number not in taken)
         try:
             with self._leases.paused():
-                suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
+                trial = self._study.ask(sorted(self._trials(), key=lambda trial: trial.number))
         except (Exception, SystemExit) as error:
             self.fail(error if isinstance(error, SparkKerasError) else _failed("the search algorithm (algo=)", error))
             return None
-        if suggested is None:
-            self._exhausted = True
-            return None
-        return Trial(number, suggested.params, chosen=suggested.chosen)
+        self._exhausted = trial is None
+        return trial
 
     def _assign(self, trial: Trial, worker: Worker) -> Assignment:
         self._running[trial.number] = replace(trial, worker=worker.name)

@@ -17,6 +17,7 @@ from sparkkeras.data.block import Structure, from_arrays
 from sparkkeras.data.labels import label_ranges
 from sparkkeras.errors import DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
+from sparkkeras.hyperopt.hypermodel import HyperParameters
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchDefinitionError, TrialEnd
 from sparkkeras.hyperopt.rows_on_disk import TRAINING, VALIDATION, RowsOnDisk
 from sparkkeras.hyperopt.service import Outcome
@@ -252,7 +253,7 @@ def _in_structure(arguments: dict[str, Any], structure: Structure | None) -> dic
 
 def fit_arguments_of(params: Any) -> dict[str, Any]:
     """The hyper-parameters that are passed to ``fit``: ``epochs``, ``batch_size`` and ``callbacks``."""
-    given = params if isinstance(params, Mapping) else {}
+    given = params.values if isinstance(params, HyperParameters) else params if isinstance(params, Mapping) else {}
     numbers = {name: _whole(name, given[name]) for name in ("epochs", "batch_size") if name in given}
     return {**numbers, **({"callbacks": given["callbacks"]} if "callbacks" in given else {})}
 

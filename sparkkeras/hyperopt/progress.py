@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sparkkeras.errors import counted
-from sparkkeras.events import Event, Events, PhaseStarted, RunEnded, RunResumed, TrialChanged, WorkersChanged
+from sparkkeras.events import (
+    Event,
+    Events,
+    HyperParameter,
+    PhaseStarted,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    TrialChanged,
+    WorkersChanged,
+)
 from sparkkeras.hyperopt.ledger import TrialLedger
-from sparkkeras.hyperopt.parameters import Parameter, describe_params
+from sparkkeras.hyperopt.space import Parameter, Space, describe, shown
 from sparkkeras.hyperopt.trials import (
     FAILED,
     OK,
@@ -42,7 +52,7 @@ class TrialEvents:
         parameters: The hyper-parameters.
     """
 
-    def __init__(self, events: Events, ledger: TrialLedger, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, events: Events, ledger: TrialLedger, parameters: Mapping[str, Parameter]) -> None:
         self._events, self._ledger, self._parameters = events, ledger, parameters
         self._emitted: dict[int, Trial] = {}
         self._earlier = {trial.number for trial in ledger.finished}
@@ -65,7 +75,7 @@ class TrialEvents:
                 if self._emitted.get(trial.number) is not trial:
                     self._emitted[trial.number] = trial
                     self._events.emit(
-                        TrialChanged(trial, params_by_name(self._parameters, trial), trial.number in self._earlier)
+                        TrialChanged(trial, shown(self._parameters, trial.chosen), trial.number in self._earlier)
                     )
 
 
@@ -79,7 +89,7 @@ class SearchProgress(Progress):
         parameters: The hyper-parameters.
     """
 
-    def __init__(self, verbose: int, metrics: Metrics, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, verbose: int, metrics: Metrics, parameters: Mapping[str, Parameter]) -> None:
         super().__init__(verbose)
         self._verbose, self._metrics, self._parameters = verbose, metrics, parameters
         self._trials: dict[int, Trial] = {}
@@ -111,7 +121,7 @@ class SearchProgress(Progress):
             value = "".join(f" {name} {each:.4g}" for name, each in zip(self._metrics, trial.values, strict=False))
             status = "" if trial.status == OK else f" {trial.status}"
             error = f": {trial.error.splitlines()[0]}" if trial.error else ""
-            params = describe_params(self._parameters, trial.chosen)
+            params = describe(self._parameters, trial.chosen)
             self.status.write(f"trial {trial.number}{status}{value} {params} ({format_duration(trial.seconds)}){error}")
 
     def _best(self, finished: Sequence[Trial]) -> list[Trial]:
@@ -155,19 +165,28 @@ class SearchProgress(Progress):
             self.status.write(table(best, list(self._metrics), self._parameters))
 
 
-def table(trials: Sequence[Trial], metrics: Sequence[str], parameters: Sequence[Parameter]) -> str:
+def table(trials: Sequence[Trial], metrics: Sequence[str], parameters: Mapping[str, Parameter]) -> str:
     """A table of trials as text."""
     rows = [["trial", *metrics, "status", "best/epochs", "time", "parameters"]]
     for trial in trials:
         epochs = "/".join(str(number) for number in (trial.best_epoch, trial.epochs) if number)
         values = [f"{value:.4g}" for value in trial.values] or [""] * len(metrics)
-        params = describe_params(parameters, trial.chosen)
+        params = describe(parameters, trial.chosen)
         rows.append([str(trial.number), *values, trial.status, epochs, format_duration(trial.seconds), params])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def params_by_name(parameters: Sequence[Parameter], trial: Trial) -> dict[str, Any]:
-    """The hyper-parameters of a trial by their display names: numbers, and for a choice the name of the option."""
-    used = (each for each in parameters if each.is_used(trial.chosen))
-    return {each.name: each.text(trial.chosen) if each.options else each.value(trial.chosen) for each in used}
+def started(name: str, space: Space, metrics: Metrics, max_trials: int | None, **settings: Any) -> RunStarted:
+    """The event with which a search begins; see `RunStarted`, whose metric is the first one."""
+    metric, sign = next(iter(metrics.items()))
+    several = {"metrics": ", ".join(metrics)} if len(metrics) > 1 else {}
+    return RunStarted(
+        "search",
+        name,
+        {**settings, **several},
+        metric=metric,
+        minimizes=sign > 0,
+        max_trials=max_trials,
+        parameters=tuple(HyperParameter(each.label, each.options, each.is_log) for each in space.parameters.values()),
+    )

@@ -9,15 +9,17 @@ from typing import Any
 
 import keras
 import numpy as np
+import optuna
 
 from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError, ModelError, SearchError
 from sparkkeras.hyperopt.encoding import decode
-from sparkkeras.hyperopt.importance import MIN_TRIALS, importances
+from sparkkeras.hyperopt.hypermodel import HyperParameters
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import build_model, unpack_weights
 from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import quiet, target
 from sparkkeras.hyperopt.trials import FAILED, Metrics, Trial, pareto_front, ranked
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import optimizer_variables
@@ -101,19 +103,17 @@ class SearchResults:
         """The importance of each hyper-parameter, see `HyperParamModel.importances`."""
         names = tuple(self.metrics)
         index = 0 if metric is None else names.index(arguments.one_of("metric", metric, names))
-        count = len(self.ranked)
-        if count < MIN_TRIALS:
-            raise SearchError(
-                f"importances need at least {MIN_TRIALS} trials with a value; there are {count}: search further."
-            )
-        return importances(self.trials, self.space.parameters, index)
+        if len({trial.values[index] for trial in self._ranked()}) < 2:
+            raise SearchError("importances need trials with different values: search further.")
+        with quiet():
+            return dict(optuna.importance.get_param_importances(self.ledger.study, target=target(self.metrics, index)))
 
     def plot(self, path: str | Path) -> None:
         """Plot the search, see `HyperParamModel.plot`."""
-        from sparkkeras.hyperopt.plot import plot_search
+        from sparkkeras.hyperopt.plot import plot_study
 
         self._ranked()
-        plot_search(self.trials, path, metrics=self.metrics, parameters=self.space.parameters)
+        plot_study(self.ledger.study, path, self.metrics)
 
     def models(self, count: int, load: Load) -> list[keras.Model]:
         """The models of the ``count`` best trials, see `HyperParamModel.best_models`."""
@@ -166,7 +166,9 @@ class SearchResults:
 
     def _rebuilt(self, build: Callable[[Any], Any], trial: Trial, weights: Sequence[np.ndarray[Any, Any]]) -> keras.Model:
         """Build the model of a trial again, and set its trained weights."""
-        model, _ = build_model(build, decode(self.space.encode(trial.params), self.objects.fresh()))
+        params = decode(self.space.encode(trial.params), self.objects.fresh())
+        params = HyperParameters(trial.params) if params is None else params
+        model, _ = build_model(build, params)
         if not model.built and self.sample is not None:
             model(keras.tree.map_structure(lambda array: array[:1], self.sample))
         if not model.built:

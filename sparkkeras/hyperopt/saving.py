@@ -5,7 +5,7 @@ of workers only put into a queue what to save and get their reply at once, and n
 thread saves one trial after the other, in the order in which they ended:
 
 1. It writes the model, which the driver asked for because it may be among the best.
-2. It writes the trial, which from then on is part of a search that resumes here.
+2. It tells the study the result and writes the journal: from then on, the trial is part of a search that resumes here.
 3. It removes the models that are no longer among the best.
 4. It calls `TrialLedger.saved`: the trial counts as finished, and its worker gets the next one.
 
@@ -16,16 +16,23 @@ which bounds the queue. An error of the storage ends the search; nothing is save
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.trials import STOPPED, Trial
+
+if TYPE_CHECKING:
+    from sparkkeras.hyperopt.journal import Journal
+    from sparkkeras.hyperopt.ledger import TrialLedger
+
+FLUSH_SECONDS = 1.0
+"""How long the reports of running trials may wait until they are written."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +86,33 @@ class TrialSaver:
 
     def _run(self, ledger: TrialLedger) -> None:
         has_failed = False
-        while (item := self._queue.get()) is not None and not self._is_cancelled:
-            trial, model = item
+
+        def attempt(write: Callable[[], None]) -> None:
+            nonlocal has_failed
             try:
                 if not has_failed:
-                    self._save(trial, model)
+                    write()
             except Exception as error:
                 has_failed = True
                 ledger.fail(error)
-            ledger.saved(trial.number)
 
-    def _save(self, trial: Trial, model: UploadedModel | None) -> None:
+        while not self._is_cancelled:
+            try:
+                item = self._queue.get(timeout=FLUSH_SECONDS)
+            except queue.Empty:
+                attempt(self._journal.flush)
+                continue
+            if item is None:
+                break
+            attempt(functools.partial(self._save, ledger, *item))
+            ledger.saved(item[0].number)
+
+    def _save(self, ledger: TrialLedger, trial: Trial, model: UploadedModel | None) -> None:
         if model is not None:
             self._journal.keep_model(trial.number, trial.values, model.draft, model.suffix)
             model.draft.unlink(missing_ok=True)
         if trial.status != STOPPED:
-            self._journal.write(trial)
+            ledger.tell(trial)
+            self._journal.flush()
+            self._journal.count_model(trial.number)
         self._journal.drop_surplus()

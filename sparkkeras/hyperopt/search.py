@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import keras
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, CustomObjectError, SearchError, counted, warn
 from sparkkeras.events import EventListener, Events, PhaseStarted
-from sparkkeras.hyperopt.algorithms import OptunaSampler, make_algorithm
+from sparkkeras.hyperopt.algorithms import make_algorithm, make_pruner
 from sparkkeras.hyperopt.arguments import (
     TrialFitArguments,
     make_limits,
@@ -27,17 +30,15 @@ from sparkkeras.hyperopt.arguments import (
     num_kept_models,
 )
 from sparkkeras.hyperopt.data import ReadRows, SearchData, check_columns, prepared, reader_of
-from sparkkeras.hyperopt.definition import SearchDefinition, choose_seed
-from sparkkeras.hyperopt.hypermodel import HyperModel
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
-from sparkkeras.hyperopt.progress import SearchProgress, TrialEvents
-from sparkkeras.hyperopt.pruners import AnyPruner
+from sparkkeras.hyperopt.progress import SearchProgress, TrialEvents, started
 from sparkkeras.hyperopt.results import SearchResults
 from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
-from sparkkeras.hyperopt.space import Space, SuggestFunction
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import SearchStudy
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import ConnectWorkers, SparkWorkers, Workers
 from sparkkeras.modeling.archive import load_bytes
@@ -154,8 +155,8 @@ class HyperParamModel:
         features: Columns | None = None,
         label: Columns | None = None,
         sample_weight: str | None = None,
-        algo: str | SuggestFunction | OptunaSampler = "tpe",
-        pruner: str | AnyPruner | None = None,
+        algo: str | BaseSampler | Callable[..., Any] = "tpe",
+        pruner: str | BasePruner | None = None,
         seed: int | None = None,
         timeout: float | None = None,
         loss_threshold: float | None = None,
@@ -170,15 +171,16 @@ class HyperParamModel:
 
         Args:
             model: ``build(params)``: returns a compiled model, or ``(model, fit_arguments)``. Hyper-parameters named
-                ``epochs``, ``batch_size`` and ``callbacks`` are passed to ``fit`` as well. Or a `HyperModel`, for functions
-                ``build(hp)`` of KerasTuner.
+                ``epochs``, ``batch_size`` and ``callbacks`` are passed to ``fit`` as well. Without ``space``, it gets a
+                `HyperParameters` instead, with the methods of KerasTuner's ``hp`` and of Optuna's ``trial``, and each call
+                chooses a value.
             data: Arrays ``(x, y)`` or ``(x, y, sample_weight)``, or a dict with ``x``, ``y``, ``sample_weight`` and
                 ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these;
                 each worker calls it once. Or an RDD or a DataFrame: more than 64 MiB of rows do not pass through the driver,
                 but are copied to the disk of each executor, where trials read them batch by batch. With ``objective``, any
                 object that can be pickled.
             space: The search space: a dict from names to distributions (`choice`, `integer`, `loguniform`, `normal`,
-                `uniform`), or ``hyperopt.hp`` expressions. A `HyperModel` has its own.
+                `uniform`), or ``hyperopt.hp`` expressions. ``None``: trials define it, see ``model``.
             max_evals: The total number of trials, including failed and pruned ones; ``None`` continues until ``timeout``.
             objective: Use instead of ``model``: ``objective(params, data)`` returns a loss, or hyperopt's dict with
                 ``loss``, ``status`` and optionally ``model``, the trained model to keep. It may call `report` after each
@@ -197,10 +199,12 @@ class HyperParamModel:
             features: The feature columns of a DataFrame, as in `SparkModel.fit`.
             label: The label columns of a DataFrame, as in `SparkModel.fit`.
             sample_weight: The sample weight column of a DataFrame, as in `SparkModel.fit`.
-            algo: The search algorithm: ``"tpe"``, ``"random"``, ``"anneal"``, a suggest function of hyperopt, or a
-                sampler of Optuna, such as ``optuna.samplers.TPESampler(seed=1)``, which has its own seed.
-            pruner: Ends unpromising trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), ``"hyperband"``
-                (`HyperbandPruner`), one of these with other settings, or a custom `Pruner`.
+            algo: The search algorithm, by name: Optuna's ``"tpe"`` (multivariate, for groups of conditional
+                hyper-parameters), ``"random"``, ``"cmaes"``, ``"gp"``, ``"nsgaii"``, hyperopt's ``"anneal"``, ``"atpe"``. Or
+                a sampler of Optuna, which has its own seed, or a suggest function of hyperopt, such as
+                ``hyperopt.tpe.suggest``, which needs ``space``.
+            pruner: Ends unpromising trials early, a pruner of Optuna or its name: ``"median"``, ``"percentile"``,
+                ``"asha"`` (successive halving), ``"hyperband"``, ``"patient"``. A step is an epoch, counted from 1.
             seed: The random seed: with the same seed and one worker, a search has the same trials. ``None`` draws one.
             timeout: Seconds after the start of the first trial at which the search starts no more trials and stops the
                 running ones (within 10 seconds). Stopped trials have the value of their best epoch; a resumed search runs
@@ -238,27 +242,16 @@ class HyperParamModel:
         trial_objective = make_objective(
             model, objective, fit_arguments, has_rows=read_data is None, has_data=data is not None
         )
-        if isinstance(model, HyperModel):
-            if space is not None:
-                raise ConfigurationError(
-                    "space= is given, and a HyperModel has its own, HyperModel(build).space: omit space=."
-                )
-            space = model.space
-        elif space is None:
-            raise ConfigurationError(
-                "space= is missing: a dict from names to distributions, such as {'units': choice(32, 64)}. For a function "
-                "build(hp) of KerasTuner, which defines its own, pass model=HyperModel(build)."
-            )
         search_space = Space(space)
-        trials_know_epochs = objective is not None or (isinstance(space, Mapping) and "epochs" in space)
+        trials_know_epochs = objective is not None or search_space.is_open or "epochs" in search_space.parameters
         metrics = metrics_of(metric if objective is None or len(names_of(metric)) > 1 else "loss", mode)
-        algorithm = make_algorithm(algo, search_space, len(metrics))
+        algorithm, algorithm_name = make_algorithm(algo, search_space, metrics)
+        trial_pruner = make_pruner(pruner, None if trials_know_epochs else epochs)
         limits = make_limits(
             search_space,
             metrics,
             max_evals=max_evals,
             pruner=pruner,
-            epochs=None if trials_know_epochs else epochs,
             timeout=timeout,
             loss_threshold=loss_threshold,
             early_stop_fn=early_stop_fn,
@@ -277,41 +270,47 @@ class HyperParamModel:
         with progress.status.showing("Starting workers ..."):
             workers = self._workers()
         journal = Journal(folder, num_models, *metrics.values())
-        definition = SearchDefinition(search_space, algorithm, metrics, choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
-        started = definition.started(
-            getattr(objective or model, "__name__", "search"),
-            limits.max_evals,
-            algo=algorithm.name,
-            pruner=pruner if isinstance(pruner, str) or pruner is None else repr(pruner),
-            epochs=epochs if objective is None else None,
-            batch_size=batch_size if objective is None else None,
-            timeout=timeout,
-            save_to=folder,
-        )
-        with events.running(started):
-            with watching_spark(events), ExitStack() as stack:
-                earlier_trials = stack.enter_context(journal.opened(definition.settings, search_space.params))
-                search_data = SearchData()
-                if read_data is None:
-                    reading = _reading(data, fit_arguments if objective is None else None, workers, columns, events)
-                    search_data = stack.enter_context(reading)
-                saver = TrialSaver(journal)
-                ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
-                sample = None if model is None else search_data.sample
-                results = SearchResults(ledger, journal, search_space, metrics, model, sample, objects)
-                self._results, self.seed = results, definition.seed
-                settings = TrialSettings(
-                    trial_objective,
-                    objects,
-                    metrics,
-                    definition.seed,
-                    read_data,
-                    workers.in_child_processes,
-                    tuple(search_data.kept),
-                    search_data.labels,
-                )
-                stack.enter_context(saver.running(ledger))
+        with ExitStack() as stack:
+            storage = stack.enter_context(journal.opened())
+            study = SearchStudy(search_space, metrics, algorithm, seed, trial_pruner, storage)
+            self.seed = study.seed
+            begins = started(
+                getattr(objective or model, "__name__", "search"),
+                search_space,
+                metrics,
+                limits.max_evals,
+                algo=algorithm_name,
+                pruner=pruner if isinstance(pruner, str) or pruner is None else type(pruner).__name__,
+                epochs=epochs if objective is None else None,
+                batch_size=batch_size if objective is None else None,
+                timeout=timeout,
+                save_to=folder,
+                seed=study.seed,
+            )
+            stack.enter_context(events.running(begins))
+            stack.enter_context(watching_spark(events))
+            search_data = SearchData()
+            if read_data is None:
+                reading = _reading(data, fit_arguments if objective is None else None, workers, columns, events)
+                search_data = stack.enter_context(reading)
+            saver = TrialSaver(journal)
+            ledger = TrialLedger(study, limits, time.monotonic, save=saver.save)
+            journal.add(ledger.finished)
+            sample = None if model is None else search_data.sample
+            results = SearchResults(ledger, journal, search_space, metrics, model, sample, objects)
+            self._results = results
+            settings = TrialSettings(
+                trial_objective,
+                objects,
+                metrics,
+                study.seed,
+                read_data,
+                workers.in_child_processes,
+                tuple(search_data.kept),
+                search_data.labels,
+            )
+            with saver.running(ledger):
                 self._search(workers, settings, search_data, results, events, progress)
             results.check(limits.max_failures)
         return self.best_model if len(metrics) == 1 else None
@@ -320,6 +319,15 @@ class HyperParamModel:
     def trials(self) -> list[Trial]:
         """All trials, including running ones, in the order of their numbers."""
         return [] if self._results is None else self._results.trials
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study of Optuna, for its functions.
+
+        Raises:
+            SearchError: There are no trials yet.
+        """
+        return self._require_results().ledger.study
 
     @property
     def reason(self) -> str:
@@ -403,27 +411,24 @@ class HyperParamModel:
 
     @known_arguments
     def importances(self, metric: str | None = None) -> dict[str, float]:
-        """The share of the variance of the trials' ranks that each hyper-parameter explains alone, the largest first.
+        """The importance of each hyper-parameter, the largest first; their sum is 1.
 
-        It estimates the first-order Sobol index: the ``epsilon^2`` of the options of a choice, or of up to six ranges of a
-        number. The sum may be less than 1, since interactions of hyper-parameters do not count, and more than 1 if their
-        values are correlated. Names are those of the table and the plot.
+        ``optuna.importance.get_param_importances``, which uses PED-ANOVA.
 
         Args:
             metric: The metric, of several; ``None`` is the first.
 
         Raises:
             ConfigurationError: The search has no such metric.
-            SearchError: Fewer than 20 trials have a value.
+            SearchError: There are no trials with different values.
         """
         return self._require_results().importances(metric)
 
     @known_arguments
     def plot(self, path: str | Path) -> None:
-        """Plot the search as a PNG: the best value over time, and the value by each hyper-parameter, with its importance.
+        """Plot the search as a PNG: Optuna's charts of the values, the importances and the hyper-parameters.
 
-        With several metrics, the first is plotted by each of the others instead of over time, and by each hyper-parameter;
-        stars mark the trials of `pareto_front`.
+        With several metrics, the first of them, and the Pareto front.
 
         Args:
             path: The local path of the file; it must end in ``.png``.

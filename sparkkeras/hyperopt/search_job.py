@@ -20,11 +20,13 @@ from typing import Any
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Results, Running, Shared, TaskContext
 from sparkkeras.data.labels import LabelRange
-from sparkkeras.errors import ClusterError, DriverConnectionError, SparkKerasError, WorkerError
+from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.data import fit_data
 from sparkkeras.hyperopt.encoding import decode
+from sparkkeras.hyperopt.hypermodel import HyperParameters
 from sparkkeras.hyperopt.ledger import CONTINUE, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
+from sparkkeras.hyperopt.reporting import SearchDefinitionError
 from sparkkeras.hyperopt.rows_on_disk import RowsOnDisk
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_in_child, run_inline
@@ -145,8 +147,10 @@ def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: A
     """Run a trial and report its result."""
     lease = assignment.lease
 
-    def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:
+    def trial(ask: Callable[[tuple[Any, Any]], Any]) -> Outcome:
         params = decode(assignment.params, settings.objects.fresh())
+        if params is None:
+            params = HyperParameters({}, lambda label, distribution: _defined(ask((label, distribution))))
         (sign, *_), count = settings.metrics.values(), len(settings.metrics)
         return run_trial(settings.objective, params, data, seed, lambda epoch, value: ask((epoch, value)), sign, count)
 
@@ -160,7 +164,7 @@ def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: A
     try:
         outcome = run(
             trial,
-            lambda epoch_and_value: client.report(lease, *epoch_and_value),
+            lambda request: _answer(client, lease, *request),
             lambda: client.renew(lease) == CONTINUE,
             HEARTBEAT_SECONDS,
         )
@@ -170,6 +174,23 @@ def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: A
         client.release(lease, str(error))
         return
     client.finish(lease, outcome)
+
+
+def _answer(client: SearchClient, lease: int, epoch_or_label: int | str, value: Any) -> Any:
+    """Answer a trial that has reported an epoch, or defines a hyper-parameter."""
+    if isinstance(epoch_or_label, int):
+        return client.report(lease, epoch_or_label, value)
+    try:
+        return client.suggest(lease, epoch_or_label, value), ""
+    except ConfigurationError as error:
+        return None, str(error)
+
+
+def _defined(answer: tuple[Any, str]) -> Any:
+    value, error = answer
+    if error:
+        raise SearchDefinitionError(error)
+    return value
 
 
 @interrupts_here()

@@ -5,6 +5,7 @@ call        meaning                                                     body of 
 ==========  ==========================================================  =================================================
 `ask`       get the next trial, or wait and ask again                   - / the hyper-parameters, as JSON
 `report`    report the metric at an epoch; replies whether to continue
+`suggest`   the value of a hyper-parameter that the trial defines       its distribution, as JSON / the value, as JSON
 `renew`     heartbeat: renew the lease; replies whether to continue
 `offer`     ask whether the model is wanted, given the trial's values
 `model`     upload a piece of that model                                the piece / -
@@ -23,15 +24,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.errors import ConfigurationError, StorageError
-from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import Assignment, TrialLedger, Worker
+from sparkkeras.hyperopt.distributions import Distribution, from_json, to_json
+from sparkkeras.hyperopt.ledger import UNDEFINED, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import UploadedModel
 from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client, Service
 from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply
+
+if TYPE_CHECKING:
+    from sparkkeras.hyperopt.journal import Journal
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Workers upload models in pieces of this size, so that the driver never holds a whole model in memory."""
@@ -85,6 +89,7 @@ class SearchService(Service):
             "health": (lambda call: Reply({}), 0),
             "ask": (self._ask, 0),
             "report": (self._report, 0),
+            "suggest": (self._suggest, OUTCOME_BYTES),
             "renew": (lambda call: Reply({"directive": ledger.renew(_lease_of(call))}), 0),
             "offer": (self._offer, 0),
             "model": (self._model, PIECE_BYTES),
@@ -109,6 +114,11 @@ class SearchService(Service):
     def _report(self, call: Call) -> Reply:
         epoch, value = call.field("epoch", int), call.field("value", float)
         return Reply({"directive": self._ledger.report(_lease_of(call), epoch, value)})
+
+    def _suggest(self, call: Call) -> Reply:
+        distribution = from_json(json.loads(bytes(call.body)))
+        value = self._ledger.suggest(_lease_of(call), call.field("label", str), distribution)
+        return Reply({}, (memoryview(json.dumps(value).encode()),))
 
     def _offer(self, call: Call) -> Reply:
         self._ledger.extend_for_upload(_lease_of(call))
@@ -166,7 +176,9 @@ class SearchClient(Client):
     """
 
     def __init__(self, address: Address, worker: Worker, caller: Caller | None = None) -> None:
-        super().__init__(address, worker.name, caller, {LEASE_LOST: LeaseLostError}, INCREASE_TIMEOUT)
+        super().__init__(
+            address, worker.name, caller, {LEASE_LOST: LeaseLostError, UNDEFINED: ConfigurationError}, INCREASE_TIMEOUT
+        )
         self._worker = worker
 
     def ask(self) -> Assignment | None:
@@ -184,6 +196,16 @@ class SearchClient(Client):
             LeaseLostError: Another worker has the trial.
         """
         return str(self._call("report", {"lease": lease, "epoch": epoch, "value": value})[0]["directive"])
+
+    def suggest(self, lease: int, label: str, distribution: Distribution) -> Any:
+        """The value of a hyper-parameter that the trial defines.
+
+        Raises:
+            LeaseLostError: Another worker has the trial.
+            ConfigurationError: It cannot be defined so.
+        """
+        body = memoryview(json.dumps(to_json(distribution)).encode())
+        return json.loads(bytes(self._call("suggest", {"lease": lease, "label": label}, (body,))[1]))
 
     def renew(self, lease: int) -> str:
         """Send a heartbeat; returns whether to continue.

@@ -12,10 +12,10 @@ import numpy as np
 
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.pruners import AnyPruner, make_pruner
+from sparkkeras.hyperopt.algorithms import make_pruner
+from sparkkeras.hyperopt.expressions import history_of
 from sparkkeras.hyperopt.search import HyperParamModel
-from sparkkeras.hyperopt.space import Space, history_of
+from sparkkeras.hyperopt.space import Space
 
 
 class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
@@ -53,7 +53,7 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         loss_threshold: float | None = None,
         spark_session: Any = None,
         *,
-        pruner: str | AnyPruner | None = None,
+        pruner: Any = None,
         max_failures: int | None = None,
         save_to: str | Path | None = None,
         keep_models: int | str = 10,
@@ -101,23 +101,29 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
             self.search.minimize(
                 objective=objective,
                 space=space,
-                algo=algo,
+                algo=algo if rstate is None else _Drawing(algo, rstate),
                 max_evals=None if max_evals == sys.maxsize else max_evals,  # fmin replaces None by sys.maxsize
-                seed=self._seed(rstate),
                 verbose=1 if verbose else 0,
                 **{**self._minimize_arguments, **{name: value for name, value in fmin_limits.items() if value is not None}},
             )
         finally:
-            self._dynamic_trials = list(history_of(self.search.trials, 1.0, Space(space).labels).trials)
+            self._dynamic_trials = list(history_of(self.search.trials, 1.0, Space(space).parameters).trials)
             self.refresh()
-        return self.argmin if return_argmin else Space(space).params(self.argmin)
+        return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the trials without the search, which belongs to this process."""
         return {**self.__dict__, "search": None}
 
-    def _seed(self, rstate: np.random.Generator | None) -> int | None:
-        """A seed drawn from the generator of ``fmin``; ``None`` for a resumed search, which keeps its seed."""
-        folder = self._minimize_arguments["save_to"]
-        is_resumed = folder is not None and bool(Journal(str(folder), None, 1.0).settings())
-        return None if rstate is None or is_resumed else int(rstate.integers(2**31))
+
+class _Drawing:
+    """A suggest function whose seeds are drawn from the generator of ``fmin``, one for each trial, as ``fmin`` does."""
+
+    def __init__(self, suggest: Callable[..., Any], generator: np.random.Generator) -> None:
+        self._suggest, self._generator = suggest, generator
+        self._seeds: list[int] = []
+
+    def __call__(self, new_ids: list[int], domain: Any, trials: Any, seed: int) -> Any:
+        while len(self._seeds) <= new_ids[0]:
+            self._seeds.append(self._generator.integers(2**31 - 1))
+        return self._suggest(new_ids, domain, trials, self._seeds[new_ids[0]])

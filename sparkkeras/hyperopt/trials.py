@@ -37,7 +37,9 @@ class Trial:
         error: The error message, or a short description of what failed; empty without one.
         traceback: The traceback, if the trial raised an error.
         extra: Further entries of the dict that an objective returned, as JSON values.
-        chosen: The value that the search algorithm chose for each label of the space; for a choice the index of the option.
+        chosen: What the search algorithm chose for each label of the space, as in the Optuna study: for a choice the name of
+            the option, for a normal or quantized number its quantile.
+        drawn: What a suggest function of hyperopt chose, in its terms: for a choice the index of the option.
         intermediate_values: The metric at each epoch, the first one of several. An epoch without one has that of the epoch
             before.
         values: The values of all metrics that the search optimizes, in their order: ``value`` is the first; empty without.
@@ -57,6 +59,7 @@ class Trial:
     traceback: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    drawn: Mapping[str, Any] = field(default_factory=dict, repr=False)
     intermediate_values: Sequence[float] = field(default=(), repr=False)
     values: Sequence[float] = field(default=(), repr=False)
 

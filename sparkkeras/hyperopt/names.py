@@ -1,0 +1,52 @@
+"""Short texts for values and options of hyper-parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+VALUE_LENGTH = 24
+"""The number of characters above which values are abbreviated in progress lines and tables."""
+
+
+def as_text(value: Any, short: bool = False) -> str:
+    """A value as one line of text; ``short``: without its middle, since long names often differ at their ends."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if short:
+        text, head = as_text(value), VALUE_LENGTH // 2
+        return text if len(text) <= VALUE_LENGTH else f"{text[:head]}…{text[len(text) - (VALUE_LENGTH - head - 1) :]}"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, str):
+        return " ".join(value.split()) or repr(value)
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e6 else format_number(value)
+    if value is None or isinstance(value, int):
+        return str(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}={as_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(as_text, value))})"
+    return str(getattr(value, "label", None) or getattr(value, "__name__", None) or type(value).__name__.lower())
+
+
+def format_number(value: float, digits: int = 4) -> str:
+    """A number as short text: ``1e-5``, ``0.003``, ``200``."""
+    mantissa, _, power = f"{value:.{digits}g}".partition("e")
+    return f"{mantissa}e{int(power)}" if power else mantissa
+
+
+def option_names(options: Sequence[Any]) -> tuple[str, ...]:
+    """A unique name for each option of a choice: the first string in a dict, else its text, with its index if others
+    have the same.
+    """
+    texts = [next((v for v in o.values() if isinstance(v, str)), None) if isinstance(o, Mapping) else None for o in options]
+    texts = [as_text(option if text is None else text) for text, option in zip(texts, options, strict=True)]
+    if len(set(texts)) < len(texts):
+        texts = [as_text(option) for option in options]
+    count = Counter(texts)
+    return tuple(f"{text} #{index}" if count[text] > 1 else text for index, text in enumerate(texts))
