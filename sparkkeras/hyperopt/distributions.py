@@ -126,9 +126,10 @@ def to_json(distribution: Distribution) -> dict[str, Any]:
 
 def from_json(given: dict[str, Any]) -> Distribution:
     """The inverse of `to_json`."""
-    kinds = {each.__name__: each for each in (Choice, Integer, LogUniform, Quantile, Uniform)}
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return kinds[fields.pop("kind")](**fields)
+    kinds: dict[str, Any] = {each.__name__: each for each in (Choice, Integer, LogUniform, Quantile, Uniform)}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name != "kind"}
+    made: Distribution = kinds[given["kind"]](**fields)
+    return made
 
 
 def choice(*options: Any) -> Choice:

@@ -76,8 +76,8 @@ def _converted(node: Any, found: dict[int, Parameter]) -> Any:
     if inner.name == "hyperopt_param":
         if id(inner) not in found:
             label, numbers = inner.arg["label"].obj, inner.arg["obj"]
-            options = [_converted(each, found) for each in node.pos_args[1:]] if node.name == "switch" else []
-            found[id(inner)] = _parameter(label, numbers, options)
+            branches = node.pos_args[1:] if node.name == "switch" else ()
+            found[id(inner)] = _parameter(label, numbers, [_converted(each, found) for each in branches])
         return found[id(inner)]
     if node.name == "dict":
         return {key: _converted(item, found) for key, item in _items(node)}
@@ -180,14 +180,15 @@ def _searched(parameter: Parameter, drawn: Any) -> Any:
     match distribution:
         case Choice(_, None):
             return parameter.options[int(drawn)]
-        case Choice(_, weights):
+        case Choice(_, tuple() as weights):
             return sum(weights[: int(drawn)]) + weights[int(drawn)] / 2
         case Integer(low, _, step):
             return int(drawn) if step == 1 else low + step * int(drawn)
         case Uniform(_, _, step) if step is not None:
             return int(drawn)
-    chosen = distribution.quantile(drawn) if isinstance(distribution, Quantile) else drawn
-    return min(max(chosen, parameter.searched.low), parameter.searched.high)
+    chosen: float = distribution.quantile(drawn) if isinstance(distribution, Quantile) else drawn
+    low, high = parameter.bounds
+    return min(max(chosen, low), high)  # rounding errors may miss them
 
 
 def history_of(trials: Sequence[Trial], sign: float, labels: Iterable[str]) -> base.Trials:

@@ -44,9 +44,14 @@ def option_names(options: Sequence[Any]) -> tuple[str, ...]:
     """A unique name for each option of a choice: the first string in a dict, else its text, with its index if others
     have the same.
     """
-    texts = [next((v for v in o.values() if isinstance(v, str)), None) if isinstance(o, Mapping) else None for o in options]
-    texts = [as_text(option if text is None else text) for text, option in zip(texts, options, strict=True)]
+    texts = [as_text(_first_string(option) or option) for option in options]
     if len(set(texts)) < len(texts):
         texts = [as_text(option) for option in options]
     count = Counter(texts)
     return tuple(f"{text} #{index}" if count[text] > 1 else text for index, text in enumerate(texts))
+
+
+def _first_string(option: Any) -> str | None:
+    """The first string in a dict, which names it among the options of a choice; ``None`` without one."""
+    values = option.values() if isinstance(option, Mapping) else ()
+    return next((value for value in values if isinstance(value, str)), None)

@@ -34,16 +34,16 @@ def plot_study(study: optuna.Study, path: str | Path, metrics: Metrics) -> None:
         raise ConfigurationError(f"path={str(path)!r}: expected the path of a PNG file, which ends in .png.")
     try:
         import matplotlib.image
-        from matplotlib import pyplot, rc_context
+        from matplotlib import interactive, is_interactive, rc_context
     except ImportError as error:
         raise ConfigurationError("plot needs matplotlib: pip install matplotlib.") from error
-    was_interactive = pyplot.isinteractive()
-    pyplot.ioff()  # no window is opened
+    was_interactive = is_interactive()
+    interactive(False)  # opens no window
     try:
         with rc_context(), quiet():
             pictures = [_picture(axes) for axes in _charts(study, metrics)]
     finally:
-        pyplot.interactive(was_interactive)
+        interactive(was_interactive)
     width = max(picture.shape[1] for picture in pictures)
     padded = [np.pad(each, ((0, 0), (0, width - each.shape[1]), (0, 0)), constant_values=255) for each in pictures]
     matplotlib.image.imsave(path, np.concatenate(padded))
@@ -72,7 +72,7 @@ def _picture(axes: Any) -> Array:
 
     figure = np.ravel(axes)[0].figure
     figure.set_size_inches(max(_WIDTH, figure.get_size_inches()[0]), _HEIGHT)
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     pyplot.close(figure)
     return np.asarray(canvas.buffer_rgba())[..., :3]

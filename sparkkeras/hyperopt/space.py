@@ -75,18 +75,26 @@ class Parameter:
 
     def ask(self, trial: optuna.Trial) -> Any:
         """Have Optuna choose; see `searched`."""
-        distribution = self.searched
-        if isinstance(distribution, CategoricalDistribution):
-            return trial.suggest_categorical(self.label, distribution.choices)
-        suggest: Any = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
-        return suggest(self.label, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
+        searched = self.searched
+        if isinstance(searched, CategoricalDistribution):
+            return trial.suggest_categorical(self.label, searched.choices)
+        if isinstance(searched, IntDistribution):
+            return trial.suggest_int(self.label, searched.low, searched.high, step=searched.step, log=searched.log)
+        assert isinstance(searched, FloatDistribution)
+        return trial.suggest_float(self.label, searched.low, searched.high, log=searched.log)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest of the numbers that Optuna chooses from."""
+        assert isinstance(self.searched, (IntDistribution, FloatDistribution))
+        return self.searched.low, self.searched.high
 
     def value(self, chosen: Any) -> Any:
         """The value in a trial for what Optuna has chosen; for a choice the index of the option."""
         match self.distribution:
             case Choice(_, None):
                 return self.options.index(chosen)
-            case Choice(_, weights):
+            case Choice(_, tuple() as weights):
                 return min(bisect.bisect(list(itertools.accumulate(weights)), chosen), len(weights) - 1)
             case Uniform(_, _, step) if step is not None:
                 return self.distribution.value(chosen)
@@ -147,7 +155,7 @@ class Space:
         if twice:
             raise ConfigurationError(f"space: two hyper-parameters have the name {twice[0]!r}: rename one of them.")
         try:
-            sample = evaluate(self.tree, lambda each: 0 if each.options else each.value(each.searched.low))
+            sample = evaluate(self.tree, lambda each: 0 if each.options else each.value(each.bounds[0]))
         except Exception as error:
             raise ConfigurationError(f"space={space!r} cannot be sampled ({type(error).__name__}: {error}).") from error
         self.encode(sample)

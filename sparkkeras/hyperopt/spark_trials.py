@@ -125,5 +125,5 @@ class _Drawing:
 
     def __call__(self, new_ids: list[int], domain: Any, trials: Any, seed: int) -> Any:
         while len(self._seeds) <= new_ids[0]:
-            self._seeds.append(self._generator.integers(2**31 - 1))
+            self._seeds.append(int(self._generator.integers(2**31 - 1)))
         return self._suggest(new_ids, domain, trials, self._seeds[new_ids[0]])

@@ -19,6 +19,7 @@ from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from sparkkeras.errors import ConfigurationError
@@ -70,7 +71,7 @@ class SearchStudy:
         self._space, self._metrics = space, metrics
         self._suggester = algorithm if hasattr(algorithm, "suggest") else None
         self._storage = storage or InMemoryStorage()
-        directions = ["minimize" if sign > 0 else "maximize" for sign in metrics.values()]
+        directions = [StudyDirection.MINIMIZE if sign > 0 else StudyDirection.MAXIMIZE for sign in metrics.values()]
         with quiet():
             made = optuna.create_study(storage=self._storage, study_name=NAME, load_if_exists=True, directions=directions)
         saved = made.user_attrs.get(NAME, {})
