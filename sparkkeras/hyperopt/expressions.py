@@ -176,7 +176,7 @@ class Suggester:
 
 def _searched(parameter: Parameter, drawn: Any) -> Any:
     """What Optuna would have chosen for a value in hyperopt's terms; see `Parameter.searched`."""
-    distribution = parameter.distribution
+    distribution, chosen = parameter.distribution, drawn
     match distribution:
         case Choice(_, None):
             return parameter.options[int(drawn)]
@@ -186,9 +186,10 @@ def _searched(parameter: Parameter, drawn: Any) -> Any:
             return int(drawn) if step == 1 else low + step * int(drawn)
         case Uniform(_, _, step) if step is not None:
             return int(drawn)
-    chosen: float = distribution.quantile(drawn) if isinstance(distribution, Quantile) else drawn
-    low, high = parameter.bounds
-    return min(max(chosen, low), high)  # rounding errors may miss them
+        case Quantile():
+            chosen = distribution.quantile(drawn)
+    smallest, largest = parameter.bounds
+    return min(max(chosen, smallest), largest)  # rounding errors may miss them
 
 
 def history_of(trials: Sequence[Trial], sign: float, labels: Iterable[str]) -> base.Trials:
