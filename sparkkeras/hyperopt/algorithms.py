@@ -1,4 +1,4 @@
-"""The algorithms of a search and its pruners: those of Optuna, by name or as objects, and hyperopt's suggest functions."""
+"""What users choose of Optuna and hyperopt for a search, by name or as objects: algorithms, pruners and storages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from optuna.pruners import (
     SuccessiveHalvingPruner,
 )
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, RDBStorage
 
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.hyperopt.space import Space
@@ -132,3 +133,22 @@ def make_pruner(given: object, epochs: int | None = None) -> BasePruner | None:
         f"pruner={given!r} is not known. Give None, a name, or a pruner of Optuna, such as "
         f"optuna.pruners.MedianPruner(). {known_names(given, PRUNERS)}"
     )
+
+
+def make_storage(given: object) -> BaseStorage | None:
+    """The storage of a user, or the one of a URL.
+
+    Raises:
+        ConfigurationError: ``given`` is neither, or cannot be opened.
+    """
+    if given is None or isinstance(given, BaseStorage):
+        return given
+    if not isinstance(given, str):
+        raise ConfigurationError(f"storage={given!r}: expected a storage of Optuna, or the URL of a database.")
+    try:
+        return RDBStorage(given)
+    except Exception as error:
+        raise ConfigurationError(
+            f"storage={given!r} cannot be opened ({type(error).__name__}: {error}): expected the URL of a database, such as "
+            "'sqlite:///search.db'."
+        ) from error

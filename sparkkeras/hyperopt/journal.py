@@ -110,14 +110,15 @@ class Journal:
         keep: The number of models to keep, those of the best trials, and with several metrics at least those of the Pareto
             front; ``None`` keeps all.
         signs: For each metric 1 if smaller values are better, -1 if larger ones are.
+        has_study: Whether the study is in the folder; else the user has a storage for it.
     """
 
-    def __init__(self, folder: str | None, keep: int | None, *signs: float) -> None:
+    def __init__(self, folder: str | None, keep: int | None, *signs: float, has_study: bool = True) -> None:
         self._keep, self._signs = keep, signs
         scratch = tempfile.mkdtemp(prefix="sparkkeras-search-")
         weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._drafts = Path(scratch)
-        self.is_kept = folder is not None
+        self._has_study = has_study and folder is not None
         self.folder = (folder or str(self._drafts / "search")).rstrip("/")
         self._buffer: _Buffer | None = None
         self._lock = threading.Lock()  # of the following three; never held while files are read or written
@@ -142,7 +143,7 @@ class Journal:
         for name in ("", f"/{_MODELS}"):
             filesystem.make_folder(self.folder + name)
         with _locked(self.folder):
-            if self.is_kept:
+            if self._has_study:
                 _cut_last_line(self.folder)
                 try:
                     self._buffer = _Buffer(JournalBackend(self.folder))

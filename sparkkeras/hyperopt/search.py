@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, CustomObjectError, SearchError, counted, warn
 from sparkkeras.events import EventListener, Events, PhaseStarted
-from sparkkeras.hyperopt.algorithms import make_algorithm, make_pruner
+from sparkkeras.hyperopt.algorithms import make_algorithm, make_pruner, make_storage
 from sparkkeras.hyperopt.arguments import (
     TrialFitArguments,
     make_limits,
@@ -163,6 +164,7 @@ class HyperParamModel:
         early_stop_fn: Callable[..., Any] | None = None,
         max_failures: int | None = None,
         save_to: str | Path | None = None,
+        storage: str | optuna.storages.BaseStorage | None = None,
         keep_models: int | str = 10,
         verbose: Verbose = "auto",
         monitor: EventListener | Sequence[EventListener] | None = None,
@@ -215,6 +217,10 @@ class HyperParamModel:
             max_failures: The search fails if more than this number of trials fail. ``None``: only if all fail.
             save_to: A folder (any path that Spark can access) in which the search saves every trial that has ended. Another
                 call with the same folder resumes the search and repeats no finished trial.
+            storage: A storage of Optuna, or its URL, such as ``"sqlite:///search.db"``, for the study with the name
+                ``"sparkkeras"``, which several programs may share; ``max_evals`` counts the trials that it has at the start.
+                ``save_to`` then only has the models, and identifies the search: another call with the same folder repeats
+                the trials that were running when this one was killed.
             keep_models: How many trained models to keep on disk, those of the best trials; ``"all"``, or 0 for none. With
                 several metrics, all models of `pareto_front` are kept, and others up to this number in total.
             verbose: 0 is silent, 1 shows a progress line, 2 writes a line for each trial; ``"auto"`` is 1.
@@ -269,11 +275,13 @@ class HyperParamModel:
         events = Events([*([progress] if verbose else []), *monitors])
         with progress.status.showing("Starting workers ..."):
             workers = self._workers()
-        journal = Journal(folder, num_models, *metrics.values())
+        shared = make_storage(storage)
+        journal = Journal(folder, num_models, *metrics.values(), has_study=shared is None)
         objects = ByValue.dump(search_space.objects, "space")
         with ExitStack() as stack:
-            storage = stack.enter_context(journal.opened())
-            study = SearchStudy(search_space, metrics, algorithm, seed, trial_pruner, storage)
+            opened = stack.enter_context(journal.opened())
+            search_id = "" if shared is None else folder or uuid.uuid4().hex
+            study = SearchStudy(search_space, metrics, algorithm, seed, trial_pruner, shared or opened, search_id)
             self.seed = study.seed
             begins = started(
                 getattr(objective or model, "__name__", "search"),

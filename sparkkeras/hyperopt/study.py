@@ -33,6 +33,9 @@ NAME = "sparkkeras"
 _DRAWN = "hyperopt"
 """The name of the attribute with what a suggest function of hyperopt has chosen."""
 
+_SEARCH = "search"
+"""The name of the attribute with the search that a trial belongs to, if several share the study."""
+
 _OF_OPTUNA = {"number", "params", "chosen", "drawn"}
 """The attributes of a trial that the attribute `NAME` does not have."""
 
@@ -50,6 +53,7 @@ class SearchStudy:
         seed: The seed of the suggestions; ``None``: that of the search to resume, else a new one.
         pruner: Ends unpromising trials early.
         storage: Where the study is; by default in memory.
+        search_id: Distinguishes searches of several programs that share a study.
 
     Attributes:
         study: The study, for Optuna's functions.
@@ -67,8 +71,9 @@ class SearchStudy:
         seed: int | None = None,
         pruner: BasePruner | None = None,
         storage: BaseStorage | None = None,
+        search_id: str = "",
     ) -> None:
-        self._space, self._metrics = space, metrics
+        self._space, self._metrics, self._search_id = space, metrics, search_id
         self._suggester = algorithm if hasattr(algorithm, "suggest") else None
         self._storage = storage or InMemoryStorage()
         directions = [StudyDirection.MINIMIZE if sign > 0 else StudyDirection.MAXIMIZE for sign in metrics.values()]
@@ -107,7 +112,7 @@ class SearchStudy:
             self.study.sampler.reseed_rng()  # the seed of a user's sampler would give the first trials once more
         study_id = self._storage.get_study_id_from_name(NAME)
         for each in found:
-            if each.state == TrialState.RUNNING:
+            if each.state == TrialState.RUNNING and each.user_attrs.get(_SEARCH, "") == self._search_id:
                 trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, each.number)
                 with quiet():
                     self._asked[each.number] = optuna.Trial(self.study, trial_id)
@@ -131,6 +136,8 @@ class SearchStudy:
             self.study.enqueue_trial(self._suggester.searched(drawn), {_DRAWN: drawn})
         with quiet():
             asked = self.study.ask()
+        if self._search_id:
+            asked.set_user_attr(_SEARCH, self._search_id)
         self._asked[asked.number] = asked
         return self._opened(asked)
 
@@ -209,7 +216,7 @@ def _check_same(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     if differing:
         differences = "; ".join(_difference(name, saved, settings) for name in differing)
         raise ConfigurationError(
-            f"save_to= holds another search: {differences}. Resume it with the same arguments, or give another folder."
+            f"save_to= or storage= holds another search: {differences}. Resume it with the same arguments, or give another."
         )
 
 
@@ -218,11 +225,11 @@ def _difference(name: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -
     if name == "space":
         return "the ranges, options or conditions of its space differ (the labels are the same)"
     if name != "parameters":
-        return f"its {name} differs ({saved.get(name)!r} in the folder, {given[name]!r} now)"
+        return f"its {name} differs ({saved.get(name)!r} there, {given[name]!r} now)"
     old, new = set(saved.get(name) or ()), set(given[name])
     only = [
         f"only {where}: {', '.join(map(repr, sorted(labels)))}"
-        for where, labels in (("in the folder", old - new), ("now", new - old))
+        for where, labels in (("there", old - new), ("now", new - old))
         if labels
     ]
     return f"the labels of its space differ ({'; '.join(only)})"

@@ -68,6 +68,7 @@ class Trial:
         given, values = () if self.value is None else (self.value,), tuple(self.values)
         if len(values) > 1 and given and values[:1] != given:
             raise ValueError(f"value={self.value} is not the first of values={values}")
+        object.__setattr__(self, "intermediate_values", tuple(self.intermediate_values))
         object.__setattr__(self, "values", values if values[:1] == given else given)
 
     @property
