@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -148,7 +149,8 @@ def make_storage(given: object) -> BaseStorage | None:
     try:
         return RDBStorage(given)
     except Exception as error:
+        shown = re.sub(r"://[^/]*@", "://...@", given)  # without a password
         raise ConfigurationError(
-            f"storage={given!r} cannot be opened ({type(error).__name__}: {error}): expected the URL of a database, such as "
+            f"storage={shown!r} cannot be opened ({type(error).__name__}: {error}): expected the URL of a database, such as "
             "'sqlite:///search.db'."
         ) from error

@@ -14,7 +14,6 @@ from sparkkeras.hyperopt.study import quiet, target
 from sparkkeras.hyperopt.trials import Metrics
 from sparkkeras.weights import Array
 
-
 _WIDTH, _HEIGHT = 12.0, 4.5
 """The size of a chart in inches, at least."""
 

@@ -74,9 +74,7 @@ class TrialEvents:
             for trial in [*running, *self._ledger.finished]:
                 if self._emitted.get(trial.number) is not trial:
                     self._emitted[trial.number] = trial
-                    self._events.emit(
-                        TrialChanged(trial, shown(self._parameters, trial.chosen), trial.number in self._earlier)
-                    )
+                    self._events.emit(TrialChanged(trial, shown(self._parameters, trial), trial.number in self._earlier))
 
 
 class SearchProgress(Progress):
@@ -121,7 +119,7 @@ class SearchProgress(Progress):
             value = "".join(f" {name} {each:.4g}" for name, each in zip(self._metrics, trial.values, strict=False))
             status = "" if trial.status == OK else f" {trial.status}"
             error = f": {trial.error.splitlines()[0]}" if trial.error else ""
-            params = describe(self._parameters, trial.chosen)
+            params = describe(self._parameters, trial)
             self.status.write(f"trial {trial.number}{status}{value} {params} ({format_duration(trial.seconds)}){error}")
 
     def _best(self, finished: Sequence[Trial]) -> list[Trial]:
@@ -171,7 +169,7 @@ def table(trials: Sequence[Trial], metrics: Sequence[str], parameters: Mapping[s
     for trial in trials:
         epochs = "/".join(str(number) for number in (trial.best_epoch, trial.epochs) if number)
         values = [f"{value:.4g}" for value in trial.values] or [""] * len(metrics)
-        params = describe(parameters, trial.chosen)
+        params = describe(parameters, trial)
         rows.append([str(trial.number), *values, trial.status, epochs, format_duration(trial.seconds), params])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

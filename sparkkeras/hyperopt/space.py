@@ -27,6 +27,7 @@ from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.hyperopt.distributions import Choice, Distribution, Integer, LogUniform, Quantile, Uniform
 from sparkkeras.hyperopt.encoding import JSON_TYPES, encode
 from sparkkeras.hyperopt.names import as_text, option_names
+from sparkkeras.hyperopt.trials import Trial
 
 ROOT = "params"
 """The label of a distribution that is the whole space, and so has no key."""
@@ -322,14 +323,16 @@ def _constant_lists(space: Any, name: str = "") -> Iterator[tuple[str, list[Any]
         yield name, space
 
 
-def describe(parameters: Mapping[str, Parameter], chosen: Mapping[str, Any]) -> str:
+def describe(parameters: Mapping[str, Parameter], trial: Trial) -> str:
     """The hyper-parameters of a trial in one line: ``optimizer=sgd optimizer.momentum=0.9 units=64``."""
-    return " ".join(f"{name}={as_text(value, short=True)}" for name, value in shown(parameters, chosen).items())
+    return " ".join(f"{label}={as_text(value, short=True)}" for label, value in shown(parameters, trial).items())
 
 
-def shown(parameters: Mapping[str, Parameter], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of a trial by label, for display."""
-    return {
-        label: parameters[label].shown(chosen[label]) if label in parameters else chosen[label]
-        for label in [*(each for each in parameters if each in chosen), *(each for each in chosen if each not in parameters)]
-    }
+def shown(parameters: Mapping[str, Parameter], trial: Trial) -> dict[str, Any]:
+    """The hyper-parameters of a trial by label, for display: numbers, and names of options."""
+    found = dict(trial.chosen)
+    for label, parameter in parameters.items():
+        if label in found:
+            drawn = label in trial.drawn and isinstance(parameter.distribution, Quantile)
+            found[label] = trial.drawn[label] if drawn else parameter.shown(found[label])
+    return found

@@ -157,12 +157,11 @@ class SearchStudy:
 
     def _value(self, parameter: Parameter, asked: optuna.Trial, drawn: Mapping[str, Any]) -> Any:
         chosen = parameter.ask(asked)
-        if drawn:
-            assert self._suggester is not None
-            return self._suggester.value(parameter, drawn)
-        if parameter.shown(chosen) != chosen:
-            asked.set_user_attr(parameter.label, parameter.shown(chosen))
-        return parameter.value(chosen)
+        value = self._suggester.value(parameter, drawn) if self._suggester and drawn else parameter.value(chosen)
+        shown = parameter.options[value] if parameter.options else value
+        if shown != chosen:
+            asked.set_user_attr(parameter.label, shown)
+        return value
 
     def suggest(self, number: int, label: str, distribution: Distribution) -> tuple[Any, Trial]:
         """Choose the value of a parameter that a trial defines while it runs; returns it and the trial so far."""
