@@ -33,23 +33,16 @@ def converted(space: Any) -> Any:
     Raises:
         ConfigurationError: An expression cannot be searched.
     """
-    found: dict[int, Parameter] = {}
-    if isinstance(space, (pyll.Apply, Parameter)) or not _has_parameters(space):
-        space = space if isinstance(space, Parameter) else _as_apply(space)  # whose lists become tuples, as in hyperopt
-    return _converted(space, found)
+    return _converted(space, {})
 
 
-def _has_parameters(node: Any) -> bool:
-    if isinstance(node, (dict, list, tuple)):
-        return any(map(_has_parameters, node.values() if isinstance(node, dict) else node))
-    return isinstance(node, Parameter)
-
-
-def _as_apply(space: Any) -> Any:
+def all_converted(space: Any) -> Any:
+    """A structure without parameters, converted as hyperopt would: its lists become tuples."""
     try:
-        return pyll.as_apply(space)
+        expression = pyll.as_apply(space)
     except Exception as error:
         raise ConfigurationError(f"space={space!r} cannot be searched ({type(error).__name__}: {error}).") from error
+    return _converted(expression, {})
 
 
 def _converted(node: Any, found: dict[int, Parameter]) -> Any:

@@ -142,9 +142,10 @@ class Space:
         if self.is_open:
             return
         if "hyperopt.pyll" in sys.modules:  # loaded by whoever made an expression
-            from sparkkeras.hyperopt.expressions import converted
+            from sparkkeras.hyperopt import expressions
 
-            self.tree = converted(self.given)
+            convert = expressions.all_converted if self.given is space else expressions.converted
+            self.tree = convert(self.given)
         found = {id(each): each for each in _parameters(self.tree)}.values()
         self.parameters = {each.label: each for each in found}
         if not self.parameters:
