@@ -22,7 +22,7 @@ from optuna.storages import BaseStorage, RDBStorage
 
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.hyperopt.space import Space
-from sparkkeras.hyperopt.study import MakeSampler, SearchStudy
+from sparkkeras.hyperopt.study import MakeSampler, SearchStudy, quiet
 from sparkkeras.hyperopt.trials import Metrics
 
 SAMPLERS: dict[str, MakeSampler] = {
@@ -127,7 +127,8 @@ def make_pruner(given: object, epochs: int | None = None) -> BasePruner | None:
     if given is None or isinstance(given, BasePruner):
         return given
     if isinstance(given, str) and given in PRUNERS:
-        return PRUNERS[given](epochs)
+        with quiet():
+            return PRUNERS[given](epochs)
     if isinstance(given, type) and issubclass(given, BasePruner):
         raise ConfigurationError(f"pruner={given.__name__} is a class; expected an object: {given.__name__}().")
     raise ConfigurationError(
