@@ -26,14 +26,21 @@ _MODULES = {name.name: str(each.module).rpartition(".")[2] for each in _IMPORTS 
 __all__ = sorted(_MODULES)
 
 
-_OPTUNAS = {"MedianPruner": "median", "ASHAPruner": "asha", "HyperbandPruner": "hyperband", "Pruner": ""}
-"""The names of pruners for which there are those of Optuna, and the names of their settings for a search."""
+_OPTUNAS = {
+    "Pruner": ("", "BasePruner"),
+    "BracketPruner": ("", "BasePruner"),
+    "MedianPruner": ("median", "MedianPruner"),
+    "ASHAPruner": ("asha", "SuccessiveHalvingPruner"),
+    "HyperbandPruner": ("hyperband", "HyperbandPruner"),
+}
+"""The names of former pruners: for each the name of Optuna's with the settings of a search, and its class."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _OPTUNAS:
-        named = f'pruner="{_OPTUNAS[name]}" or ' if _OPTUNAS[name] else ""
-        raise ImportError(f"{name}: pruners are Optuna's: use {named}an object such as optuna.pruners.MedianPruner().")
+        short, optunas = _OPTUNAS[name]
+        instead = f'pruner="{short}", or an object of' if short else "a subclass of"
+        raise ImportError(f"{name}: pruners are Optuna's: use {instead} optuna.pruners.{optunas}.")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"sparkkeras.hyperopt.{_MODULES[name]}"), name)
