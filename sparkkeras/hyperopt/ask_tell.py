@@ -42,15 +42,14 @@ class Search:
     Args:
         space: The search space, as in `HyperParamModel.minimize`.
         algo: The search algorithm, as in `HyperParamModel.minimize`.
-        metric: The name of the value that ``tell`` records, for the plot, and for ``mode="auto"``. Or a sequence of several,
-            which need a sampler of Optuna as ``algo``.
+        metric: The name of the value that ``tell`` records, for the plot, and for ``mode="auto"``. Or a sequence of several.
         mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from the name of the metric; for several
             metrics, one for all or a sequence.
         pruner: Decides on the values given to `report`, as in `HyperParamModel.minimize`.
         seed: The random seed: with the same seed and the same values in the same order, a search has the same trials.
             ``None`` draws one.
-        save_to: A folder in which `tell` saves each trial. Another search with the same arguments continues from there; it
-            reuses the numbers of pending trials, with new suggestions.
+        save_to: A folder in which `tell` saves each trial. Another search with the same arguments continues from there; its
+            first trials are those that were pending, with their numbers.
 
     Attributes:
         seed: The seed of the suggestions.
@@ -81,6 +80,10 @@ class Search:
         save_to: str | Path | None = None,
     ) -> None:
         search_space, metrics = Space(space), metrics_of(metric, mode)
+        if search_space.is_open:
+            raise ConfigurationError(
+                "space=None: expected a search space; trials define one themselves only in HyperParamModel.minimize."
+            )
         check_single(metrics, pruner=pruner)
         algorithm, _ = make_algorithm(algo, search_space, metrics)
         self._names, (self._sign, *_) = tuple(metrics), metrics.values()

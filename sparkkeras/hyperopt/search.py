@@ -190,8 +190,8 @@ class HyperParamModel:
             epochs: The number of epochs of each trial.
             batch_size: The number of rows in a batch.
             metric: The metric to optimize, named as in the logs of ``fit``; its value at the best epoch counts. Or a
-                sequence of several, which need a sampler of Optuna as ``algo``: all count at the first one's best epoch.
-                With ``objective``, several names mean that it returns a sequence of losses in their order.
+                sequence of several: all count at the first one's best epoch. With ``objective``, several names mean that it
+                returns a sequence of losses in their order.
             mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from words in the metric's name and raises
                 an error if there are none. For several metrics, one for all or a sequence.
             validation_split: The fraction of rows, in [0, 1), to use for validation: the last ones.
