@@ -29,7 +29,7 @@ if [ "${1:-}" = --without-python ]; then
     shift
 fi
 if [ $# = 0 ]; then
-    set -- keras "${KERAS_BACKEND:-tensorflow}" flask hyperopt numpy optuna pandas pyarrow cryptography google-crc32c
+    set -- keras "${KERAS_BACKEND:-tensorflow}" flask hyperopt optuna numpy pandas pyarrow cryptography google-crc32c
 fi
 
 python=${PYTHON:-python3}

@@ -4,5 +4,5 @@
 set -euo pipefail
 volume=/Volumes/CATALOG/SCHEMA/VOLUME # of the wheel
 
-/databricks/python/bin/pip install 'keras>=3.15.1,<4' jax cryptography flask google-crc32c h5py hyperopt optuna
+/databricks/python/bin/pip install 'keras>=3.15.1,<4' jax cryptography flask google-crc32c h5py hyperopt 'optuna>=5'
 /databricks/python/bin/pip install --no-deps "$volume"/sparkkeras-*.whl
