@@ -30,6 +30,9 @@ from sparkkeras.hyperopt.trials import FAILED, PRUNED, Metrics, Trial
 NAME = "sparkkeras"
 """The name of the study, and of the attribute of its trials."""
 
+_FORMAT = 1
+"""The version of what the study has of a search."""
+
 _DRAWN = "hyperopt"
 """The name of the attribute with what a suggest function of hyperopt has chosen."""
 
@@ -86,7 +89,7 @@ class SearchStudy:
         if saved:
             _check_same(saved, settings)
         else:
-            made.set_user_attr(NAME, settings)
+            made.set_user_attr(NAME, {"format": _FORMAT, **settings})
         sampler = RandomSampler(self.seed) if self._suggester else algorithm
         sampler = sampler if isinstance(sampler, BaseSampler) else SeededSampler(sampler, self.seed)
         self.study = _Study(NAME, self._storage, sampler, pruner or NopPruner())
@@ -209,6 +212,10 @@ class SearchStudy:
 
 def _check_same(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Check that a search has the settings of the one that it resumes."""
+    if saved.get("format", _FORMAT) > _FORMAT:
+        raise ConfigurationError(
+            "save_to= was written by a later version of sparkkeras: upgrade sparkkeras to resume the search."
+        )
     differing = [name for name in settings if saved.get(name) != settings[name]]
     if "parameters" in differing and "space" in differing:  # different labels imply a different space
         differing.remove("space")

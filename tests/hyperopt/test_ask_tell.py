@@ -339,3 +339,16 @@ def test_what_tell_refuses_says_why():
     search.close()
     with pytest.raises(ConfigurationError, match="not pending, and the search was closed"):
         search.tell(other, 1.0)
+
+
+def test_a_folder_of_a_later_version_is_rejected(tmp_path, monkeypatch):
+    with monkeypatch.context() as later:
+        later.setattr("sparkkeras.hyperopt.study._FORMAT", 2)
+        run(Search(SPACE, save_to=tmp_path / "search"), 1).close()
+    with pytest.raises(ConfigurationError, match="written by a later version of sparkkeras: upgrade"):
+        Search(SPACE, save_to=tmp_path / "search")
+
+
+def test_a_search_without_a_space_is_rejected():
+    with pytest.raises(ConfigurationError, match="space=None: expected a search space"):
+        Search(None)
