@@ -102,7 +102,7 @@ def test_the_policy_names_the_formats_of_files():
         "models": "sparkkeras.training.persistence",
         "ensembles": "sparkkeras.training.persistence",
         "checkpoints": "sparkkeras.checkpoints.store",
-        "searches": "sparkkeras.hyperopt.journal",
+        "searches": "sparkkeras.hyperopt.study",
     }
     for name, module in modules.items():
         (found,) = [value for row, value in formats.items() if re.match(rf"{name} \((?!.*MLflow)", row)]
