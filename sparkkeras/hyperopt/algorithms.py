@@ -29,7 +29,7 @@ SAMPLERS: dict[str, MakeSampler] = {
     "tpe": lambda seed: TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed),
     "random": lambda seed: RandomSampler(seed),
     "cmaes": lambda seed: CmaEsSampler(seed=seed, warn_independent_sampling=False),
-    "gp": lambda seed: GPSampler(seed=seed),
+    "gp": lambda seed: GPSampler(seed=seed, warn_independent_sampling=False),
     "nsgaii": lambda seed: NSGAIISampler(seed=seed),
 }
 """Optuna's samplers by name, with the settings of a search."""
@@ -37,8 +37,12 @@ SAMPLERS: dict[str, MakeSampler] = {
 _FUNCTIONS = ("anneal", "atpe")
 """Hyperopt's algorithms by name."""
 
-_PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
-"""The packages that samplers need."""
+_PACKAGES = {
+    "cmaes": {"cmaes": "cmaes"},
+    "gp": {"scipy": "scipy", "torch": "torch"},
+    "atpe": {"lightgbm": "lightgbm", "sklearn": "scikit-learn"},
+}
+"""The modules that algorithms need, and the packages that have them."""
 
 _WARM_UP = {"n_startup_trials": 5, "n_warmup_steps": 2}
 
@@ -63,17 +67,18 @@ def make_algorithm(given: object, space: Space, metrics: Metrics) -> tuple[Any, 
             metrics.
     """
     name, algorithm = _made(given, space, metrics)
-    missing = [package for package in _PACKAGES.get(name, ()) if importlib.util.find_spec(package) is None]
+    by_name = given if isinstance(given, str) else ""
+    needed = _PACKAGES.get(by_name, {}).items()
+    missing = [package for module, package in needed if importlib.util.find_spec(module) is None]
     if missing:
-        raise ConfigurationError(f"algo={name!r} needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
+        raise ConfigurationError(f"algo={by_name!r} needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
     try:
-        tried = copy.deepcopy(algorithm) if isinstance(algorithm, BaseSampler) else algorithm
-        if not isinstance(given, str) or given in SAMPLERS:
-            SearchStudy(space, metrics, tried, 0).ask(())
-    except TypeError:  # it cannot be copied; its first trial will show the error
-        pass
+        if by_name in SAMPLERS or isinstance(algorithm, BaseSampler):
+            SearchStudy(space, metrics, copy.deepcopy(algorithm), 0).ask(())
     except ValueError as error:
         raise ConfigurationError(f"algo={name} cannot search this ({error}) Give another sampler, such as 'tpe'.") from error
+    except Exception:  # it cannot be copied, or has a fault: its first trial will show the error
+        pass
     return algorithm, name
 
 
@@ -93,7 +98,8 @@ def _made(given: object, space: Space, metrics: Metrics) -> tuple[str, Any]:
                 f"algo={_name_of(function)!r} searches a single metric, and metric= names {len(metrics)}: use 'tpe', "
                 "'nsgaii', 'gp', or another sampler of Optuna."
             )
-        return _name_of(function), Suggester(function, space, next(iter(metrics.values())))
+        name = given if isinstance(given, str) else _name_of(function)
+        return name, Suggester(function, space, next(iter(metrics.values())))
     if isinstance(given, type) and issubclass(given, BaseSampler):
         raise ConfigurationError(f"algo={given.__name__} is a class; expected an object: {given.__name__}().")
     raise ConfigurationError(
