@@ -7,7 +7,7 @@ A suggest function needs a space of hyperopt's expressions, and chooses numbers 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,17 +154,27 @@ class Suggester:
         """What Optuna would have chosen for the values of a trial in hyperopt's terms."""
         return {label: _searched(self._space.parameters[label], value) for label, value in drawn.items()}
 
-    def value(self, parameter: Parameter, drawn: Mapping[str, Any]) -> Any:
-        """The value in a trial; of a choice the index of the option."""
-        value = drawn[parameter.label]
-        match parameter.distribution:
-            case Choice():
-                return int(value)
-            case Uniform(_, _, step) as stepped if step is not None:
-                return stepped.value(int(value))
-            case Integer():
-                return _searched(parameter, value)
-        return value
+
+def value_of(parameter: Parameter, drawn: Any) -> Any:
+    """The value in a trial for one in hyperopt's terms; of a choice the index of the option."""
+    match parameter.distribution:
+        case Choice():
+            return int(drawn)
+        case Uniform(_, _, step) as stepped if step is not None:
+            return stepped.value(int(drawn))
+        case Integer():
+            return _searched(parameter, drawn)
+    return drawn
+
+
+def _drawn(parameter: Parameter, chosen: Any) -> Any:
+    """What Optuna has chosen, in hyperopt's terms."""
+    match parameter.distribution:
+        case Integer(low, _, step) if step != 1:
+            return (chosen - low) // step
+        case Uniform(_, _, step) if step is not None:
+            return chosen
+    return parameter.value(chosen)
 
 
 def _searched(parameter: Parameter, drawn: Any) -> Any:
@@ -185,12 +195,13 @@ def _searched(parameter: Parameter, drawn: Any) -> Any:
     return min(max(chosen, smallest), largest)  # rounding errors may miss them
 
 
-def history_of(trials: Sequence[Trial], sign: float, labels: Iterable[str]) -> base.Trials:
+def history_of(trials: Sequence[Trial], sign: float, parameters: Mapping[str, Parameter]) -> base.Trials:
     """Convert trials to ``hyperopt.Trials``. Running ones have no loss; hyperopt's algorithms treat this as infinite."""
-    docs, labels = [], list(labels)
+    docs = []
     for trial in trials:
-        chosen = trial.drawn or trial.chosen
-        values = {label: [chosen[label]] if label in chosen else [] for label in labels}
+        known = {label: chosen for label, chosen in trial.chosen.items() if label in parameters}
+        drawn = trial.drawn or {label: _drawn(parameters[label], chosen) for label, chosen in known.items()}
+        values = {label: [drawn[label]] if label in drawn else [] for label in parameters}
         idxs = {label: [trial.number] * len(each) for label, each in values.items()}
         misc = {"tid": trial.number, "cmd": None, "workdir": None, "idxs": idxs, "vals": values}
         (doc,) = base.Trials(refresh=False).new_trial_docs([trial.number], [None], [_result(trial, sign)], [misc])

@@ -113,15 +113,21 @@ class SearchStudy:
         found = self.study.get_trials(deepcopy=False)
         if found:
             self.study.sampler.reseed_rng()  # the seed of a user's sampler would give the first trials once more
+        running = [self._opened(self._continued(each)) for each in found if self._is_running(each)]
+        return [self._of(each) for each in found if each.state.is_finished()], running
+
+    def _continued(self, frozen: FrozenTrial) -> optuna.Trial:
+        """A trial that is running in the storage, whose suggestion may be incomplete."""
+        self._reported[frozen.number] = frozen.last_step or 0
         study_id = self._storage.get_study_id_from_name(NAME)
-        for each in found:
-            if each.state == TrialState.RUNNING and each.user_attrs.get(_SEARCH, "") == self._search_id:
-                trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, each.number)
-                with quiet():
-                    self._asked[each.number] = optuna.Trial(self.study, trial_id)
-                self._reported[each.number] = each.last_step or 0
-        ended = [self._of(each) for each in found if each.state.is_finished()]
-        return ended, [self._opened(self._asked[each.number]) for each in found if each.number in self._asked]
+        with quiet():
+            if not frozen.params:
+                self.study.sampler.before_trial(self.study, frozen)
+            return optuna.Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number))
+
+    def _is_running(self, frozen: FrozenTrial) -> bool:
+        """Whether a trial of this search, not of another one that shares the study, is running in the storage."""
+        return frozen.state == TrialState.RUNNING and frozen.user_attrs.get(_SEARCH, "") == self._search_id
 
     def ask(self, trials: Sequence[Trial]) -> Trial | None:
         """Suggest the next trial; ``None`` if the algorithm has no more.
@@ -132,6 +138,9 @@ class SearchStudy:
         if self.study.is_exhausted:
             return None
         found = self.study.get_trials(deepcopy=False)
+        failed = [each for each in found if self._is_running(each) and each.number not in self._asked]
+        if failed:  # the last call raised an error
+            return self._opened(self._continued(failed[0]))
         if self._suggester is not None and not any(each.state == TrialState.WAITING for each in found):
             drawn = self._suggester.suggest(len(found), trials, self.seed)
             if drawn is None:
@@ -141,7 +150,6 @@ class SearchStudy:
             asked = self.study.ask()
         if self._search_id:
             asked.set_user_attr(_SEARCH, self._search_id)
-        self._asked[asked.number] = asked
         return self._opened(asked)
 
     def _opened(self, asked: optuna.Trial) -> Trial:
@@ -150,6 +158,7 @@ class SearchStudy:
         with quiet():
             params = self._params(asked, lambda parameter: self._value(parameter, asked, drawn))
         self._space.encode(params)  # raises ConfigurationError for objects that cannot be sent to workers
+        self._asked[asked.number] = asked
         return Trial(asked.number, params, chosen=asked.params, drawn=drawn)
 
     def _params(self, trial: optuna.Trial | FrozenTrial, choose: Callable[[Parameter], Any]) -> Any:
@@ -160,7 +169,7 @@ class SearchStudy:
 
     def _value(self, parameter: Parameter, asked: optuna.Trial, drawn: Mapping[str, Any]) -> Any:
         chosen = parameter.ask(asked)
-        value = self._suggester.value(parameter, drawn) if self._suggester and drawn else parameter.value(chosen)
+        value = _from_hyperopt(parameter, drawn) if drawn else parameter.value(chosen)
         shown = parameter.options[value] if parameter.options else value
         if shown != chosen:
             asked.set_user_attr(parameter.label, shown)
@@ -203,11 +212,17 @@ class SearchStudy:
         drawn, chosen = frozen.user_attrs.get(_DRAWN, {}), frozen.params
 
         def value(parameter: Parameter) -> Any:
-            if drawn and self._suggester is not None:
-                return self._suggester.value(parameter, drawn)
+            if drawn:
+                return _from_hyperopt(parameter, drawn)
             return parameter.value(chosen[parameter.label])
 
         return Trial(frozen.number, self._params(frozen, value), chosen=chosen, drawn=drawn, **kept)
+
+
+def _from_hyperopt(parameter: Parameter, drawn: Mapping[str, Any]) -> Any:
+    from sparkkeras.hyperopt.expressions import value_of  # a search that has no trials of hyperopt does not load it
+
+    return value_of(parameter, drawn[parameter.label])
 
 
 def _check_same(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
