@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, NopPruner
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler, GridSampler, RandomSampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -112,7 +112,9 @@ class SearchStudy:
         """The trials of an earlier search with this storage: those that have ended, and those that were running."""
         found = self.study.get_trials(deepcopy=False)
         if found:
-            self.study.sampler.reseed_rng()  # the seed of a user's sampler would give the first trials once more
+            sampler = self.study.sampler
+            sampler.reseed_rng()  # the seed of a user's sampler would give the first trials once more
+            self.study.is_exhausted = isinstance(sampler, GridSampler) and sampler.is_exhausted(self.study)
         running = [self._opened(self._continued(each)) for each in found if self._is_running(each)]
         return [self._of(each) for each in found if each.state.is_finished()], running
 
