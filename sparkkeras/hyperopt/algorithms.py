@@ -111,7 +111,7 @@ def _made(given: object, space: Space, metrics: Metrics) -> tuple[str, Any]:
 
 def _name_of(function: Any) -> str:
     """The name of a suggest function, with the settings that the user has given it."""
-    settings = ""
+    settings, function = "", getattr(function, "__wrapped__", function)
     if isinstance(function, functools.partial):
         settings = f"({', '.join(f'{name}={value!r}' for name, value in function.keywords.items())})"
         function = function.func

@@ -168,12 +168,17 @@ class Journal:
             except OSError as error:
                 raise StorageError(f"the journal in {self.folder!r} cannot be written: {error}.") from error
 
+    @property
+    def has_study(self) -> bool:
+        """Whether the folder is that of a search to resume."""
+        return _LOG in filesystem.names_in(self.folder) or _SEGMENTS in filesystem.folders_in(self.folder)
+
     def _foreign_files(self) -> list[str]:
         """The files and folders in the folder that no search has written; none if it has a journal."""
+        if self.has_study:
+            return []
         names = [name for name in filesystem.names_in(self.folder) if not name.startswith(".")]
         folders = {name for name in filesystem.folders_in(self.folder) if not name.startswith(".")}
-        if _LOG in names or _SEGMENTS in folders:
-            return []
         return [name for name in names if name != _LOCK] + [f"{name}/" for name in sorted(folders - {"lost+found", _MODELS})]
 
     def add(self, trials: Sequence[Trial]) -> None:

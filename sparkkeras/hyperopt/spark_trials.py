@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.algorithms import make_pruner
-from sparkkeras.hyperopt.expressions import history_of
+from sparkkeras.hyperopt.expressions import history_of, value_of
+from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.search import HyperParamModel
-from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.space import Space, evaluate
 
 
 class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
@@ -101,29 +103,38 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
             self.search.minimize(
                 objective=objective,
                 space=space,
-                algo=algo if rstate is None else _Drawing(algo, rstate),
+                algo=_Drawing(algo, rstate) if rstate is not None and callable(algo) else algo,
+                seed=self._seed(copy.deepcopy(rstate) if callable(algo) else rstate),
                 max_evals=None if max_evals == sys.maxsize else max_evals,  # fmin replaces None by sys.maxsize
                 verbose=1 if verbose else 0,
                 **{**self._minimize_arguments, **{name: value for name, value in fmin_limits.items() if value is not None}},
             )
         finally:
-            self._dynamic_trials = list(history_of(self.search.trials, 1.0, Space(space).parameters).trials)
+            searched = Space(space)
+            self._dynamic_trials = list(history_of(self.search.trials, 1.0, searched.parameters).trials)
             self.refresh()
-        return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
+        best = self.argmin
+        return best if return_argmin else evaluate(searched.tree, lambda each: value_of(each, best[each.label]))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the trials without the search, which belongs to this process."""
         return {**self.__dict__, "search": None}
+
+    def _seed(self, rstate: np.random.Generator | None) -> int | None:
+        """A seed drawn from the generator of ``fmin``; ``None`` for a resumed search, which keeps its seed."""
+        folder = self._minimize_arguments["save_to"]
+        is_resumed = folder is not None and Journal(str(folder), None).has_study
+        return None if rstate is None or is_resumed else int(rstate.integers(2**31))
 
 
 class _Drawing:
     """A suggest function whose seeds are drawn from the generator of ``fmin``, one for each trial, as ``fmin`` does."""
 
     def __init__(self, suggest: Callable[..., Any], generator: np.random.Generator) -> None:
-        self._suggest, self._generator = suggest, generator
+        self.__wrapped__, self._generator = suggest, generator
         self._seeds: list[int] = []
 
     def __call__(self, new_ids: list[int], domain: Any, trials: Any, seed: int) -> Any:
         while len(self._seeds) <= new_ids[0]:
             self._seeds.append(int(self._generator.integers(2**31 - 1)))
-        return self._suggest(new_ids, domain, trials, self._seeds[new_ids[0]])
+        return self.__wrapped__(new_ids, domain, trials, self._seeds[new_ids[0]])
