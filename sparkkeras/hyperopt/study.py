@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.distributions import Choice, Distribution
 from sparkkeras.hyperopt.space import Parameter, Space, evaluate
-from sparkkeras.hyperopt.trials import FAILED, PRUNED, Metrics, Trial
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Metrics, Trial
 
 NAME = "sparkkeras"
 """The name of the study, and of the attribute of its trials."""
@@ -210,7 +210,10 @@ class SearchStudy:
 
     def _of(self, frozen: FrozenTrial) -> Trial:
         """A trial that has ended."""
-        kept = dict(frozen.user_attrs.get(NAME, {"values": frozen.values or ()}))
+        kept = dict(frozen.user_attrs.get(NAME, {}))
+        if not kept:  # another program has added it to the study
+            values = frozen.values or ()
+            kept = {"status": OK, "value": values[0], "values": values} if values else {"status": FAILED}
         drawn, chosen = frozen.user_attrs.get(_DRAWN, {}), frozen.params
 
         def value(parameter: Parameter) -> Any:
