@@ -93,12 +93,12 @@ def _made(given: object, space: Space, metrics: Metrics) -> tuple[str, Any]:
     if callable(function) and not isinstance(function, type):
         from sparkkeras.hyperopt.expressions import Suggester
 
+        name = given if isinstance(given, str) else _name_of(function)
         if len(metrics) > 1:
             raise ConfigurationError(
-                f"algo={_name_of(function)!r} searches a single metric, and metric= names {len(metrics)}: use 'tpe', "
+                f"algo={name!r} searches a single metric, and metric= names {len(metrics)}: use 'tpe', "
                 "'nsgaii', 'gp', or another sampler of Optuna."
             )
-        name = given if isinstance(given, str) else _name_of(function)
         return name, Suggester(function, space, next(iter(metrics.values())))
     if isinstance(given, type) and issubclass(given, BaseSampler):
         raise ConfigurationError(f"algo={given.__name__} is a class; expected an object: {given.__name__}().")

@@ -87,7 +87,7 @@ def _items(node: Any) -> list[tuple[Any, Any]]:
     """The items of a dict."""
     if node.named_args or not node.pos_args:
         return list(node.named_args)
-    return [(pair.pos_args[0].obj, pair.pos_args[1]) for pair in node.pos_args[0].pos_args]  # keys that are not strings
+    return [(pyll.rec_eval(pair.pos_args[0]), pair.pos_args[1]) for pair in node.pos_args[0].pos_args]  # keys of any type
 
 
 def _parameter(label: str, node: Any, options: Sequence[Any]) -> Parameter:
