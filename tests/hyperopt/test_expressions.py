@@ -1,0 +1,353 @@
+"""The hyperopt library: its expressions as spaces, and its suggest functions, with the trials of ``hyperopt.fmin``."""
+
+import math
+from functools import partial
+
+import hyperopt
+import numpy as np
+import optuna
+import pytest
+from hyperopt import anneal, hp, rand, tpe
+from hyperopt.pyll import scope
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ks_2samp
+
+from sparkkeras.errors import ConfigurationError, SearchError
+from sparkkeras.hyperopt import HyperParamModel, Search, SparkTrials, choice, integer, loguniform, normal, uniform
+from sparkkeras.hyperopt.expressions import Suggester, history_of, value_of
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.workers import LocalWorkers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:hyperopt.*", "ignore::UserWarning:hyperopt.*"),
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning:hyperopt.*"),
+]
+
+
+def a_function(x):
+    return x
+
+
+class Thing:
+    pass
+
+
+SHARED = hp.uniform("shared", 1, 2)
+
+SPACES = {
+    "choice": {"a": hp.choice("a", [-3, 2, "x", None])},
+    "pchoice": {"a": hp.pchoice("a", [(0.1, 4), (0.6, "y"), (0.3, a_function)])},
+    "randint": {"a": hp.randint("a", 5), "b": hp.randint("b", 5, 9)},
+    "uniform": {"a": hp.uniform("a", -1, 1)},
+    "quniform": {"a": hp.quniform("a", 1, 10, 4), "b": hp.quniform("b", 0, 1, 0.1)},
+    "uniformint": {"a": hp.uniformint("a", 2, 9)},
+    "loguniform": {"a": hp.loguniform("a", -9, 0)},
+    "qloguniform": {"a": hp.qloguniform("a", -2, 3, 1), "b": hp.qloguniform("b", 0, 3, 2.5)},
+    "normal": {"a": hp.normal("a", 100, 1)},
+    "qnormal": {"a": hp.qnormal("a", 0, 5, 2)},
+    "lognormal": {"a": hp.lognormal("a", 0, 1)},
+    "qlognormal": {"a": hp.qlognormal("a", 0, 1, 1)},
+    "computed": {
+        "a": scope.int(hp.quniform("a", 1, 8, 1)) + 1,
+        "b": 2 ** hp.randint("b", 4),
+        "c": SHARED,
+        "d": [SHARED, -SHARED],
+        "e": scope.getitem([1, 2], hp.randint("e", 2)),
+    },
+    "a list": [1, hp.uniform("a", 0, 1), (hp.choice("b", [3, [4, 5]]), "x")],
+    "keys": {1: hp.uniform("a", 0, 1), 2: {("k", 2): hp.uniform("b", 0, 1)}},
+    "a choice": hp.choice("a", [hp.uniform("b", 0, 1), {"x": hp.normal("c", 0, 1), "y": hp.choice("d", [1, 2])}]),
+    "conditional": {
+        "lr": hp.loguniform("lr", -9, -2),
+        "optimizer": hp.choice(
+            "optimizer",
+            [
+                {"kind": "sgd", "m": hp.uniform("m", 0.5, 1)},
+                {"kind": "adam", "deep": [hp.pchoice("n", [(0.2, 1), (0.8, 9)])]},
+            ],
+        ),
+        "fixed": (1, "two", None, 3.0, True),
+    },
+}
+
+
+def loss(params):
+    """Any smooth function of the numbers in a structure."""
+    if isinstance(params, dict):
+        return sum(loss(value) for value in params.values())
+    if isinstance(params, (list, tuple)):
+        return sum(loss(value) for value in params)
+    return math.sin(params) + params**2 / 200 if isinstance(params, (int, float)) else 0.0
+
+
+def by_fmin(space, suggest, count, seed, value=loss):
+    """The hyper-parameters of the trials of ``hyperopt.fmin``, and the trials."""
+    met, trials = [], hyperopt.Trials()
+
+    def objective(params):
+        met.append(params)
+        return value(params)
+
+    hyperopt.fmin(objective, space, suggest, count, trials=trials, rstate=np.random.default_rng(seed), verbose=False)
+    return met, trials
+
+
+def run(search, count, value=loss):
+    for _ in range(count):
+        trial = search.ask()
+        search.tell(trial, value(trial.params))
+    return search
+
+
+def params_of(search):
+    return [trial.params for trial in search.trials]
+
+
+def drawn_of(space, trials):
+    """The values of trials in hyperopt's terms."""
+    history = history_of(trials, 1.0, Space(space).parameters)
+    return [{label: values[0] for label, values in doc["misc"]["vals"].items() if values} for doc in history.trials]
+
+
+# Suggest functions
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("algo", [tpe.suggest, "anneal", rand.suggest], ids=["tpe", "anneal", "rand"])
+def test_trials_are_those_of_fmin_also_after_a_resume(kind, algo, tmp_path):
+    space = SPACES[kind]
+    expected, trials = by_fmin(space, anneal.suggest if algo == "anneal" else algo, 28, 5)
+    for count in (23, 3, 2):  # TPE samples randomly before trial 20
+        with Search(space, algo=algo, seed=5, save_to=tmp_path / "search") as search:
+            run(search, count)
+    assert repr(params_of(search)) == repr(expected)
+    assert history_of(search.trials, 1.0, Space(space).parameters).vals == trials.vals
+    with Search(space, algo="tpe", save_to=tmp_path / "search") as search:
+        assert repr(params_of(search)) == repr(expected)
+
+
+@pytest.mark.parametrize("suggest", [tpe.suggest, anneal.suggest])
+def test_trials_are_those_of_fmin_with_failed_ones_and_when_maximizing(suggest):
+    space = SPACES["conditional"]
+
+    def value(params):
+        return -loss(params), params["lr"] > 0.01
+
+    def result(params):
+        number, has_failed = value(params)
+        return {"status": "fail"} if has_failed else {"status": "ok", "loss": -number}
+
+    expected, _ = by_fmin(space, suggest, 30, 3, result)
+    search = Search(space, algo=suggest, seed=3, mode="max")
+    for _ in range(30):
+        trial = search.ask()
+        number, has_failed = value(trial.params)
+        search.tell(trial, error="it broke") if has_failed else search.tell(trial, number)
+    assert params_of(search) == expected
+    assert {trial.status for trial in search.trials} == {"ok", "failed"}
+
+
+@pytest.mark.parametrize("suggest", [tpe.suggest, partial(tpe.suggest, n_startup_jobs=3), anneal.suggest])
+def test_fmin_has_the_same_trials_with_spark_trials(suggest):
+    def best(trials):
+        generator = np.random.default_rng(1)
+        return hyperopt.fmin(loss, space, suggest, 12, trials=trials, rstate=generator, verbose=False)
+
+    space, own, theirs = SPACES["conditional"], SparkTrials(), hyperopt.Trials()
+    own.search = HyperParamModel(LocalWorkers())
+    assert best(own) == best(theirs)
+    assert (own.vals, own.losses(), own.argmin) == (theirs.vals, theirs.losses(), theirs.argmin)
+
+
+@pytest.mark.parametrize("algo", ["tpe", "anneal", tpe.suggest, optuna.samplers.RandomSampler(seed=1)])
+def test_fmin_takes_any_algorithm_and_space(algo, tmp_path):
+    space = {"n": integer(2, 9, step=7), "o": choice("one", "two"), "x": uniform(0, 1, step=0.5)}
+    for count in (6, 9):  # the second one resumes the first, with another generator
+        trials = SparkTrials(save_to=str(tmp_path / "search"))
+        trials.search = HyperParamModel(LocalWorkers())
+        found = hyperopt.fmin(
+            lambda params: params["x"] - params["n"], space, algo, count, trials=trials, verbose=False, return_argmin=False
+        )
+    assert len(trials) == 9
+    assert found == trials.search.best_params
+    assert trials.argmin == drawn_of(space, [trials.search.best_trial])[0]
+
+
+def test_a_suggest_function_gets_the_trials_of_other_algorithms(tmp_path):
+    """It continues a search that has trials of every status, chosen by Optuna."""
+    space = {"k": choice({"x": uniform(0, 1, step=0.25)}, {"n": integer(3, 9, step=2)}), "lr": loguniform(0.1, 1)}
+    with Search(space, algo="random", seed=2, save_to=tmp_path / "search", mode="max") as search:
+        run(search, 6, lambda params: params["lr"])
+        search.tell(search.ask(), error="it broke")
+        earlier, seen = search.trials, []
+
+    def suggest(new_ids, domain, trials, seed):
+        seen.append(trials)
+        return tpe.suggest(new_ids, domain, trials, seed)
+
+    with Search(space, algo=suggest, save_to=tmp_path / "search", mode="max") as search:
+        pending = [search.ask(), search.ask()]
+    assert [trial.params for trial in search.trials[:7]] == [trial.params for trial in earlier]
+    assert seen[1].statuses() == ["ok"] * 6 + ["fail", "new"]
+    assert seen[1].losses() == [*(-trial.value for trial in earlier[:6]), None, None]
+    for trial, doc in zip(earlier, seen[0].trials, strict=True):
+        values = {label: each[0] for label, each in doc["misc"]["vals"].items() if each}
+        assert values["lr"] == trial.params["lr"]
+        options = [{"x": 0.25 * values["k.x"]} if "k.x" in values else {}, {"n": 3 + 2 * values.get("k.n", 0)}]
+        assert trial.params["k"] == options[values["k"]]
+    assert [trial.number for trial in pending] == [7, 8]
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_optuna_learns_from_what_suggest_functions_chose(kind):
+    """The study has the values that Optuna would have chosen for the same hyper-parameters."""
+    space = Space(SPACES[kind])
+    search = run(Search(SPACES[kind], algo=rand.suggest, seed=1), 20)
+    for trial, frozen in zip(search.trials, search.study.trials, strict=True):
+        assert frozen.params == trial.chosen
+        for found, expected in zip(leaves(space.params(frozen.params)), leaves(trial.params), strict=True):
+            assert found == (pytest.approx(expected, 1e-6) if isinstance(expected, float) else expected)
+
+
+def leaves(params):
+    """The numbers, names and objects in a structure."""
+    params = list(params.values()) if isinstance(params, dict) else params
+    return [each for item in params for each in leaves(item)] if isinstance(params, (list, tuple)) else [params]
+
+
+def test_a_suggest_function_without_suggestions_ends_the_search():
+    def three(new_ids, domain, trials, seed):
+        return rand.suggest(new_ids, domain, trials, seed) if len(trials) < 3 else []
+
+    search = run(Search(SPACES["uniform"], algo=three), 3)
+    with pytest.raises(SearchError, match="the search algorithm has no more suggestions"):
+        search.ask()
+
+
+@pytest.mark.filterwarnings("error")
+def test_suggestions_raise_no_warnings():
+    run(Search(SPACES["conditional"], algo=tpe.suggest), 25)
+
+
+# Expressions, searched by Optuna
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_samplers_of_optuna_suggest_values_with_the_distributions_of_hyperopt(kind):
+    space = SPACES[kind]
+    search = Search(space, algo="random", seed=4)
+    for _ in range(150):
+        search.ask()
+    values = drawn_of(space, search.trials)
+    assert repr([hyperopt.space_eval(space, each) for each in values]) == repr(params_of(search))
+    trials = hyperopt.Trials()
+    hyperopt.fmin(lambda _: 0, space, rand.suggest, 400, trials=trials, rstate=np.random.default_rng(1), verbose=False)
+    for label, expected in trials.vals.items():
+        found = [each[label] for each in values if label in each]
+        assert ks_2samp(found, expected).pvalue > 1e-3, label
+
+
+def test_hyper_parameters_keep_their_labels():
+    assert list(Space(SPACES["conditional"]).parameters) == ["fixed", "lr", "optimizer", "m", "n"][1:]
+    assert list(Space(SPACES["a list"]).parameters) == ["a", "b"]
+    assert list(Space({"x": uniform(0, 1), "y": hp.choice("z", [1, {"k": hp.normal("w", 0, 1)}])}).parameters) == [
+        "x",
+        "z",
+        "w",
+    ]
+
+
+def test_options_are_the_objects_of_the_space():
+    thing, array = Thing(), np.arange(3)
+    options = [thing, array, a_function, Thing]
+    for algo in ("random", rand.suggest):
+        search = Search({"a": hp.choice("a", options), "b": choice(*options)}, algo=algo, seed=1)
+        met = [search.ask().params for _ in range(40)]
+        for name in ("a", "b"):
+            assert {id(each[name]) for each in met} == {id(each) for each in options}
+
+
+def test_expressions_may_stand_beside_distributions():
+    space = {"a": uniform(0, 1), "b": {"c": hp.randint("c", 3)}, "d": choice(hp.uniform("u", 5, 6), "x"), "e": [1, "two"]}
+    for algo in ("tpe", "anneal"):
+        met = params_of(run(Search({**space, "e": (1, "two")}, algo=algo, seed=1), 25))
+        assert {params["b"]["c"] for params in met} == {0, 1, 2}
+        assert all(params["d"] == "x" or 5 <= params["d"] <= 6 for params in met)
+        assert all(0 <= params["a"] <= 1 and params["e"] == (1, "two") for params in met)
+
+
+# Conversions
+
+
+@st.composite
+def spaces(draw):
+    """A space with one hyper-parameter of any kind, called "a"."""
+    low, span = draw(st.integers(-50, 50)), draw(st.integers(1, 60))
+    step, fraction = draw(st.integers(1, span)), draw(st.sampled_from([0.1, 0.25, 1 / 3, 0.7]))
+    return draw(
+        st.sampled_from(
+            [
+                integer(low, low + span),
+                integer(low, low + span, step=step),
+                integer(abs(low) + 1, abs(low) + 1 + span, log=True),
+                uniform(low, low + span),
+                uniform(low, low + span, step=span * fraction),
+                loguniform(span / 100, span),
+                normal(low, span),
+                choice(*range(span)),
+                hp.randint("a", low, low + span),
+                hp.quniform("a", low, low + span, step),
+                hp.uniformint("a", low, low + span),
+                hp.loguniform("a", -span / 10, 1),
+                hp.qloguniform("a", 0, span / 10, fraction),
+                hp.qnormal("a", low, span, step),
+                hp.lognormal("a", 0, span / 20),
+                hp.qlognormal("a", 0, span / 20, fraction),
+                hp.pchoice("a", [(0.2, 1), (0.5, "x"), (0.3, None)]),
+            ]
+        )
+    )
+
+
+@settings(deadline=None)
+@given(spaces(), st.floats(0, 1))
+def test_values_of_optuna_and_of_hyperopt_convert_into_each_other(node, part):
+    space = Space({"a": node})
+    parameter = space.parameters["a"]
+    searched = parameter.searched
+    if parameter.options and hasattr(searched, "choices"):
+        chosen = searched.choices[min(int(part * len(searched.choices)), len(searched.choices) - 1)]
+    elif isinstance(searched, optuna.distributions.IntDistribution):
+        chosen = searched.low + searched.step * int(part * ((searched.high - searched.low) // searched.step))
+    else:
+        chosen = searched.low + part * (searched.high - searched.low)
+    (drawn,) = drawn_of({"a": node}, [Trial(0, {}, chosen={"a": chosen})])
+    assert value_of(parameter, drawn["a"]) == parameter.value(chosen)
+    found = Suggester(tpe.suggest, space, 1.0).searched(drawn)["a"]
+    assert searched.low <= found <= searched.high if hasattr(searched, "low") else found == chosen
+    assert parameter.value(found) == pytest.approx(parameter.value(chosen), rel=1e-6, abs=1e-6)
+
+
+# Errors
+
+
+@scope.define
+def a_thing_of(rate):
+    return Thing()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: {"a": hp.uniform("x", 0, 1), "b": hp.choice("x", [1, 2])}, "two hyper-parameters have the name 'x'"),
+        (lambda: hp.choice("a", [1, hp.uniform("a", 0, 1)]), "two hyper-parameters have the name 'a'"),
+        (lambda: {"a": hp.choice("a", [uniform(0, 1), 2])}, r"replace hp.choice\(label, options\) by choice"),
+        (lambda: {"a": scope.int(hp.choice("a", ["x", "y"]))}, "cannot be sampled .*Error"),
+        (lambda: {"a": scope.a_thing_of(hp.uniform("a", 0, 1))}, r"\(Thing\) is computed within the space.*option of a"),
+    ],
+)
+def test_expressions_that_cannot_be_searched_are_rejected(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Search(make())

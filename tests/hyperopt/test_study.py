@@ -1,0 +1,563 @@
+"""The study of a search: Optuna's samplers, by name and as objects, resumed searches, several metrics, pruners, importances."""
+
+import importlib.util
+import json
+import math
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import optuna
+import pytest
+from hyperopt import hp, rand, tpe
+
+import sparkkeras.hyperopt
+from sparkkeras.errors import ConfigurationError, SearchError
+from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, normal, report, uniform
+from sparkkeras.hyperopt.algorithms import PRUNERS, SAMPLERS, make_algorithm
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.workers import LocalWorkers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:hyperopt.*", "ignore::UserWarning:hyperopt.*"),
+]
+
+SPACE = {
+    "x": uniform(-10, 10),
+    "lr": loguniform(1e-4, 1),
+    "units": integer(32, 128, step=32),
+    "layers": integer(1, 100, log=True),
+    "step": uniform(0, 0.5, step=0.2),
+    "scale": normal(0, 1),
+    "kind": choice({"name": "a", "momentum": uniform(0.5, 1)}, {"name": "b", "n": integer(0, 3)}),
+    "activation": choice("relu", "tanh", None),
+    "list": [choice([64, 32], (16,)), "fixed"],
+}
+LINE = {"x": uniform(0, 2), "n": integer(1, 9)}
+TWO = {"metric": ("loss", "size"), "mode": "min"}
+INSTALLED = [name for name in SAMPLERS if name != "cmaes" or importlib.util.find_spec("cmaes")]
+
+
+def loss(params):
+    return (params["x"] - 3) ** 2 + abs(math.log10(params["lr"]) + 2) + (params["activation"] == "tanh")
+
+
+def two_losses(params):
+    """Any x is on the front, and only the smallest n."""
+    return params["x"] ** 2 + params["n"], (params["x"] - 2) ** 2 + params["n"]
+
+
+def run(search, count, value=loss):
+    for _ in range(count):
+        trial = search.ask()
+        search.tell(trial, value(trial.params))
+    return search
+
+
+def params_of(search):
+    return [trial.params for trial in search.trials]
+
+
+# Named samplers
+
+
+@pytest.mark.filterwarnings("error", "ignore:CUDA:UserWarning")
+@pytest.mark.parametrize("name", INSTALLED)
+def test_values_are_in_the_space_and_depend_only_on_the_seed(name, caplog):
+    optuna.logging.enable_propagation()
+    try:
+        search = run(Search(SPACE, algo=name, seed=1), 25)
+    finally:
+        optuna.logging.disable_propagation()
+    assert caplog.records == []
+    for params in params_of(search):
+        assert -10 <= params["x"] <= 10
+        assert 1e-4 <= params["lr"] <= 1
+        assert params["units"] in (32, 64, 96, 128)
+        assert type(params["units"]) is type(params["layers"]) is int
+        assert 1 <= params["layers"] <= 100
+        assert params["step"] in (0, 0.2, 0.4)
+        assert abs(params["scale"]) < 5
+        assert set(params["kind"]) == ({"name", "momentum"} if params["kind"]["name"] == "a" else {"name", "n"})
+        assert params["activation"] in ("relu", "tanh", None)
+        assert params["list"] in ([[64, 32], "fixed"], [(16,), "fixed"])
+    assert len({params["x"] for params in params_of(search)}) > 15
+    assert params_of(run(Search(SPACE, algo=name, seed=1), 25)) == params_of(search)
+    assert run(Search(SPACE, algo=name, seed=2), 1).trials[0].params != search.trials[0].params
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_tpe_learns_from_the_trials(sign):
+    def best(name):
+        search = Search(SPACE, algo=name, mode="min" if sign > 0 else "max", seed=1)
+        return sign * run(search, 60, lambda params: sign * loss(params)).best_value
+
+    assert best("tpe") < 0.7 * best("random")
+
+
+def test_random_suggestions_depend_only_on_the_number_of_the_trial():
+    search = Search(SPACE, algo="random", seed=5)
+    first, second = search.ask(), search.ask()
+    search.tell(second, error="it broke")
+    third = search.ask()
+    assert [first.params, second.params, third.params] == params_of(run(Search(SPACE, algo="random", seed=5), 3))
+
+
+@pytest.mark.parametrize(
+    ("algo", "count", "metrics"),
+    [
+        ("tpe", 12, {}),
+        ("tpe", 12, {"metric": ("a", "b"), "mode": ("min", "max")}),
+        ("random", 4, {}),
+        ("nsgaii", 4, {}),
+        ("anneal", 5, {}),
+        (tpe.suggest, 22, {}),
+    ],
+)
+def test_a_search_that_is_cut_off_anywhere_continues_as_if_it_was_not(algo, count, metrics, tmp_path):
+    """Its driver died while it wrote any line of the journal, of the last two trials."""
+
+    def searched(folder):
+        with Search(SPACE, algo=algo, seed=3, save_to=folder, **metrics) as search:
+            while sum(trial.status == "ok" for trial in search.trials) < count:
+                trial = search.ask()
+                value = loss(trial.params)
+                search.tell(trial, (value, trial.params["units"]) if metrics else value)
+        return [(trial.number, trial.params, trial.chosen, trial.drawn, trial.values) for trial in search.trials]
+
+    expected = searched(tmp_path / "whole")
+    lines = (tmp_path / "whole" / "journal.log").read_bytes().splitlines(keepends=True)
+    started = [number for number, line in enumerate(lines) if json.loads(line)["op_code"] == 4]
+    assert len(started) == count
+    for cut in range(started[-2], len(lines)):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "journal.log").write_bytes(b"".join(lines[:cut]) + lines[cut][:9])
+        assert searched(folder) == expected, lines[cut]
+
+
+@pytest.mark.parametrize("name", ["tpe", "random", "anneal"])
+def test_trials_that_were_running_are_continued_with_their_parameters(name, tmp_path):
+    def search():
+        return Search(SPACE, algo=name, seed=1, save_to=tmp_path / "search")
+
+    with search() as first:
+        run(first, 2)
+        pending = [first.ask(), first.ask(), first.ask()]
+        first.tell(pending[1], 0.5)
+    with search() as second:
+        assert [second.ask().params for _ in range(2)] == [pending[0].params, pending[2].params]
+        assert second.ask().number == 5
+
+
+def test_a_search_may_be_resumed_with_another_algorithm(tmp_path):
+    earlier = []
+    for count, algo in enumerate(("tpe", "anneal", optuna.samplers.TPESampler(seed=1), rand.suggest, "random", "tpe")):
+        with Search(SPACE, algo=algo, seed=1, save_to=tmp_path / "search") as search:
+            assert [trial for trial in search.trials if trial.status == "ok"] == earlier
+            run(search, 4)
+            earlier = search.trials
+            search.ask()  # is pending when the search ends
+            assert len(earlier) == 4 * (count + 1)
+
+
+# Samplers of Optuna
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=5),
+        lambda: optuna.samplers.RandomSampler(seed=1),
+        lambda: optuna.samplers.QMCSampler(seed=1, warn_independent_sampling=False),
+        lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=8),
+    ],
+)
+@pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"]])
+def test_the_trials_of_a_sampler_are_those_of_optuna(make, directions):
+    def values(params):
+        return two_losses(params)[: len(directions)]
+
+    study = optuna.create_study(sampler=make(), directions=directions)
+    study.optimize(lambda trial: values({"x": trial.suggest_float("x", 0, 2), "n": trial.suggest_int("n", 1, 9)}), 25)
+    metrics = {"metric": ("a", "b")[: len(directions)], "mode": [each[:3] for each in directions]}
+    metrics = metrics if len(directions) > 1 else {}
+    own = run(Search(LINE, algo=make(), **metrics), 25, lambda params: values(params) if metrics else values(params)[0])
+    assert params_of(own) == [trial.params for trial in study.trials]
+    assert {trial.number for trial in own.pareto_front} == {trial.number for trial in study.best_trials}
+    search = HyperParamModel(LocalWorkers())
+    objective = values if metrics else lambda params: values(params)[0]
+    search.minimize(objective=objective, space=LINE, algo=make(), max_evals=25, verbose=0, **metrics)
+    assert [trial.values for trial in search.trials] == [trial.values for trial in own.trials]
+
+
+def test_a_sampler_sees_pending_and_failed_trials_and_reports():
+    seen = []
+
+    class Sampler(optuna.samplers.RandomSampler):
+        def before_trial(self, study, trial):
+            seen[:] = [(each.state.name, each.value, each.intermediate_values) for each in study.trials[: trial.number]]
+
+    search = Search({"x": uniform(0, 1)}, algo=Sampler(seed=1), metric="accuracy", pruner="asha")
+    first, second, third = (search.ask() for _ in range(3))
+    assert seen == [("RUNNING", None, {})] * 2
+    search.tell(second, error="it broke")
+    search.report(third, 0.25)
+    search.tell(third)
+    search.ask()
+    assert seen == [("RUNNING", None, {}), ("FAIL", None, {}), ("COMPLETE", 0.25, {1: 0.25})]
+    search.tell(first, 0.5)
+    search.ask()
+    assert seen[0] == ("COMPLETE", 0.5, {})
+
+
+def test_a_trial_is_suggested_again_if_the_sampler_raises_an_error():
+    class Sampler(optuna.samplers.RandomSampler):
+        fails = False
+
+        def sample_independent(self, study, trial, param_name, param_distribution):
+            if self.fails and param_name == "n":
+                raise RuntimeError("it broke")
+            return super().sample_independent(study, trial, param_name, param_distribution)
+
+    sampler = Sampler(seed=1)
+    search = run(Search(LINE, algo=sampler), 2, lambda params: params["x"])
+    sampler.fails = True
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"the search algorithm \(algo=\) failed: RuntimeError: it broke"):
+            search.ask()
+    sampler.fails = False
+    assert [search.ask().number, search.ask().number] == [2, 3]
+
+
+@pytest.mark.parametrize("sampler", [optuna.samplers.TPESampler, optuna.samplers.RandomSampler])
+def test_a_resumed_search_does_not_repeat_the_suggestions_of_a_sampler_with_a_seed(tmp_path, sampler):
+    for _ in range(2):
+        with Search({"x": uniform(0, 1)}, algo=sampler(seed=1), save_to=tmp_path / "search") as search:
+            run(search, 3, lambda params: params["x"])
+    assert len({trial.params["x"] for trial in search.trials}) == 6
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [uniform(0, 0.3, step=0.1), uniform(0, 0.6, step=0.2), uniform(0, 0.7, step=0.1)])
+def test_a_search_with_inexact_steps_can_be_resumed(tmp_path, rate):
+    for count in (25, 3):
+        with Search({"rate": rate}, algo=optuna.samplers.TPESampler(seed=1), save_to=tmp_path / "search") as search:
+            run(search, count, lambda params: -params["rate"])
+    assert search.best_value == -rate.high
+    assert len(search.trials) == 28
+
+
+@pytest.mark.parametrize("num_pending", [1, 2, 4])
+def test_samplers_that_try_everything_end_the_search(num_pending, tmp_path):
+    """Each point is tried once, also in a resumed search; a `GridSampler` repeats some of several pending ones."""
+    space = {"units": integer(32, 96, step=32), "rate": uniform(0, 0.3, step=0.3), "o": choice("one", [2])}
+    grid = {"units": [32, 64, 96], "rate": [0, 1], "o": ["one", "(2)"]}  # steps of a uniform, names of options
+
+    def tried(make, save_to=None, count=99):
+        with Search(space, algo=make(), save_to=save_to) as search:
+            pending = []
+            with suppress(SearchError):
+                for _ in range(count):
+                    pending.append(search.ask())
+                    if len(pending) == num_pending:
+                        search.tell(pending.pop(0), 1.0)
+            for trial in pending:
+                search.tell(trial, 1.0)
+            return sorted((params["units"], params["rate"], str(params["o"])) for params in params_of(search))
+
+    points = [(units, rate, option) for units in (32, 64, 96) for rate in (0.0, 0.3) for option in ("[2]", "one")]
+    for make in (partial(optuna.samplers.BruteForceSampler, seed=1), partial(optuna.samplers.GridSampler, grid, seed=1)):
+        folder = tmp_path / str(make.func.__name__)
+        repeats = make.func is optuna.samplers.GridSampler and num_pending > 1
+        assert tried(make) == points or repeats
+        tried(make, folder, 5)
+        whole = tried(make, folder)
+        assert whole == points or (repeats and set(whole) == set(points))
+    assert tried(make, folder) == whole  # the grid is complete
+
+
+def test_a_search_on_workers_ends_when_a_grid_is_complete(tmp_path):
+    for _ in range(2):
+        search = HyperParamModel(LocalWorkers())
+        grid = optuna.samplers.GridSampler({"x": [0.5, 1.0], "n": [1, 9]}, seed=1)
+        search.minimize(
+            objective=lambda params: params["x"], space=LINE, max_evals=99, algo=grid, verbose=0, save_to=tmp_path / "search"
+        )
+        assert sorted((each["x"], each["n"]) for each in params_of(search)) == [(0.5, 1), (0.5, 9), (1.0, 1), (1.0, 9)]
+
+
+# Names and arguments
+
+
+def test_algorithms_have_names_for_display():
+    def own(new_ids, domain, trials, seed):
+        return rand.suggest(new_ids, domain, trials, seed)
+
+    names = {
+        "tpe": "tpe",
+        "anneal": "anneal",
+        tpe.suggest: "tpe.suggest",
+        partial(tpe.suggest, n_startup_jobs=5): "tpe.suggest(n_startup_jobs=5)",
+        own: "own",
+        optuna.samplers.TPESampler(): "TPESampler",
+    }
+    space = Space({"x": hp.uniform("x", 0, 1)})
+    assert {each: make_algorithm(each, space, {"loss": 1.0})[1] for each in names} == names
+
+
+@pytest.mark.parametrize(
+    ("algo", "message"),
+    [
+        *((given, r"is not known.*a sampler of Optuna.*Known: 'anneal', 'atpe', .*'tpe'") for given in ("b", None, 3, dict)),
+        ("TPE", "Did you mean 'tpe'"),
+        (optuna.samplers.RandomSampler, "algo=RandomSampler is a class; expected an object"),
+        (
+            optuna.samplers.GridSampler({"x": [1]}),
+            "algo=GridSampler cannot search this .*Give another sampler, such as 'tpe'",
+        ),
+    ],
+)
+def test_invalid_algorithms_are_rejected(algo, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Search(SPACE, algo=algo)
+
+
+def test_algorithms_name_the_packages_that_are_missing(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name, packages in (("cmaes", "cmaes"), ("gp", "scipy torch"), ("atpe", "lightgbm scikit-learn")):
+        with pytest.raises(ConfigurationError, match=f"algo='{name}' needs .*: pip install {packages}"):
+            Search(SPACE, algo=name)
+
+
+# Several metrics
+
+
+@pytest.mark.parametrize("algo", ["tpe", "nsgaii", optuna.samplers.TPESampler(seed=1)])
+def test_samplers_find_the_pareto_front_of_several_metrics(algo):
+    def hypervolume(search):
+        front = search.pareto_front
+        assert {trial.number for trial in front} == {
+            trial.number
+            for trial in search.trials
+            if not any(
+                all(np.less_equal(o.values, trial.values)) and any(np.less(o.values, trial.values)) for o in search.trials
+            )
+        }
+        assert [trial.value for trial in front] == sorted(trial.value for trial in front)
+        return optuna._hypervolume.compute_hypervolume(np.array([trial.values for trial in front]), np.array([13.0, 13.0]))
+
+    count = 150 if algo == "nsgaii" else 60
+    found = hypervolume(run(Search(LINE, algo=algo, seed=1, **TWO), count, two_losses))
+    assert found > hypervolume(run(Search(LINE, algo="random", seed=1, **TWO), count, two_losses))
+
+
+def test_a_search_of_several_metrics_can_be_resumed(tmp_path):
+    def search(**arguments):
+        given = {"metric": ("loss", "size"), "mode": ("min", "max"), "algo": "random", **arguments}
+        return Search(LINE, save_to=tmp_path / "search", **given)
+
+    with search() as first:
+        run(first, 3, two_losses)
+        first.tell(first.ask(), error="it broke")
+    with search() as again:
+        assert again.trials == first.trials
+        assert [trial.values for trial in again.study.trials] == [*([*each.values] for each in first.trials[:3]), None]
+    for arguments, difference in (
+        ({"metric": "loss", "mode": "min"}, r"its metric differs \(\['loss', 'size'\] in the folder, 'loss' now\)"),
+        ({"metric": ("size", "loss")}, "its metric differs"),
+        ({"mode": "min"}, r"its mode differs \(\['min', 'max'\] in the folder, \['min', 'min'\] now\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"holds another search: {difference}"):
+            search(**arguments)
+
+
+def test_telling_several_values():
+    search = Search(LINE, algo="random", **TWO)
+    assert search.pareto_front == []
+    trial = search.ask()
+    for value, message in (
+        (0.3, r"value=0.3: expected a sequence of 2 numbers \(loss, size\)"),
+        ((1, 2, 3), "expected a sequence of 2 numbers"),
+        ({"loss": 1, "size": 2}, "expected a sequence of 2 numbers"),
+        ((1, "2"), "value='2': expected a number"),
+        (None, r"trial 0 has no value: tell\(trial, \(loss, size\)\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            search.tell(trial, value)
+    assert not search.report(trial, 0.5)
+    assert not search.report(trial, 0.25)
+    with pytest.raises(ConfigurationError, match="trial 0 has no value"):
+        search.tell(trial)
+    told = search.tell(trial, np.array([0.25, 3.0]))
+    assert (told.status, told.value, told.values, told.best_epoch) == ("ok", 0.25, (0.25, 3.0), 2)
+    failed = search.tell(search.ask(), (0.1, math.nan))
+    assert (failed.status, failed.error, failed.values) == ("failed", "its value is nan, not a finite number", ())
+    diverged = search.ask()
+    assert search.report(diverged, math.inf)
+    assert search.tell(diverged).status == "failed"
+    assert [trial.number for trial in search.pareto_front] == [0]
+
+
+def test_several_metrics_have_no_best_trial():
+    search = HyperParamModel(LocalWorkers())
+    assert search.minimize(objective=two_losses, space=LINE, max_evals=2, verbose=0, **TWO) is None
+    assert search.metric == ("loss", "size")
+    for access in (
+        lambda: search.best_trial,
+        lambda: search.best_params,
+        lambda: search.best_value,
+        lambda: search.best_model,
+        search.best_models,
+        search.best_ensemble,
+    ):
+        with pytest.raises(ConfigurationError, match=r"\(loss, size\) has no best trial: .* pareto_front, .* model_of\("):
+            access()
+
+
+def test_arguments_that_do_not_suit_several_metrics():
+    for arguments, message in (
+        ({"algo": "anneal"}, "algo='anneal' searches a single metric, and metric= names 2: use 'tpe', 'nsgaii'"),
+        ({"algo": tpe.suggest}, "algo='tpe.suggest' searches a single metric"),
+        ({"pruner": "asha"}, "pruner='asha' decides by a single value.*Omit pruner="),
+        ({"mode": "auto"}, "metric='size': cannot infer.*give mode= a sequence"),
+        ({"mode": ("min",)}, "has 2 names, and mode=.* 1 mode: give one mode for each metric"),
+        ({"metric": ("loss", "loss")}, "names a metric twice"),
+        ({"metric": ("loss", 3)}, "metric=3: expected the name of a metric"),
+    ):
+        given = {**TWO, **arguments}
+        with pytest.raises(ConfigurationError, match=message):
+            Search(LINE, **given)
+        with pytest.raises(ConfigurationError, match=message):
+            HyperParamModel(LocalWorkers()).minimize(objective=two_losses, space=LINE, max_evals=1, **given)
+    with pytest.raises(ConfigurationError, match=r"metric=\(\): expected the name of a metric"):
+        Search(LINE, metric=())
+    for name, value in (("loss_threshold", 0.1), ("early_stop_fn", lambda trials: (False, []))):
+        with pytest.raises(ConfigurationError, match=f"{name}=.* decides by a single value"):
+            HyperParamModel(LocalWorkers()).minimize(
+                objective=two_losses, space=LINE, max_evals=1, algo="tpe", **TWO, **{name: value}
+            )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cmaes") is None, reason="needs cmaes")
+def test_samplers_of_a_single_objective_are_rejected():
+    with pytest.raises(ConfigurationError, match=r"algo=cmaes cannot search this .*Give another sampler"):
+        Search(LINE, algo="cmaes", **TWO)
+
+
+# Pruners
+
+
+def curve(params):
+    """An objective of 9 epochs, whose loss falls in the first three."""
+    for epoch in range(1, 10):
+        report(params["x"] + 1 / min(epoch, 3))
+    return params["x"] + 1 / 3
+
+
+@pytest.mark.parametrize("name", PRUNERS)
+def test_pruners_end_trials_that_are_worse_than_others(name):
+    def searched(**arguments):
+        search = HyperParamModel(LocalWorkers())
+        arguments = {"max_evals": 40, "algo": "random", "seed": 1, "verbose": 0, **arguments}
+        search.minimize(objective=curve, space={"x": uniform(0, 1)}, **arguments)
+        return search
+
+    pruned, everything = searched(pruner=name), searched()
+    assert pruned.best_value == everything.best_value
+    assert sum(trial.epochs for trial in pruned.trials) < 0.9 * sum(trial.epochs for trial in everything.trials)
+    for trial in pruned.trials:
+        assert trial.status == "pruned" or trial.epochs == 9
+        assert trial.value == trial.params["x"] + 1 / min(trial.epochs, 3)
+    assert [trial.state.name for trial in pruned.study.trials] == [
+        {"ok": "COMPLETE", "pruned": "PRUNED"}[trial.status] for trial in pruned.trials
+    ]
+
+
+def test_a_pruner_of_the_user_gets_the_study_and_the_reports():
+    class Pruner(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            assert study.trials[trial.number].number == trial.number
+            return len(trial.intermediate_values) == 3 and sum(trial.intermediate_values.values()) > 6
+
+    search = Search({"x": uniform(0, 1)}, pruner=Pruner())
+    for values, replies in (((1, 2, 3, 4), [False] * 4), ((1, 2, 4), [False, False, True])):
+        trial = search.ask()
+        assert [search.report(trial, value) for value in values] == replies
+        search.tell(trial)
+    assert [trial.status for trial in search.trials] == ["ok", "pruned"]
+    assert [trial.intermediate_values for trial in search.study.trials] == [{1: 1, 2: 2, 3: 3, 4: 4}, {1: 1, 2: 2, 3: 4}]
+
+
+@pytest.mark.parametrize(
+    ("pruner", "message"),
+    [
+        *(
+            (given, "is not known. Give None, a name, or a pruner of Optuna.*Known: 'asha'")
+            for given in ("", 3, str, ["asha"])
+        ),
+        ("Median", "Did you mean 'median'"),
+        (optuna.pruners.MedianPruner, r"pruner=MedianPruner is a class; expected an object: MedianPruner\(\)"),
+    ],
+)
+def test_invalid_pruners_are_rejected(pruner, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Search(LINE, pruner=pruner)
+
+
+def test_importing_an_earlier_pruner_names_what_replaces_it():
+    for name, words in (
+        ("ASHAPruner", 'use pruner="asha" or'),
+        ("MedianPruner", 'use pruner="median"'),
+        ("Pruner", "use an"),
+    ):
+        with pytest.raises(ImportError, match=f"{name}: pruners are Optuna's: {words}"):
+            getattr(sparkkeras.hyperopt, name)
+
+
+# Importances
+
+
+def test_importances_are_the_largest_for_what_matters():
+    """An optimum inside the range, in one option; what the study has as names, quantiles and steps."""
+    space = {
+        "noise": uniform(0, 1),
+        "kind": choice({"name": "a"}, {"name": "b", "lr": loguniform(1e-6, 1)}),
+        "scale": normal(0, 1),
+        "units": integer(8, 512, step=8),
+    }
+
+    def value(params):
+        return params["scale"] ** 2 + 3 * (params["kind"]["name"] == "a") + 0.01 * params["noise"]
+
+    search = run(Search(space, algo="random", seed=1), 100, value)
+    found = search.importances()
+    assert list(found)[:2] in (["kind", "scale"], ["scale", "kind"])
+    assert found == optuna.importance.get_param_importances(search.study)
+    assert sum(found.values()) == pytest.approx(1)
+    larger = run(Search(space, algo="random", seed=1, mode="max"), 100, lambda params: -value(params)).importances()
+    assert larger == pytest.approx(found)
+
+
+def test_the_importance_for_one_of_several_metrics():
+    space = {"x": uniform(0, 1), "y": uniform(0, 1)}
+    search = Search(space, metric=("loss", "accuracy"), mode=("min", "max"), algo="random", seed=1)
+    run(search, 40, lambda params: (params["x"], -params["y"]))
+    assert list(search.importances()) == list(search.importances("loss")) == ["x", "y"]
+    assert list(search.importances("accuracy")) == ["y", "x"]
+    with pytest.raises(ConfigurationError, match="metric='sizes' is not known. Known: 'accuracy', 'loss'"):
+        search.importances("sizes")
+
+
+@pytest.mark.filterwarnings("error")
+def test_importances_need_trials_with_different_values():
+    search = HyperParamModel(LocalWorkers())
+    with pytest.raises(SearchError, match="there are no trials yet"):
+        search.importances()
+    arguments = {"space": {"x": uniform(0, 1)}, "seed": 1, "verbose": 0}
+    search.minimize(objective=lambda params: 0.5, max_evals=3, **arguments)
+    with pytest.raises(SearchError, match="importances need trials with different values: search further"):
+        search.importances()
+    search.minimize(objective=lambda params: params["x"], max_evals=3, **arguments)
+    assert search.importances() == {"x": 1.0}
