@@ -7,7 +7,6 @@ objective are named by it and the contestant, such as ``"branin: hyperopt"``: th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Effort, Metric, Samples, benchmark, missing_module
+from harness import Effort, Metric, Samples, benchmark
 
 TRIALS = 60
 CHECKPOINTS = (10, 20, 40, 60)
@@ -41,7 +40,7 @@ LINES = {
     "Optuna, 2 pending": ("#228833", ":"),
     "sparkkeras, 2 pending": ("#4477aa", ":"),
 }
-"""The lines of the picture: color and style. The trials of the adapter for Optuna's samplers are those of Optuna."""
+"""The lines of the picture: color and style. With Optuna's default sampler, the trials of sparkkeras are those of Optuna."""
 
 
 def summary(samples: Samples) -> str:
@@ -112,7 +111,6 @@ def draw(samples: Samples, path: Path, caption: str) -> None:
         )
     ),
     once=True,
-    missing=functools.partial(missing_module, "optuna"),
     draw=draw,
     summary=summary,
 )

@@ -17,7 +17,8 @@ from hyperopt.pyll import scope
 from objectives import Objective
 
 from sparkkeras.hyperopt import Search
-from sparkkeras.hyperopt.distributions import Choice, Integer, Labeled, LogUniform, Uniform, labeled, map_items
+from sparkkeras.hyperopt.distributions import Choice, Integer, LogUniform, Uniform
+from sparkkeras.hyperopt.space import Parameter, labeled
 
 Values = list[float]
 """The value of each trial, in the order of the trials."""
@@ -94,8 +95,8 @@ def _run(
 
 def _hyperopt_space(node: Any) -> Any:
     """A space as a user of hyperopt writes it."""
-    if not isinstance(node, Labeled):
-        return map_items(node, lambda _, item: _hyperopt_space(item)) if isinstance(node, dict) else node
+    if not isinstance(node, Parameter):
+        return {key: _hyperopt_space(item) for key, item in node.items()} if isinstance(node, dict) else node
     match node.distribution:
         case Choice(options):
             return hp.choice(node.label, [_hyperopt_space(option) for option in options])
@@ -112,8 +113,8 @@ def _hyperopt_space(node: Any) -> Any:
 
 def _suggested(trial: Any, node: Any) -> Any:
     """The parameters of a trial of Optuna, as a user of Optuna writes them."""
-    if not isinstance(node, Labeled):
-        return map_items(node, lambda _, item: _suggested(trial, item)) if isinstance(node, dict) else node
+    if not isinstance(node, Parameter):
+        return {key: _suggested(trial, item) for key, item in node.items()} if isinstance(node, dict) else node
     match node.distribution:
         case Choice(options) if any(isinstance(option, dict) for option in options):
             return _suggested(trial, options[trial.suggest_categorical(node.label, range(len(options)))])

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness import Effort, Metric, Samples, alternate, benchmark, missing_module, timed
+from harness import Effort, Metric, Samples, alternate, benchmark, timed
 
 TRIALS = 24
 EPOCHS = 5
@@ -107,7 +107,6 @@ def search(effort: Effort) -> Samples:
     Metric("search call -> best, the same 24 trials, against Optuna with 2 threads", "search", "threads"),
     Metric("search call -> best, the same 24 trials, against Optuna with 2 processes of joblib", "search", "processes"),
     once=True,
-    missing=functools.partial(missing_module, "optuna"),
 )
 def search_joblib(effort: Effort) -> Samples:
     """The same 24 candidates on the same rows for the same number of epochs, by two workers each.
