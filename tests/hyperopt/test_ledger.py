@@ -18,7 +18,6 @@ from sparkkeras.hyperopt.ledger import (
     STOP,
     UPLOAD_SECONDS,
     Limits,
-    Suggestion,
     TrialLedger,
     Worker,
 )
@@ -42,27 +41,45 @@ class Clock:
         self.now += seconds
 
 
-class Bench:
-    """A ledger with its clock, its calls of the suggest function, and the trials that it saves, which takes no time."""
+class Study:
+    """A study that suggests its numbers, and notes the calls of the ledger."""
 
-    def __init__(self, *, earlier=(), suggest=None, save=None, **limits):
-        self.clock, self.suggest_calls, self.ended = Clock(), [], []
-        self._suggest = suggest
-        self.ledger = TrialLedger(
-            self.suggest,
-            Limits(**({"lease_seconds": LEASE_SECONDS} | limits)),
-            self.clock,
-            earlier,
-            save=save or self.save,
-        )
+    def __init__(self, earlier, running, suggest, prune):
+        self._earlier, self._running, self._suggest, self._prune = earlier, running, suggest, prune
+        self._next = max((trial.number + 1 for trial in [*earlier, *running]), default=0)
+        self.asked, self.reports, self.told = [], [], []
+
+    def earlier(self):
+        return list(self._earlier), list(self._running)
+
+    def ask(self, trials):
+        number = self._next
+        self.asked.append((number, trials))
+        made = {"params": {"x": number * 10}, "chosen": {"x": number}}
+        trial = Trial(number, **made) if self._suggest is None else self._suggest(number)
+        self._next += 1
+        return trial
+
+    def report(self, number, epoch, value):
+        self.reports.append((number, epoch, value))
+        return False if self._prune is None else self._prune(epoch, value)
+
+    def tell(self, trial):
+        self.told.append(trial.number)
+
+
+class Bench:
+    """A ledger with its clock, its study, and the trials that it saves, which takes no time."""
+
+    def __init__(self, *, earlier=(), running=(), suggest=None, prune=None, save=None, **limits):
+        self.clock, self.ended = Clock(), []
+        self.study = Study(earlier, running, suggest, prune)
+        limits = Limits(**({"lease_seconds": LEASE_SECONDS} | limits))
+        self.ledger = TrialLedger(self.study, limits, self.clock, save=save or self.save)
 
     def save(self, trial, model):
         self.ended.append(trial)
         self.ledger.saved(trial.number)
-
-    def suggest(self, number, trials):
-        self.suggest_calls.append((number, trials))
-        return Suggestion({"x": number}, {"x": number * 10}) if self._suggest is None else self._suggest(number, trials)
 
     def ask(self, worker="w", task=0, attempt=0):
         """The number and the lease of the next trial."""
@@ -135,7 +152,7 @@ def test_the_algorithm_sees_all_other_trials():
     bench.finish(second, 0.2)
     bench.finish(first, None, FAILED)
     bench.ask()
-    number, trials = bench.suggest_calls[-1]
+    number, trials = bench.study.asked[-1]
     assert number == 3
     assert [(trial.number, trial.status, trial.value) for trial in trials] == [
         (0, FAILED, None),
@@ -204,7 +221,7 @@ def test_a_worker_without_heartbeats_loses_its_trial_to_the_next_that_asks():
     assert new != old
     (trial,) = bench.ledger.running
     assert (trial.worker, trial.attempts) == ("b", 2)
-    assert len(bench.suggest_calls) == 1
+    assert len(bench.study.asked) == 1
 
 
 @pytest.mark.parametrize("heartbeat", ["renew", "report", "extend_for_upload"])
@@ -242,9 +259,9 @@ def test_an_upload_extends_the_lease_for_each_piece():
 
 
 def test_a_slow_suggestion_does_not_expire_leases():
-    def slow(number, trials):
+    def slow(number):
         bench.clock.advance(10 * LEASE_SECONDS if number else 0)
-        return Suggestion({}, number)
+        return Trial(number, number)
 
     bench = Bench(suggest=slow)
     _, lease = bench.ask("a")
@@ -265,11 +282,11 @@ def test_a_slow_stop_function_does_not_expire_leases():
 
 
 def test_a_slow_suggestion_that_raises_does_not_expire_leases():
-    def slow(number, trials):
+    def slow(number):
         if number:
             bench.clock.advance(10 * LEASE_SECONDS)
             raise ZeroDivisionError
-        return Suggestion({}, number)
+        return Trial(number, number)
 
     bench = Bench(suggest=slow)
     _, lease = bench.ask("a")
@@ -460,53 +477,30 @@ def test_lost_trials_count_towards_max_failures():
 # Intermediate values and pruners
 
 
-class Recorder:
-    """A pruner that records its calls."""
+class Pruner:
+    """Decides always the same, or raises an error."""
 
-    def __init__(self, result=False):
-        self.result, self.calls = result, []
+    def __init__(self, result):
+        self.result = result
 
-    def should_prune(self, losses, others):
-        self.calls.append((tuple(losses), sorted(tuple(other) for other in others)))
+    def __call__(self, epoch, value):
         if isinstance(self.result, BaseException):
             raise self.result
         return self.result
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_pruner_sees_the_losses_of_all_others(sign):
-    """If the metric is maximized, its sign is changed for pruners, and for nothing else."""
-
-    def losses(*values):
-        return tuple(sign * value for value in values)
-
-    pruner = Recorder()
-    bench = Bench(pruner=pruner, sign=sign)
-    (_, finished), (_, pruned), (silent, _), (number, mine) = (bench.ask() for _ in range(4))
-    bench.report(finished, 1.0)
-    bench.finish(finished, 1.0)
-    bench.report(pruned, 2.0, 2.5)
-    bench.finish(pruned, 2.0, PRUNED)
-    assert bench.report(mine, 3.0, 4.0) == CONTINUE
-    others = sorted([losses(1.0), losses(2.0, 2.5)])
-    assert pruner.calls[-2:] == [(losses(3.0), others), (losses(3.0, 4.0), others)]
-    assert bench.running(number).intermediate_values == (3.0, 4.0)
-    assert bench.running(silent).intermediate_values == ()
-
-
 def test_a_repeated_report_counts_once():
-    pruner = Recorder()
-    bench = Bench(pruner=pruner)
+    bench = Bench()
     _, lease = bench.ask()
     bench.report(lease, 0.5, 0.4)
     assert bench.ledger.report(lease, 2, 0.4) == CONTINUE
     assert bench.ledger.report(lease, 1, 99.0) == CONTINUE
     assert bench.running().intermediate_values == (0.5, 0.4)
-    assert [losses for losses, _ in pruner.calls] == [(0.5,), *[(0.5, 0.4)] * 3]
+    assert bench.study.reports == [(0, 1, 0.5), *[(0, 2, 0.4)] * 3]  # a repeated one changes nothing in the study
 
 
 def test_a_repeated_report_gets_the_same_reply():
-    bench = Bench(pruner=Recorder(result=True))
+    bench = Bench(prune=Pruner(True))
     _, lease = bench.ask()
     assert bench.ledger.report(lease, 1, 0.5) == bench.ledger.report(lease, 1, 0.5) == PRUNE
 
@@ -528,11 +522,7 @@ def test_epochs_without_a_report_get_the_previous_value():
 def test_the_pruner_sees_epochs_without_a_report():
     """One of them may be a rung."""
 
-    class AtThree:
-        def should_prune(self, losses, others):
-            return len(losses) == 3
-
-    bench = Bench(pruner=AtThree())
+    bench = Bench(prune=lambda epoch, value: epoch == 3)
     _, lease = bench.ask()
     assert [bench.ledger.report(lease, epoch, 1.0) for epoch in (2, 4, 4)] == [CONTINUE, PRUNE, PRUNE]
 
@@ -554,7 +544,7 @@ def test_an_upload_lasts_until_the_next_heartbeat():
 
 
 def test_the_reply_to_a_report_has_the_pruners_decision():
-    bench = Bench(pruner=Recorder(result=True))
+    bench = Bench(prune=Pruner(True))
     assert bench.report(bench.ask()[1], 1.0) == PRUNE
     assert bench.ledger.reason == ""
 
@@ -565,15 +555,15 @@ def test_without_a_pruner_all_trials_continue():
 
 
 def test_a_pruner_that_raises_ends_the_search():
-    bench = Bench(pruner=Recorder(result=ZeroDivisionError("in the pruner")))
+    bench = Bench(prune=Pruner(ZeroDivisionError("in the pruner")))
     _, lease = bench.ask()
     assert bench.report(lease, 1.0) == STOP
-    assert_failed(bench, "pruner", "Recorder", "ZeroDivisionError: in the pruner")
+    assert_failed(bench, "pruner", "pruner=", "ZeroDivisionError: in the pruner")
     assert bench.ledger.ask(Worker("w")) is None
 
 
 def test_the_end_of_the_search_takes_precedence_over_the_pruner():
-    bench = Bench(pruner=Recorder(result=True))
+    bench = Bench(prune=Pruner(True))
     _, lease = bench.ask()
     bench.ledger.stop("enough")
     assert bench.report(lease, 1.0) == STOP
@@ -729,7 +719,7 @@ def test_functions_of_the_user_that_exit_end_the_search():
         if assignment is not None:
             bench.finish(assignment.lease, 0.5)
         assert "SystemExit: enough" in str(bench.ledger.failure)
-    bench = Bench(pruner=Recorder(SystemExit("enough")))
+    bench = Bench(prune=Pruner(SystemExit("enough")))
     assert bench.report(bench.ask()[1], 0.5) == STOP
     assert "SystemExit: enough" in str(bench.ledger.failure)
 
@@ -839,7 +829,7 @@ def test_has_value_finds_trials_with_a_value(values, expected):
 
 
 def test_a_suggest_function_that_raises_ends_the_search():
-    bench = Bench(suggest=lambda number, trials: 1 / 0)
+    bench = Bench(suggest=lambda number: 1 / 0)
     assert bench.ledger.ask(Worker("w")) is None
     assert_failed(bench, "search algorithm", "algo=", "ZeroDivisionError: division by zero")
     assert bench.ledger.is_over
@@ -848,7 +838,7 @@ def test_a_suggest_function_that_raises_ends_the_search():
 def test_a_sparkkeras_error_of_the_suggest_function_is_not_wrapped():
     error = ConfigurationError("there is an object in the space that cannot be sent")
 
-    def suggest(number, trials):
+    def suggest(number):
         raise error
 
     bench = Bench(suggest=suggest)
@@ -857,7 +847,7 @@ def test_a_sparkkeras_error_of_the_suggest_function_is_not_wrapped():
 
 
 def test_a_search_without_further_suggestions_ends_after_its_running_trials():
-    bench = Bench(suggest=lambda number, trials: Suggestion({}, {}) if number < 2 else None)
+    bench = Bench(suggest=lambda number: Trial(number, {}) if number < 2 else None)
     (_, one), (_, two) = bench.ask(), bench.ask()
     assert bench.ledger.ask(Worker("w")) is None
     assert not bench.ledger.is_over
@@ -867,7 +857,7 @@ def test_a_search_without_further_suggestions_ends_after_its_running_trials():
     bench.finish(again, 0.5)
     assert bench.ledger.is_over
     assert bench.ledger.ask(Worker("w")) is None
-    assert len(bench.suggest_calls) == 3
+    assert len(bench.study.asked) == 3
     assert bench.ledger.reason == ""
 
 
@@ -912,10 +902,10 @@ def test_a_trial_that_cannot_be_saved_is_still_running():
 
 
 def test_a_search_continues_after_a_failure_that_was_taken():
-    def suggest(number, trials):
-        if len(bench.suggest_calls) == 2:
+    def suggest(number):
+        if len(bench.study.asked) == 2:
             raise RuntimeError("no idea")
-        return Suggestion({}, {})
+        return Trial(number, {})
 
     bench = Bench(suggest=suggest)
     _, lease = bench.ask("a")
@@ -952,13 +942,15 @@ def test_a_worker_does_not_wait_at_the_end_of_a_search():
 # Resuming
 
 
-def test_a_resumed_search_repeats_no_number():
-    bench = Bench(max_evals=6, earlier=[finished(1), finished(0), finished(4)])
-    bench.run(0.1, 0.1, 0.1)
-    assert [number for number, _ in bench.suggest_calls] == [2, 3, 5]
-    assert bench.ledger.is_over
-    assert sorted(bench.numbers) == list(range(6))
-    assert len(bench.ended) == 3
+def test_a_resumed_search_continues_the_trials_that_were_running():
+    bench = Bench(max_evals=4, earlier=[finished(1)], running=[Trial(0, "a"), Trial(2, "b")])
+    assert not bench.ledger.is_over
+    asked = [bench.ledger.ask(Worker(f"w{n}")) for n in range(4)]
+    assert [(each.number, each.params) for each in asked[:3]] == [(0, "a"), (2, "b"), (3, {"x": 30})]
+    assert asked[3] is None
+    for each in asked[:3]:
+        bench.finish(each.lease, 0.5)
+    assert (bench.ledger.is_over, sorted(bench.numbers)) == (True, [0, 1, 2, 3])
 
 
 def test_a_resumed_search_adds_to_its_duration():
@@ -982,16 +974,13 @@ def test_a_finished_search_does_not_resume(limits, reason):
     assert bench.ledger.is_over
     assert bench.ledger.reason == reason
     assert bench.ledger.ask(Worker("w")) is None
-    assert bench.suggest_calls == []
+    assert bench.study.asked == []
 
 
 def test_a_resumed_search_sees_earlier_trials():
-    pruner = Recorder()
-    bench = Bench(earlier=[finished(0, intermediate_values=[0.5, 0.4])], pruner=pruner)
-    _, lease = bench.ask()
-    bench.report(lease, 0.9)
-    assert bench.suggest_calls[0][1] == [finished(0, intermediate_values=[0.5, 0.4])]
-    assert pruner.calls == [((0.9,), [(0.5, 0.4)])]
+    bench = Bench(earlier=[finished(0, intermediate_values=[0.5, 0.4])])
+    bench.ask()
+    assert bench.study.asked[0][1] == [finished(0, intermediate_values=[0.5, 0.4])]
 
 
 # Many threads
@@ -1001,16 +990,16 @@ def test_every_trial_ends_exactly_once_whatever_workers_do():
     """Workers finish, crash, stop sending heartbeats, and use old leases, all concurrently."""
     clock, ended, count = Clock(), Counter(), 150
 
-    def suggest(number, trials):
+    def suggest(number):
         time.sleep(0)  # let other threads run in between
-        return Suggestion({}, number)
+        return Trial(number, number)
 
     def save(trial, model):
         time.sleep(0)
         ended.update([trial.number])
         ledger.saved(trial.number)
 
-    ledger = TrialLedger(suggest, Limits(max_evals=count), clock, save=save)
+    ledger = TrialLedger(Study((), (), suggest, None), Limits(max_evals=count), clock, save=save)
     accepted, errors = [], []
 
     def finish(assignment):
