@@ -6,8 +6,12 @@ from contextlib import ExitStack
 import pytest
 
 from sparkkeras.errors import StorageError
-from sparkkeras.hyperopt.ledger import Limits, Suggestion, TrialLedger, Worker
+from sparkkeras.hyperopt.algorithms import SAMPLERS
+from sparkkeras.hyperopt.distributions import uniform
+from sparkkeras.hyperopt.ledger import Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import TrialSaver, UploadedModel
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import SearchStudy
 from sparkkeras.hyperopt.trials import OK, STOPPED, Trial
 
 
@@ -40,7 +44,8 @@ def saver(storage):
 
 @pytest.fixture
 def ledger(saver):
-    return TrialLedger(lambda number, trials: Suggestion({}, {}), Limits(), lambda: 0.0, save=saver.save)
+    study = SearchStudy(Space({"x": uniform(0, 1)}), {"loss": 1.0}, SAMPLERS["random"])
+    return TrialLedger(study, Limits(), lambda: 0.0, save=saver.save)
 
 
 def end(ledger, draft=None, status=OK):
@@ -56,7 +61,8 @@ def test_a_model_is_saved_before_its_trial_and_surplus_models_are_removed_last(l
     with saver.running(ledger):
         assert end(ledger, draft)
         end(ledger)
-    assert storage.calls == [("keep_model", 0), ("write", 0), ("drop_surplus",), ("write", 1), ("drop_surplus",)]
+    of_each = [[("flush",), ("count_model", number), ("drop_surplus",)] for number in range(2)]
+    assert storage.calls == [("keep_model", 0), *of_each[0], *of_each[1]]
     assert not draft.exists()
 
 
@@ -71,7 +77,7 @@ def test_only_the_model_of_a_stopped_trial_is_saved(ledger, saver, storage, tmp_
     assert [trial.number for trial in ledger.finished] == [0, 1]
 
 
-@pytest.mark.parametrize("step", ["keep_model", "write", "drop_surplus"])
+@pytest.mark.parametrize("step", ["keep_model", "flush", "drop_surplus"])
 def test_an_error_of_the_storage_ends_the_search(ledger, saver, storage, step, tmp_path):
     storage.failing = step
     storage.is_open.clear()
@@ -80,7 +86,7 @@ def test_an_error_of_the_storage_ends_the_search(ledger, saver, storage, step, t
         end(ledger)
         storage.is_open.set()
     assert storage.calls[-1][0] == step
-    assert ("write", 1) not in storage.calls
+    assert ("count_model", 1) not in storage.calls
     assert str(ledger.failure) == "no space left"
     assert ledger.reason == "StorageError: no space left"
     assert [trial.number for trial in ledger.finished] == [0, 1]
@@ -104,4 +110,4 @@ def test_an_interrupt_of_the_last_wait_cancels_what_is_left(ledger, saver, stora
     storage.is_open.set()
     thread.join(10)
     assert not thread.is_alive()
-    assert ("write", 1) not in storage.calls
+    assert ("count_model", 1) not in storage.calls

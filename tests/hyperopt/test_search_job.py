@@ -3,26 +3,29 @@
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import optuna
 import pytest
-from hyperopt import hp, rand
+from hyperopt import hp
+from optuna.storages.journal import JournalFileBackend, JournalStorage
 
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError
 from sparkkeras.hyperopt import report, search_job, service
-from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import CONTINUE, STOP, Limits, Suggestion, TrialLedger, Worker
+from sparkkeras.hyperopt.algorithms import SAMPLERS
+from sparkkeras.hyperopt.journal import Journal, JournalBackend
+from sparkkeras.hyperopt.ledger import CONTINUE, STOP, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import CallObjective
 from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
 from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import SearchStudy
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc import service as calls
@@ -34,12 +37,9 @@ SPACE = Space({"x": hp.uniform("x", -10, 10), "f": hp.choice("f", [abs, np.squar
 ENDPOINT = Endpoint("127.0.0.1", "127.0.0.1")
 
 
-def ledger_of(saver, **limits):
-    def suggest(number, trials):
-        chosen = SPACE.suggest(rand.suggest, number, trials, number, 1.0)
-        return Suggestion(chosen, SPACE.params(chosen))
-
-    return TrialLedger(suggest, Limits(**{"max_evals": 6, **limits}), time.monotonic, save=saver.save)
+def ledger_of(saver, storage=None, **limits):
+    study = SearchStudy(SPACE, {"loss": 1.0}, SAMPLERS["random"], storage=storage)
+    return TrialLedger(study, Limits(**{"max_evals": 6, **limits}), time.monotonic, save=saver.save)
 
 
 def run_search(
@@ -57,8 +57,9 @@ def run_search(
 ):
     journal = journal or Journal(None, None, 1.0)
     saver = TrialSaver(journal)
-    ledger = ledger_of(saver, **limits)
-    with journal.opened({}, SPACE.params), saver.running(ledger):
+    with ExitStack() as stack:
+        ledger = ledger_of(saver, stack.enter_context(journal.opened()), **limits)
+        stack.enter_context(saver.running(ledger))
         work = TrialSettings(
             CallObjective(ByValue.dump(objective, "objective"), True),
             ByValue.dump(SPACE.objects, "space"),
@@ -159,7 +160,7 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     )
     handler = SearchService(ledger, journal, SPACE.encode)
     with (
-        journal.opened({}, SPACE.params),
+        journal.opened(),
         saver.running(ledger),
         make_transport("inprocess").serve(handler, ENDPOINT, Secret.fresh()) as address,
     ):
@@ -249,13 +250,11 @@ def test_a_job_is_not_cancelled_during_an_upload(monkeypatch):
 def served(tmp_path):
     journal = Journal(str(tmp_path / "search"), 2, 1.0)
     saver = TrialSaver(journal)
-    ledger = ledger_of(saver)
-    with (
-        journal.opened({}, SPACE.params),
-        saver.running(ledger),
-        make_transport("socket").serve(SearchService(ledger, journal, SPACE.encode), ENDPOINT, Secret.fresh()) as address,
-    ):
-        yield ledger, journal, address
+    with ExitStack() as stack:
+        ledger = ledger_of(saver, stack.enter_context(journal.opened()))
+        stack.enter_context(saver.running(ledger))
+        handler = SearchService(ledger, journal, SPACE.encode)
+        yield ledger, journal, stack.enter_context(make_transport("socket").serve(handler, ENDPOINT, Secret.fresh()))
 
 
 def finish(client, ledger, lease, outcome):
@@ -306,18 +305,18 @@ def test_too_large_results_are_left_out(served, monkeypatch):
 
 def test_workers_do_not_wait_for_slow_storage(tmp_path, monkeypatch):
     """Storage takes longer than a call may: no worker fails, no trial is repeated, and all are saved in the end."""
-    write = filesystem.write_bytes
+    append, slow = JournalFileBackend.append_logs, [0.8]
 
-    def slow_write(path, data):
-        time.sleep(0.8 if path.endswith("00000.json") else 0.0)
-        write(path, data)
+    def slow_append(self, logs):
+        time.sleep(slow.pop() if slow else 0.0)
+        append(self, logs)
 
     def objective(params, data):
         report(1.0)
         return 1.0
 
     journal, jobs = Journal(str(tmp_path / "search"), None, 1.0), []
-    monkeypatch.setattr(filesystem, "write_bytes", slow_write)
+    monkeypatch.setattr(JournalFileBackend, "append_logs", slow_append)
     ledger = run_search(
         objective,
         journal=journal,
@@ -329,16 +328,17 @@ def test_workers_do_not_wait_for_slow_storage(tmp_path, monkeypatch):
     )
     assert len(jobs) == 1
     assert [(trial.number, trial.attempts, trial.status) for trial in ledger.finished] == [(n, 1, OK) for n in range(4)]
-    assert filesystem.names_in(f"{journal.folder}/trials") == [f"{number:05d}.json" for number in range(4)]
+    study = optuna.load_study(study_name="sparkkeras", storage=JournalStorage(JournalBackend(journal.folder)))
+    assert [trial.value for trial in study.trials] == [1.0] * 4
 
 
 def test_a_call_waits_for_no_write(served, monkeypatch):
     """Neither of its own model nor of any other trial."""
     ledger, journal, address = served
     can_write = threading.Event()
-    put_file, write_bytes = filesystem.put_file, filesystem.write_bytes
+    put_file, append = filesystem.put_file, JournalFileBackend.append_logs
     monkeypatch.setattr(filesystem, "put_file", lambda *given: can_write.wait(10) and put_file(*given))
-    monkeypatch.setattr(filesystem, "write_bytes", lambda *given: can_write.wait(10) and write_bytes(*given))
+    monkeypatch.setattr(JournalFileBackend, "append_logs", lambda *given: can_write.wait(10) and append(*given))
     address = replace(address, timeout=2.0)
     with SearchClient(address, Worker("a/0")) as one, SearchClient(address, Worker("b/1", 1)) as other:
         first, second = one.ask(), other.ask()
@@ -472,8 +472,7 @@ def test_a_trial_that_is_stopped_with_the_search_removes_no_other_model(served):
         ledger.stop("enough")
         finish(client, ledger, lease, Outcome(STOPPED, 0.1, model=b"half", suffix="npz"))
     assert journal.model_file(2) == ("00002.npz", b"half")
-    names = [path.name for path in (Path(journal.folder) / "trials").iterdir()]
-    assert sorted(names) == ["00000.json", "00001.json"]
+    assert [trial.state.name for trial in ledger.study.trials] == ["COMPLETE", "COMPLETE", "RUNNING"]
     assert [journal.has_model(number) for number in range(2)] == [True, True]
 
 
