@@ -17,6 +17,7 @@ Nothing here needs Optuna or the hyperopt library, so that workers need neither.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, MappingView, Set
 from dataclasses import dataclass
 from fractions import Fraction
@@ -35,6 +36,11 @@ _ROUNDING = 1e-9
 @dataclass(frozen=True, eq=False)
 class Distribution:
     """The distribution of one hyper-parameter, made by `choice`, `integer`, `loguniform`, `normal` or `uniform`."""
+
+    @property
+    def label(self) -> str:
+        """The name of the function that makes it, for display."""
+        return type(self).__name__.lower()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +87,11 @@ class Quantile(Distribution):
     log: bool = False
     step: float = 0.0
 
+    @property
+    def label(self) -> str:
+        """See `Distribution`; quantized ones are made of expressions, which have labels of their own."""
+        return "normal"
+
     def value(self, quantile: float) -> float:
         """The value at a quantile."""
         low, high = self.first, self.second
@@ -90,7 +101,7 @@ class Quantile(Distribution):
 
     def quantile(self, value: float) -> float:
         """The quantile of a value, the inverse of `value`."""
-        value = math.log(max(value, _ROUNDING)) if self.log else value
+        value = math.log(max(value, sys.float_info.min)) if self.log else value
         low, high = self.first, self.second
         return NormalDist(low, high).cdf(value) if self.normal else (value - low) / (high - low)
 

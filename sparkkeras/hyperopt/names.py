@@ -31,7 +31,7 @@ def as_text(value: Any, short: bool = False) -> str:
         return f"{{{', '.join(f'{key}={as_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(as_text, value))})"
-    return str(getattr(value, "label", None) or getattr(value, "__name__", None) or type(value).__name__.lower())
+    return str(getattr(value, "label", None) or getattr(value, "__name__", None) or type(value).__name__)
 
 
 def format_number(value: float, digits: int = 4) -> str:
