@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.hyperopt.distributions import Distribution, choice, integer, loguniform, uniform
+from sparkkeras.hyperopt.encoding import JSON_TYPES
 
 Ask = Callable[[str, Distribution], Any]
 """Chooses the value of a hyper-parameter, given its name."""
@@ -63,6 +65,7 @@ class HyperParameters:
     def __init__(self, values: Mapping[str, Any], ask: Ask | None = None) -> None:
         self.values = dict(values)
         self._ask = ask
+        self._defined: dict[str, Distribution] = {}
 
     def Int(  # noqa: N802
         self, name: str, min_value: int, max_value: int, step: int | None = None, sampling: str | None = None, **scope: Any
@@ -109,17 +112,26 @@ class HyperParameters:
         """A whole number from ``low`` to ``high``; if they are equal, it is not searched."""
         if low == high:
             return int(self.Fixed(name, low))
-        return int(self._value(name, lambda: integer(low, high, step=step, log=log)))
+        return int(self._value(name, integer(low, high, step=step, log=log)))
 
     def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
         """A number from ``low`` to ``high``; if they are equal, it is not searched."""
         if low == high:
             return float(self.Fixed(name, low))
-        return float(self._value(name, lambda: loguniform(low, high) if log else uniform(low, high, step=step)))
+        if log and step is not None:
+            raise ConfigurationError(f"suggest_float({name!r}): step={step!r} cannot be combined with log=True.")
+        return float(self._value(name, loguniform(low, high) if log else uniform(low, high, step=step)))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """One of some numbers or strings."""
-        return self._value(name, lambda: choice(*choices))
+        options = [each.item() if isinstance(each, np.generic) else each for each in choices]
+        for option in options:
+            if type(option) not in JSON_TYPES:
+                raise ConfigurationError(
+                    f"hp.Choice({name!r}): {option!r} of type {type(option).__name__}: expected numbers or strings. Choose "
+                    "a name, and use what it stands for."
+                )
+        return self._value(name, choice(*options))
 
     def __getattr__(self, name: str) -> Any:
         """Reject other methods of KerasTuner and Optuna."""
@@ -127,14 +139,19 @@ class HyperParameters:
             raise AttributeError(name)
         raise ConfigurationError(f"hp.{name} is not supported. {known_names(name, _METHODS)}")
 
-    def _value(self, name: str, distribution: Callable[[], Distribution]) -> Any:
+    def _value(self, name: str, distribution: Distribution) -> Any:
+        known = self._defined.setdefault(name, distribution)
+        if (type(known), vars(known)) != (type(distribution), vars(distribution)):
+            raise ConfigurationError(
+                f"the hyper-parameter {name!r} is defined twice, as {known} and as {distribution}: rename one."
+            )
         if name not in self.values:
             if self._ask is None:
                 raise ConfigurationError(
                     f"the trial has no {name!r}: the function that builds models must define the same hyper-parameters when "
                     f"it is called again. {known_names(name, self.values)}"
                 )
-            self.values[name] = self._ask(name, distribution())
+            self.values[name] = self._ask(name, distribution)
         return self.values[name]
 
 
