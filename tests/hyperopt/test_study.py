@@ -1,4 +1,4 @@
-"""The study of a search: Optuna's samplers, by name and as objects, resumed searches, several metrics, pruners, importances."""
+"""The study of a search: samplers by name and as objects, resumed searches, several metrics, pruners, importances."""
 
 import importlib.util
 import json
@@ -65,9 +65,10 @@ def params_of(search):
 @pytest.mark.filterwarnings("error", "ignore:CUDA:UserWarning")
 @pytest.mark.parametrize("name", INSTALLED)
 def test_values_are_in_the_space_and_depend_only_on_the_seed(name, caplog):
+    count = 12 if name == "gp" else 25  # it takes a second for each trial after the tenth
     optuna.logging.enable_propagation()
     try:
-        search = run(Search(SPACE, algo=name, seed=1), 25)
+        search = run(Search(SPACE, algo=name, seed=1), count)
     finally:
         optuna.logging.disable_propagation()
     assert caplog.records == []
@@ -82,8 +83,8 @@ def test_values_are_in_the_space_and_depend_only_on_the_seed(name, caplog):
         assert set(params["kind"]) == ({"name", "momentum"} if params["kind"]["name"] == "a" else {"name", "n"})
         assert params["activation"] in ("relu", "tanh", None)
         assert params["list"] in ([[64, 32], "fixed"], [(16,), "fixed"])
-    assert len({params["x"] for params in params_of(search)}) > 15
-    assert params_of(run(Search(SPACE, algo=name, seed=1), 25)) == params_of(search)
+    assert len({params["x"] for params in params_of(search)}) > 10
+    assert params_of(run(Search(SPACE, algo=name, seed=1), count)) == params_of(search)
     assert run(Search(SPACE, algo=name, seed=2), 1).trials[0].params != search.trials[0].params
 
 
@@ -116,7 +117,7 @@ def test_random_suggestions_depend_only_on_the_number_of_the_trial():
     ],
 )
 def test_a_search_that_is_cut_off_anywhere_continues_as_if_it_was_not(algo, count, metrics, tmp_path):
-    """Its driver died while it wrote any line of the journal, of the last two trials."""
+    """Its driver died while it wrote any line of the journal, from the last trial but one."""
 
     def searched(folder):
         with Search(SPACE, algo=algo, seed=3, save_to=folder, **metrics) as search:
@@ -450,10 +451,10 @@ def test_samplers_of_a_single_objective_are_rejected():
 
 
 def curve(params):
-    """An objective of 9 epochs, whose loss falls in the first three."""
+    """An objective of 9 epochs, of which the third is the best."""
     for epoch in range(1, 10):
-        report(params["x"] + 1 / min(epoch, 3))
-    return params["x"] + 1 / 3
+        report(params["x"] + abs(epoch - 3) / 100)
+    return params["x"]
 
 
 @pytest.mark.parametrize("name", PRUNERS)
@@ -469,7 +470,7 @@ def test_pruners_end_trials_that_are_worse_than_others(name):
     assert sum(trial.epochs for trial in pruned.trials) < 0.9 * sum(trial.epochs for trial in everything.trials)
     for trial in pruned.trials:
         assert trial.status == "pruned" or trial.epochs == 9
-        assert trial.value == trial.params["x"] + 1 / min(trial.epochs, 3)
+        assert trial.value == trial.params["x"] + max(0, 3 - trial.epochs) / 100
     assert [trial.state.name for trial in pruned.study.trials] == [
         {"ok": "COMPLETE", "pruned": "PRUNED"}[trial.status] for trial in pruned.trials
     ]
