@@ -1,13 +1,15 @@
-"""Functions build(hp) of KerasTuner: the space that is recorded, and the models of trials."""
+"""Hyper-parameters that trials define while they run, in the style of KerasTuner and of Optuna."""
 
 import copy
-from dataclasses import astuple
+import json
 
 import keras
+import numpy as np
+import optuna
 import pytest
 
-from sparkkeras.errors import ConfigurationError, UnknownArgumentError
-from sparkkeras.hyperopt import HyperModel, HyperParamModel
+from sparkkeras.errors import ConfigurationError, SearchError, UnknownArgumentError
+from sparkkeras.hyperopt import HyperModel, HyperParameters, HyperParamModel
 from sparkkeras.hyperopt.distributions import Choice, Integer, LogUniform, Uniform
 from sparkkeras.hyperopt.workers import LocalWorkers
 
@@ -26,42 +28,32 @@ def build(hp):
     return model
 
 
-def described(space):
-    return {name: (type(each), *astuple(each)) for name, each in space.items()}
+def objective(hp):
+    """An objective with a loop, a branch and hyper-parameters of every kind."""
+    value = sum(hp.suggest_float(f"x_{number}", -1, 1) ** 2 for number in range(hp.suggest_int("count", 1, 3)))
+    if hp.Choice("kind", ["a", 2, None, True]) == "a":
+        value += hp.suggest_float("step", 0, 1, step=0.25)
+    return value + abs(np.log10(hp.suggest_float("lr", 1e-4, 1, log=True)) + 2) + hp.Int("n", 1, 64, sampling="log") / 64
 
 
-def test_the_space_has_the_hyper_parameters_of_branches_and_loops():
-    assert described(HyperModel(build).space) == {
-        "layers": (Integer, 1, 3, 1, False),
-        "units_0": (Integer, 8, 24, 8, False),
-        "units_1": (Integer, 8, 24, 8, False),
-        "units_2": (Integer, 8, 24, 8, False),
-        "activation": (Choice, ("relu", "tanh")),
-        "dropout": (Choice, (False, True)),
-        "rate": (Uniform, 0.1, 0.5, 0.1),
-        "lr": (LogUniform, 1e-4, 1e-1),
-    }
+def minimize(function=objective, max_evals=8, **arguments):
+    search = HyperParamModel(LocalWorkers())
+    try:
+        search.minimize(**{"objective": function, "max_evals": max_evals, "seed": 1, "verbose": 0, **arguments})
+    finally:
+        search.found = [(trial.number, trial.params, trial.value) for trial in search.trials]
+    return search
 
 
-def test_branches_within_branches_are_found():
-    def nested(hp):
-        if hp.Choice("a", ["x", "y"], default="y") == "x" and hp.Choice("b", [1, 2, 3]) == 3:
-            hp.Int("c", 1, 9, sampling="log")
-
-    assert described(HyperModel(nested).space) == {
-        "a": (Choice, ("x", "y")),
-        "b": (Choice, (1, 2, 3)),
-        "c": (Integer, 1, 9, 1, True),
-    }
-
-
-def test_trials_build_the_model_of_their_values(digits):
+@pytest.mark.parametrize("wrap", [lambda build: build, HyperModel])
+def test_trials_build_the_model_of_the_values_that_they_define(digits, wrap):
     x, y, *_ = digits
     search = HyperParamModel(LocalWorkers())
-    best = search.minimize(
-        model=HyperModel(build), data=(x[:80], y[:80]), max_evals=4, validation_split=0.2, seed=1, verbose=0
-    )
+    best = search.minimize(model=wrap(build), data=(x[:80], y[:80]), max_evals=5, validation_split=0.2, seed=1, verbose=0)
     assert {trial.status for trial in search.trials} == {"ok"}
+    for trial in search.trials:
+        names = {"layers", "activation", "dropout", "lr", *(f"units_{number}" for number in range(trial.params["layers"]))}
+        assert set(trial.params) == names | ({"rate"} if trial.params["dropout"] else set())
     params = search.best_params
     dense = [layer for layer in best.layers if isinstance(layer, keras.layers.Dense)]
     assert [layer.units for layer in dense] == [*(params[f"units_{each}"] for each in range(params["layers"])), 10]
@@ -70,20 +62,64 @@ def test_trials_build_the_model_of_their_values(digits):
     assert float(best.optimizer.learning_rate) == pytest.approx(params["lr"])
 
 
-def test_equal_bounds_are_not_searched():
-    def fixed(hp):
-        return hp.Int("n", 1, 1), hp.Float("x", 0.5, 0.5), hp.Int("units", 1, 2), hp.get("n")
+def test_an_objective_gets_the_values_that_optuna_suggests():
+    def values(trial):
+        value = sum(trial.suggest_float(f"x_{number}", -1, 1) ** 2 for number in range(trial.suggest_int("count", 1, 3)))
+        if trial.suggest_categorical("kind", ["a", "b"]) == "a":
+            value += trial.suggest_float("lr", 1e-4, 1, log=True)
+        return value + trial.suggest_int("n", 8, 64, step=8)
 
-    model = HyperModel(fixed)
-    assert list(model.space) == ["units"]
-    assert model({"units": 2}) == (1, 0.5, 2, 1)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
+    study.optimize(values, 20)
+    search = minimize(values, 20, algo=optuna.samplers.TPESampler(seed=1))
+    assert [trial.params for trial in search.trials] == [trial.params for trial in study.trials]
+    assert search.best_value == study.best_value
+    assert search.importances() == optuna.importance.get_param_importances(study)
 
 
-def test_the_hyper_parameters_can_be_copied():
-    def build(hp):
-        return hp.Int("n", 1, 2), copy.deepcopy(hp).Int("n", 1, 2)
+@pytest.mark.parametrize("algo", ["tpe", "random"])
+def test_a_search_that_is_cut_off_anywhere_continues_as_if_it_was_not(algo, tmp_path):
+    """Its driver died while it wrote any line of the journal, from the last trial but one."""
+    count = 12
+    whole = minimize(max_evals=count, algo=algo, save_to=tmp_path / "whole").found
+    assert {type(params["kind"]) for _, params, _ in whole} == {str, int, type(None), bool}
+    assert whole == minimize(max_evals=count, algo=algo).found
+    lines = (tmp_path / "whole" / "journal.log").read_bytes().splitlines(keepends=True)
+    started = [number for number, line in enumerate(lines) if json.loads(line)["op_code"] == 4]
+    for cut in range(started[-2], len(lines)):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "journal.log").write_bytes(b"".join(lines[:cut]) + lines[cut][:9])
+        assert minimize(max_evals=count, algo=algo, save_to=folder).found == whole, lines[cut]
+    resumed = minimize(max_evals=count, save_to=tmp_path / "whole")  # there is nothing left to do
+    assert resumed.found == whole
+    assert resumed.best_params == min(whole, key=lambda trial: trial[2])[1]
 
-    assert HyperModel(build)({"n": 2}) == (2, 2)
+
+def test_values_are_asked_for_once_and_have_the_distributions_of_the_calls():
+    asked = []
+
+    def ask(name, distribution):
+        asked.append((name, type(distribution), *vars(distribution).values()))
+        return {"c": "y", "b": False}.get(name, 2)
+
+    hp = HyperParameters({"given": 3}, ask)
+    assert hp.Int("given", 1, 9) == 3
+    assert (hp.Int("i", 1, 9, step=2), hp.suggest_int("i", 1, 9, step=2), hp.Int("j", 1, 9, sampling="log")) == (2, 2, 2)
+    assert (hp.Float("f", 0, 1, step=0.5), hp.Float("g", 0, 1), hp.Float("h", 1, 2, sampling="log")) == (2.0, 2.0, 2.0)
+    assert (hp.Choice("c", ["x", "y"]), hp.Boolean("b"), hp.Choice("d", np.array([1, 2]))) == ("y", False, 2)
+    assert (hp.Int("same", 4, 4), hp.Float("equal", 0.5, 0.5), hp.Fixed("fixed", "z"), hp.get("same")) == (4, 0.5, "z", 4)
+    assert copy.deepcopy(hp).Int("i", 1, 9, step=2) == 2
+    assert asked == [
+        ("i", Integer, 1, 9, 2, False),
+        ("j", Integer, 1, 9, 1, True),
+        ("f", Uniform, 0.0, 1.0, 0.5),
+        ("g", Uniform, 0.0, 1.0, None),
+        ("h", LogUniform, 1.0, 2.0),
+        ("c", Choice, ("x", "y"), None),
+        ("b", Choice, (False, True), None),
+        ("d", Choice, (1, 2), None),
+    ]
 
 
 def test_an_object_with_a_method_build_is_accepted():
@@ -91,9 +127,7 @@ def test_an_object_with_a_method_build_is_accepted():
         def build(self, hp):
             return hp.Int("n", 1, 2)
 
-    model = HyperModel(Tuned())
-    assert list(model.space) == ["n"]
-    assert model({"n": 2}) == 2
+    assert HyperModel(Tuned())(HyperParameters({"n": 2})) == HyperModel(Tuned())({"n": 2}) == 2
 
 
 @pytest.mark.parametrize(
@@ -102,25 +136,40 @@ def test_an_object_with_a_method_build_is_accepted():
         (lambda hp: hp.get("units"), r"hp.get\('units'\): there is no such hyper-parameter. Known: none"),
         (lambda hp: hp.Int("n", 1, 9, sampling="reverse_log"), "sampling='reverse_log' of 'n' is not supported: expected"),
         (lambda hp: hp.Int("n", 1, 9, 2, "log"), r"hp.Int\('n'\): step=2 cannot be combined with sampling='log'"),
-        (lambda hp: hp.Choice("c", []), r"hp.Choice\('c'\): values=\[\] has no value to choose"),
-        (lambda hp: hp.name_scope("a"), "hp.name_scope is not supported. Known: 'Boolean', 'Choice', .*'conditional_scope'"),
         (lambda hp: hp.Float("x", 0.1, 1, 0.1, "log"), r"hp.Float\('x'\): step=0.1 cannot be combined with sampling='log'"),
+        (lambda hp: hp.suggest_float("x", 0.1, 1, step=0.1, log=True), "step=0.1 cannot be combined with log=True"),
+        (lambda hp: hp.Choice("c", []), r"choice\(\) has no options"),
+        (lambda hp: hp.Choice("c", [dict, "x"]), r"hp.Choice\('c'\): .*class 'dict'.*expected numbers or strings"),
+        (lambda hp: hp.Choice("c", [(1, 2), (3,)]), r"hp.Choice\('c'\): \(1, 2\).*expected numbers or strings"),
+        (lambda hp: hp.name_scope("a"), "hp.name_scope is not supported. Known: 'Boolean', 'Choice', .*'conditional_scope'"),
         (lambda hp: hp.Int("n", 9, 1), r"integer\(9, 1\): low must be smaller than high"),
+        (
+            lambda hp: (hp.Int("a", 1, 5), hp.Float("a", 0.1, 0.2)),
+            "'a' is defined twice, as Integer.* and as Uniform.*rename",
+        ),
+        (lambda hp: (hp.Int("a", 1, 5), hp.Int("a", 1, 6)), "'a' is defined twice"),
     ],
 )
-def test_what_cannot_be_searched_is_rejected_before_the_search(function, message):
-    with pytest.raises(ConfigurationError, match=message):
-        HyperModel(function)
+def test_what_cannot_be_searched_fails_the_trials(function, message):
+    with pytest.raises((ConfigurationError, SearchError), match=message):
+        minimize(function, 2)
 
 
-def test_a_hyper_parameter_that_was_not_found_is_named():
-    def hidden(hp):
-        if hp.Float("x", 0, 1) > 0.5:
-            hp.Int("units", 1, 2)
+def test_a_trial_fails_if_a_hyper_parameter_has_another_range_than_before():
+    sizes = iter(range(9, 99))
 
-    model = HyperModel(hidden)
-    with pytest.raises(ConfigurationError, match="hp has no 'units': .* Define it before the branch that uses it"):
-        model({"x": 0.7})
+    def growing(hp):
+        return hp.Int("n", 1, next(sizes))
+
+    _, *others = minimize(growing, 3).trials
+    for trial in others:
+        assert trial.status == "failed"
+        assert "'n' is defined twice, as Integer(low=1, high=9" in trial.error
+
+
+def test_a_model_is_rebuilt_with_the_same_hyper_parameters():
+    with pytest.raises(ConfigurationError, match="the trial has no 'units': .* must define the same hyper-parameters"):
+        HyperModel(lambda hp: hp.Int("units", 1, 2))({"x": 0.7})
 
 
 def test_arguments_are_checked():
@@ -129,20 +178,6 @@ def test_arguments_are_checked():
             HyperModel(given)
     with pytest.raises(UnknownArgumentError, match="HyperModel takes no argument 'space'"):
         HyperModel(build, space={})
-    with pytest.raises(ConfigurationError, match=r"space= is missing.*model=HyperModel\(build\)"):
-        HyperParamModel(LocalWorkers()).minimize(model=build, data=([[1.0]], [0]), max_evals=1)
-
-
-def test_a_name_with_two_meanings_is_an_error():
-    def build(hp):
-        return hp.Int("a", 1, 5), hp.Float("a", 0.1, 0.2)
-
-    with pytest.raises(
-        ConfigurationError, match=r"'a' twice, as integer\(1, 5, 1, False\) and as uniform\(0\.1, 0\.2, None\)"
-    ):
-        HyperModel(build)
-
-
-def test_a_model_without_hyper_parameters_is_an_error():
-    with pytest.raises(ConfigurationError, match=r"uses no hyper-parameter: define some with hp\.Int"):
-        HyperModel(lambda hp: None)
+    for algo in ("anneal", "atpe"):
+        with pytest.raises(ConfigurationError, match=r"has to know the space before: give space=|needs lightgbm"):
+            minimize(algo=algo)

@@ -5,21 +5,16 @@ import sys
 
 import numpy as np
 import pytest
-from hyperopt import hp
 
-from sparkkeras.hyperopt.algorithms import make_algorithm
-from sparkkeras.hyperopt.space import Space
-from sparkkeras.hyperopt.trials import OK, Trial
+from sparkkeras.hyperopt import Search, choice, integer, loguniform, uniform
 
-SPACE = Space(
-    {
-        "momentum": hp.uniform("momentum", 0, 1),
-        "dropout": hp.uniform("dropout", 0, 1),
-        "rate": hp.loguniform("rate", np.log(1e-6), np.log(1)),
-        "units": hp.quniform("units", 8, 512, 8),
-        "activation": hp.choice("activation", ["relu", "tanh"]),
-    }
-)
+SPACE = {
+    "momentum": uniform(0, 1),
+    "dropout": uniform(0, 1),
+    "rate": loguniform(1e-6, 1),
+    "units": integer(8, 512, step=8),
+    "activation": choice("relu", "tanh"),
+}
 
 
 def loss(params):
@@ -34,12 +29,11 @@ def loss(params):
 
 
 def best_of(algorithm, seed, count):
-    trials = []
-    for number in range(count):
-        chosen = make_algorithm(algorithm, SPACE).suggest(number, trials, 1000 * seed + number, 1.0)
-        params = SPACE.params(chosen)
-        trials.append(Trial(number, params, OK, loss(params), chosen=chosen))
-    return min(trial.value for trial in trials)
+    search = Search(SPACE, algo=algorithm, seed=seed)
+    for _ in range(count):
+        trial = search.ask()
+        search.tell(trial, loss(trial.params))
+    return search.best_value
 
 
 def compare(seeds, count):
