@@ -19,7 +19,7 @@ from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import build_model, unpack_weights
 from sparkkeras.hyperopt.space import Space
-from sparkkeras.hyperopt.study import quiet, target
+from sparkkeras.hyperopt.study import complete, quiet, target
 from sparkkeras.hyperopt.trials import FAILED, Metrics, Trial, pareto_front, ranked
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import optimizer_variables
@@ -103,7 +103,7 @@ class SearchResults:
         """The importance of each hyper-parameter, see `HyperParamModel.importances`."""
         names = tuple(self.metrics)
         index = 0 if metric is None else names.index(arguments.one_of("metric", metric, names))
-        if len({trial.values[index] for trial in self._ranked()}) < 2:
+        if len({trial.values[index] for trial in complete(self.ledger.study)}) < 2:
             raise SearchError("importances need trials with different values: search further.")
         with quiet():
             return dict(optuna.importance.get_param_importances(self.ledger.study, target=target(self.metrics, index)))
@@ -113,7 +113,9 @@ class SearchResults:
         from sparkkeras.hyperopt.plot import plot_study
 
         self._ranked()
-        plot_study(self.ledger.study, path, self.metrics)
+        if not complete(self.ledger.study):
+            raise SearchError("a plot needs a trial that was neither pruned nor stopped: search further.")
+        plot_study(self.ledger.study, path, self.metrics, self.space.parameters)
 
     def models(self, count: int, load: Load) -> list[keras.Model]:
         """The models of the ``count`` best trials, see `HyperParamModel.best_models`."""

@@ -331,9 +331,13 @@ def describe(parameters: Mapping[str, Parameter], trial: Trial) -> str:
 
 def shown(parameters: Mapping[str, Parameter], trial: Trial) -> dict[str, Any]:
     """The hyper-parameters of a trial by label, for display: numbers, and names of options."""
-    found = dict(trial.chosen)
-    for label, parameter in parameters.items():
-        if label in found:
-            drawn = label in trial.drawn and isinstance(parameter.distribution, Quantile)
-            found[label] = trial.drawn[label] if drawn else parameter.shown(found[label])
-    return found
+
+    def value(label: str, chosen: Any) -> Any:
+        parameter = parameters.get(label)
+        if parameter is None:  # an earlier search has defined it
+            return chosen if isinstance(chosen, str) else trial.params.get(label, chosen)
+        is_exact = label in trial.drawn and isinstance(parameter.distribution, Quantile)
+        return trial.drawn[label] if is_exact else parameter.shown(chosen)
+
+    known = [label for label in parameters if label in trial.chosen]
+    return {label: value(label, trial.chosen[label]) for label in dict.fromkeys([*known, *trial.chosen])}

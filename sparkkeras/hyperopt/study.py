@@ -329,6 +329,11 @@ def target(metrics: Metrics, index: int) -> Callable[[FrozenTrial], float] | Non
     return None if len(metrics) == 1 else lambda trial: sign * trial.values[index]
 
 
+def complete(study: optuna.Study) -> list[FrozenTrial]:
+    """The complete trials of a study, which Optuna's functions use."""
+    return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep Optuna from logging each trial, and from warning of its experimental features and of `target`."""
@@ -338,6 +343,7 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             warnings.filterwarnings("ignore", ".*to achieve low `target` values")
+            warnings.filterwarnings("ignore", ".*may be inaccurate")  # the importance of a parameter of a few trials
             yield
     finally:
         optuna.logging.set_verbosity(verbosity)
