@@ -100,8 +100,15 @@ class HyperParameters:
     def get(self, name: str) -> Any:
         """The value of a hyper-parameter that was defined before."""
         if name not in self.values:
-            raise ConfigurationError(f"hp.get({name!r}): there is no such hyper-parameter. {known_names(name, self.values)}")
+            raise ConfigurationError(
+                f"hp.get({name!r}): there is no such hyper-parameter. Define it first, such as hp.Float({name!r}, 0, 1), or give "
+                f"the search a space=. {known_names(name, self.values)}"
+            )
         return self.values[name]
+
+    def __getitem__(self, name: str) -> Any:
+        """See `get`."""
+        return self.get(name)
 
     @contextmanager
     def conditional_scope(self, parent_name: str, parent_values: Any) -> Iterator[None]:
