@@ -102,6 +102,7 @@ class Search:
         self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
         self._pruned: set[int] = set()
         self._diverged: dict[int, float] = {}  # reports that are not finite
+        self._unsaved: dict[int, Trial] = {}  # that the study was told
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -189,15 +190,17 @@ class Search:
         Raises:
             ConfigurationError: The trial is not pending, its value is not a number, or it has neither a value nor an error,
                 or both.
-            StorageError: ``save_to`` cannot be written; the trial is still pending, so that `tell` may be repeated.
+            StorageError: ``save_to`` cannot be written; the trial is still pending, so that `tell` may be repeated. The result
+                of the first call counts.
         """
         values = () if value is None else self._as_numbers(value)
         if values and error is not None:
             raise ConfigurationError(f"tell received value={value} and error={error!r}: a trial has a value, or it failed.")
         with self._lock:
             ended = self._ended(self._pending(trial), values, error)
+            ended = self._unsaved.setdefault(ended.number, ended)
             self._ledger.finish(self._leases[ended.number], ended)
-            del self._leases[ended.number]
+            del self._leases[ended.number], self._unsaved[ended.number]
             return next(each for each in self._ledger.finished if each.number == ended.number)
 
     @property
