@@ -1,16 +1,16 @@
 """Loops that ask for trials and tell their values."""
 
-import json
 import math
 import pickle
 import threading
 
 import numpy as np
+import optuna
 import pytest
 from hyperopt import tpe
 
 from sparkkeras.errors import ConfigurationError, SearchError, StorageError, UnknownArgumentError
-from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, uniform
+from sparkkeras.hyperopt import HyperParamModel, JournalBackend, Search, choice, integer, loguniform, uniform
 from sparkkeras.hyperopt.workers import LocalWorkers
 
 SPACE = {"x": uniform(-10, 10), "n": integer(0, 3), "kind": choice({"name": "a"}, {"name": "b", "lr": loguniform(1e-4, 1)})}
@@ -28,8 +28,10 @@ def run(search, count):
 
 
 def saved_values(folder):
-    trials = [json.loads(path.read_text()) for path in (folder / "trials").glob("*.json")]
-    return {trial["number"]: trial["value"] for trial in trials}
+    """The values in the journal of a search, as Optuna reads them."""
+    storage = optuna.storages.JournalStorage(JournalBackend(str(folder)))
+    trials = optuna.load_study(study_name="sparkkeras", storage=storage).trials
+    return {trial.number: trial.value for trial in trials if trial.state.is_finished()}
 
 
 def params_of(search):
@@ -157,16 +159,24 @@ class TestFolder:
             assert len(search.trials) == 22
             assert params_of(run(search, 3)) == params_of(whole)
 
-    def test_the_numbers_of_pending_trials_are_used_again(self, tmp_path):
+    def test_pending_trials_are_asked_for_again(self, tmp_path):
         with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
-            run(search, 22)
+            run(search, 3)
             pending = search.ask()
-            run(search, 8)
-        with Search(SPACE, save_to=tmp_path / "search") as search:
-            again = search.ask()
-            assert again.number == pending.number == 22
-            assert again.params != pending.params  # it depends on the trials that were told meanwhile
-            assert search.ask().number == 31
+            search.report(pending, 0.5)
+            run(search, 2)
+        for _ in range(2):
+            with Search(SPACE, save_to=tmp_path / "search") as search:
+                again = search.ask()
+                assert (again.number, again.params) == (pending.number, pending.params)
+                assert again.intermediate_values == ()
+                other = search.ask()
+                assert other.number == 6
+        search = Search(SPACE, save_to=tmp_path / "search")
+        for trial in (search.ask(), search.ask()):
+            search.report(trial, 0.75)
+            search.tell(trial)
+        assert saved_values(tmp_path / "search") | {3: 0.75, 6: 0.75} == saved_values(tmp_path / "search")
 
     def test_a_search_on_workers_continues_it(self, tmp_path):
         with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
@@ -195,17 +205,17 @@ class TestFolder:
 
     def test_a_trial_that_cannot_be_saved_raises_an_error(self, tmp_path, monkeypatch):
         def fail(*_):
-            raise StorageError("the disk is full.")
+            raise OSError("the disk is full")
 
         search = Search(SPACE, save_to=tmp_path / "search")
         trial = search.ask()
-        monkeypatch.setattr("sparkkeras.spark.filesystem.write_bytes", fail)
+        monkeypatch.setattr(optuna.storages.journal.JournalFileBackend, "append_logs", fail)
         with pytest.raises(StorageError, match="the disk is full"):
             search.tell(trial, 0.5)
         assert [each.status for each in search.trials] == ["running"]
         monkeypatch.undo()
-        assert search.tell(trial, 0.25).value == search.best_value == 0.25
-        assert saved_values(tmp_path / "search") == {0: 0.25}
+        assert search.tell(trial, 0.25).value == search.best_value == 0.5  # the study was told the first value
+        assert saved_values(tmp_path / "search") == {0: 0.5}
         with pytest.raises(ConfigurationError, match="has ended"):
             search.tell(trial, 0.25)
         assert search.ask().number == 1
@@ -223,8 +233,8 @@ class TestFolder:
             check("suggest")
             return tpe.suggest(new_ids, domain, trials, seed)
 
-        class Pruner:
-            def should_prune(self, losses, others):
+        class Pruner(optuna.pruners.BasePruner):
+            def prune(self, study, trial):
                 check("pruner")
                 return False
 
@@ -240,12 +250,6 @@ class TestFolder:
             assert third.number == 2
             search.tell(third, 0.25)
         assert saved_values(tmp_path / "search") == {0: 0.5, 1: 0.75, 2: 0.25}
-
-    def test_saved_trials_have_values_of_the_space(self, tmp_path):
-        with Search(SPACE, save_to=tmp_path / "search") as search:
-            run(search, 1)
-        saved = json.loads((tmp_path / "search" / "trials" / "00000.json").read_text())
-        assert saved["params"] == repr(search.trials[0].params)
 
 
 class TestErrors:
@@ -292,8 +296,8 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match="the search algorithm .* failed: RuntimeError: no idea"):
             Search(SPACE, algo=suggest).ask()
 
-        class Broken:
-            def should_prune(self, losses, others):
+        class Broken(optuna.pruners.BasePruner):
+            def prune(self, study, trial):
                 raise RuntimeError("no idea")
 
         search = Search(SPACE, pruner=Broken())
