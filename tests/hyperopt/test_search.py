@@ -1,16 +1,15 @@
 """Whole searches in memory: results, resuming and errors; tests/integration/test_search.py runs searches on Spark."""
 
-import json
 import os
 import signal
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import hyperopt
 import keras
 import numpy as np
+import optuna
 import pytest
 from hyperopt import hp
 from hyperopt.early_stop import no_progress_loss
@@ -24,15 +23,20 @@ from sparkkeras.errors import (
     SearchError,
     UnknownArgumentError,
 )
-from sparkkeras.hyperopt import ASHAPruner, HyperModel, HyperParamModel, ReportCallback, SparkTrials, report
+from sparkkeras.hyperopt import (
+    HyperModel,
+    HyperParameters,
+    HyperParamModel,
+    ReportCallback,
+    Search,
+    SparkTrials,
+    choice,
+    report,
+)
 from sparkkeras.hyperopt.workers import LocalWorkers, Workers
 
 LINE = {"x": hp.uniform("x", -10, 10)}
 SPACE = {"units": hp.choice("units", [8, 16, 32]), "lr": hp.loguniform("lr", -3, 0)}
-
-
-def tunable(hp):
-    return build({"units": hp.Choice("units", [8, 16]), "lr": 0.01})
 
 
 def build(params):
@@ -147,9 +151,7 @@ class TestResults:
 
     def test_hyperband_prunes_by_the_epochs_of_fit(self, rows):
         search = fits_of(rows, epochs=4, max_evals=6, pruner="hyperband")
-        assert {(trial.status, trial.epochs) for trial in search.trials} == {("pruned", 1), ("ok", 4)}
-        with pytest.raises(ConfigurationError, match="epochs=2: Hyperband prunes no trial"):
-            fits_of(rows, epochs=2, pruner="hyperband")
+        assert {(trial.status, trial.epochs < 4) for trial in search.trials} == {("pruned", True), ("ok", False)}
 
     @pytest.mark.parametrize("algo", ["random", "anneal", hyperopt.tpe.suggest])
     def test_algorithms(self, algo):
@@ -184,7 +186,7 @@ class TestResults:
             "expected": [1, (2, 3)],
             "layers": hp.choice("layers", [{"units": 1}, {"units": hp.quniform("wide", 4, 8, 2), "deep": True}]),
         }
-        search = search_of(objective=objective, space=space, max_evals=10)
+        search = search_of(objective=objective, space=space, max_evals=10, seed=2)
         assert {(trial.status, trial.error) for trial in search.trials} == {("ok", "")}
         assert search.best_value == 2
         assert {trial.params["activation"] for trial in search.trials} == {doubled, sorted}
@@ -275,7 +277,7 @@ class TestEarlyStopping:
                 report(abs(params["x"]) + 1 / (epoch + 1), other=epoch)
             return abs(params["x"]) + 1 / 27
 
-        search = search_of(objective=objective, pruner=ASHAPruner(3, 1), max_evals=14)
+        search = search_of(objective=objective, pruner=optuna.pruners.SuccessiveHalvingPruner(1, 3), max_evals=14)
         statuses = [trial.status for trial in search.trials]
         assert statuses.count("pruned") >= 5
         assert statuses.count("ok") >= 1
@@ -285,9 +287,9 @@ class TestEarlyStopping:
             assert trial.value == min(trial.history["loss"])
 
     def test_a_pruned_fit_ends_at_its_epoch(self, rows):
-        class PruneAtTwo:
-            def should_prune(self, losses, others):
-                return len(losses) == 2
+        class PruneAtTwo(optuna.pruners.BasePruner):
+            def prune(self, study, trial):
+                return len(trial.intermediate_values) == 2
 
         search = fits_of(rows, max_evals=2, epochs=9, pruner=PruneAtTwo())
         assert [(trial.status, trial.epochs) for trial in search.trials] == [("pruned", 2), ("pruned", 2)]
@@ -311,6 +313,77 @@ class TestEarlyStopping:
         stopped = search_of(objective=lambda params, data: 1.0, early_stop_fn=no_progress_loss(4), max_evals=50)
         assert 4 <= len(stopped.trials) < 7
         assert "early_stop_fn" in stopped.reason
+
+
+class TestDefineByRun:
+    """Trials that define their hyper-parameters while they run."""
+
+    def test_a_function_in_the_style_of_keras_tuner(self, rows, tmp_path):
+        def tuned(hp):
+            layers = [keras.Input((64,))]
+            for number in range(hp.Int("layers", 1, 2)):
+                layers.append(keras.layers.Dense(hp.Int(f"units_{number}", 8, 16, step=8)))
+                if hp.Boolean(f"drop_{number}"):
+                    layers.append(keras.layers.Dropout(hp.Float(f"rate_{number}", 0, 0.5, step=0.1)))
+            model = Quick([*layers, keras.layers.Dense(10, hp.Fixed("activation", "softmax"))])
+            rate = hp.Float("lr", 1e-3, 1, sampling="log")
+            model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
+            return model
+
+        arguments = {"model": tuned, "space": None, "keep_models": "all", "save_to": tmp_path / "search"}
+        search = fits_of(rows, max_evals=6, **arguments)
+        assert {trial.status for trial in search.trials} == {"ok"}
+        assert {("units_1" in trial.params) == (trial.params["layers"] == 2) for trial in search.trials} == {True}
+        assert search.best_value == pytest.approx(0.25 * search.best_params["lr"])
+        for trial in search.trials:
+            assert tuned(HyperParameters(trial.params)).count_params() == search.model_of(trial.number).count_params()
+        resumed = fits_of(rows, max_evals=8, **{**arguments, "model": HyperModel(tuned)})
+        assert resumed.trials[:6] == search.trials
+        whole = fits_of(rows, max_evals=8, **{**arguments, "save_to": None})
+        assert [trial.params for trial in resumed.trials] == [trial.params for trial in whole.trials]
+        assert losses_of([resumed.best_model]) == pytest.approx([resumed.best_value])
+
+    def test_an_objective_in_the_style_of_optuna(self, capsys, tmp_path):
+        def objective(trial):
+            kind = trial.suggest_categorical("kind", ["near", None])
+            x = trial.suggest_float("x", -1, 1, step=0.25) if kind else trial.suggest_int("far", 1, 100, log=True)
+            report(abs(x))
+            return abs(x), x
+
+        arguments = {"objective": objective, "space": None, "save_to": tmp_path / "search", "verbose": 1}
+        arguments |= {"metric": ("distance", "x"), "mode": ("min", "max")}
+        search = search_of(max_evals=8, **arguments)
+        assert {tuple(trial.params) for trial in search.trials} == {("kind", "x"), ("kind", "far")}
+        assert len(search.pareto_front) > 1
+        assert sum(search.importances("x").values()) == pytest.approx(1)
+        table = capsys.readouterr().out.splitlines()[-len(search.pareto_front) :]
+        again = search_of(max_evals=8, **arguments)
+        assert again.trials == search.trials
+        assert capsys.readouterr().out.splitlines()[-len(search.pareto_front) :] == table
+
+    @pytest.mark.parametrize(
+        ("objective", "message"),
+        [
+            (lambda hp: hp.Int("x", 1, 3) + hp.Int("y", 3, 1), r"integer\(3, 1\): low must be smaller than high"),
+            (lambda hp: hp.suggest_categorical("x", []), "choice.* has no options"),
+            (lambda hp: hp.Float("x", 0, 1, sampling="log"), "low=0.* must be positive"),
+            (lambda hp: hp.Int("x", 1, 3, sampling="reverse_log"), "sampling='reverse_log' of 'x' is not supported"),
+            (lambda hp: hp.suggest_uniform("x", 1, 3), "hp.suggest_uniform is not supported.*suggest_float"),
+            (lambda hp: hp["x"], "there is no such hyper-parameter.*space="),
+            (lambda hp: hp.suggest_float("x", 0, report(1.0) or 1) and hp.get("z"), r"hp.get\('z'\)"),
+        ],
+    )
+    def test_hyper_parameters_that_cannot_be_defined_end_the_search(self, objective, message):
+        search = HyperParamModel(LocalWorkers())
+        with pytest.raises(ConfigurationError, match=message):
+            search.minimize(objective=objective, max_evals=50, verbose=0)
+        assert len(search.trials) == 1
+
+    def test_a_name_has_one_range(self):
+        search = search_of(objective=lambda hp: hp.Int("x", 0, hp.Int("high", 1, 9)), space=None)
+        assert {trial.error.partition(", as")[0] for trial in search.trials if trial.status == "failed"} == {
+            "the hyper-parameter 'x' is defined twice"
+        }
 
 
 class TestFailures:
@@ -380,8 +453,8 @@ class TestFailures:
             assert len(search.trials) == 1
 
     def test_pruners_and_stop_functions_that_raise(self):
-        class Broken:
-            def should_prune(self, losses, others):
+        class Broken(optuna.pruners.BasePruner):
+            def prune(self, study, trial):
                 return 1 / 0
 
         def objective(params, data):
@@ -515,13 +588,14 @@ class TestResume:
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]) == -signal.SIGKILL
-        recorded = [json.loads(path.read_text()) for path in (tmp_path / "search" / "trials").glob("*.json")]
+        with Search(LINE, save_to=tmp_path / "search") as opened:
+            recorded = [trial for trial in opened.trials if trial.status == "ok"]
         assert len(recorded) == 5
         search = search_of(**arguments)
         assert [trial.number for trial in search.trials] == list(range(9))
         runs = (tmp_path / "runs").read_text().splitlines()
         for trial in recorded:
-            assert runs.count(repr(trial["chosen"]["x"])) == 1
+            assert runs.count(repr(trial.params["x"])) == 1
 
 
 class Nowhere:
@@ -555,8 +629,6 @@ class TestBadInput:
             ({"objective": parabola, "seed": -3}, "seed=-3"),
             ({"objective": parabola, "loss_threshold": "low"}, "loss_threshold='low'"),
             ({"objective": parabola, "epochs": 3}, "epochs= works only with model="),
-            ({"model": build, "data": ([[1.0]], [1.0]), "space": None}, r"space= is missing.*model=HyperModel\(build\)"),
-            ({"model": HyperModel(tunable), "data": ([[1.0]], [1.0])}, "a HyperModel has its own"),
             ({"objective": parabola, "space": (np.zeros(999),)}, r"space=\(array\(.{0,99}\) has no hyper-parameter"),
             ({"objective": parabola, "early_stop_fn": 3}, "early_stop_fn=3: expected a function"),
             ({"objective": lambda: 1}, r"expected a function of \(params, data\)"),
@@ -687,26 +759,16 @@ class TestSparkTrials:
         assert {"ok", "fail"} == set(trials.statuses())
 
 
-def test_progress_lines_table_and_plot_show_the_same_names(capsys, tmp_path, monkeypatch):
-    from sparkkeras.hyperopt import plot
-
-    drawn, draw = [], plot.draw_search
-    monkeypatch.setattr(plot, "DPI", 30)
-    monkeypatch.setattr(plot, "draw_search", lambda *given, **named: drawn.append(draw(*given, **named)) or drawn[0])
-    space = {"fit": {"optimizer": hp.choice("o", ["adam", "sgd"])}, "x": hp.choice("place", [-1.5, 2.5])}
+def test_progress_lines_and_table_show_the_same_names(capsys):
+    space = {"fit": {"optimizer": choice("adam", "sgd")}, "x": hp.choice("place", [-1.5, 2.5])}
     search = search_of(objective=lambda params, data: abs(params["x"]), space=space, verbose=2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Loading Keras, then searching on 1 worker."
     assert lines[7].startswith("6/6 trials - best loss 1.5")
     shown = {
-        trial.number: f"fit.optimizer={trial.params['fit']['optimizer']} x={trial.params['x']}" for trial in search.trials
+        trial.number: f"fit.optimizer={trial.params['fit']['optimizer']} place={trial.params['x']}"
+        for trial in search.trials
     }
     assert all(lines[1 + number].startswith(f"trial {number} loss ") for number in range(6))
     assert all(shown[number] in lines[1 + number] for number in range(6))
     assert all(line.endswith(shown[int(line.split()[0])]) for line in lines[9:])
-    search.plot(tmp_path / "search.png")
-    assert Path(tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
-    _, *panels = drawn[0].axes
-    options = [[label.get_text() for label in axes.get_xticklabels()] for axes in panels]
-    assert [axes.get_xlabel() for axes in panels] == ["fit.optimizer", "x"]
-    assert options == [["adam", "sgd"], ["-1.5", "2.5"]]
