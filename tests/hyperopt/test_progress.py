@@ -4,19 +4,48 @@ import functools
 import sys
 from dataclasses import replace
 
+import optuna
 import pytest
 
 from sparkkeras.events import Events, PhaseStarted, RunEnded, RunStarted
-from sparkkeras.hyperopt.ledger import Limits, Suggestion, TrialLedger, Worker
-from sparkkeras.hyperopt.parameters import Parameter
+from sparkkeras.hyperopt.distributions import choice, uniform
+from sparkkeras.hyperopt.ledger import Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.progress import TABLE_ROWS, SearchProgress, TrialEvents, table
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import NAME, SearchStudy
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 from sparkkeras.progress import status_line
 from sparkkeras.progress.status_line import format_duration
 from tests.terminals import manual_clock
 
 CLEAR = "\r\033[K"
-LR, OPTIMIZER = Parameter("lr", "lr", "uniform"), Parameter("o", "fit.optimizer", "randint", ("adam", "sgd"))
+SPACE = Space({"lr": uniform(0, 1)})
+
+
+class Rising:
+    """Suggests 0.001, 0.002, and so on."""
+
+    def suggest(self, number, trials, seed):
+        return {"lr": 0.001 * (number + 1)}
+
+    def searched(self, drawn):
+        return drawn
+
+    def value(self, parameter, drawn):
+        return drawn[parameter.label]
+
+
+def study_of(metrics, earlier):
+    """A study with the trials of an earlier call."""
+    study = SearchStudy(SPACE, metrics, Rising(), 1)
+    for trial in earlier:
+        kept = {"status": trial.status, "value": trial.value, "ended": trial.ended}
+        distributions = {"lr": SPACE.parameters["lr"].searched}
+        ended = optuna.trial.create_trial(
+            value=trial.value, params={"lr": 0.1}, distributions=distributions, user_attrs={NAME: kept}
+        )
+        study.study.add_trial(ended)
+    return study
 
 
 class Bench:
@@ -24,16 +53,16 @@ class Bench:
 
     def __init__(self, clock, verbose=1, *, max_evals=10, sign=1.0, earlier=(), workers=2, others=()):
         self.clock = clock
+        metrics = {"val_loss": sign, **dict(others)}
         self.ledger = TrialLedger(
-            lambda number, trials: Suggestion({"lr": 0.001 * (number + 1)}, {}),
+            study_of(metrics, earlier),
             Limits(max_evals),
             lambda: clock.now,
-            earlier,
             save=lambda trial, model: self.ledger.saved(trial.number),
         )
-        self.progress = SearchProgress(verbose, {"val_loss": sign, **dict(others)}, [LR])
+        self.progress = SearchProgress(verbose, metrics, SPACE.parameters)
         self.events = Events([self.progress])
-        self.trials = TrialEvents(self.events, self.ledger, [LR])
+        self.trials = TrialEvents(self.events, self.ledger, SPACE.parameters)
         self.events.emit(RunStarted("search", "build", max_trials=max_evals))
         self.trials.begin(workers)
 
@@ -294,6 +323,11 @@ def test_the_reason_of_an_early_end_stays(capsys, terminal, bench):
     ]
 
 
+def test_hyper_parameters_that_an_earlier_search_has_defined_have_their_values():
+    trial = Trial(0, {"rate": 0.3, "on": False}, OK, 0.5, chosen={"rate": 3, "on": "False"})
+    assert table([trial], ["val_loss"], {}).splitlines()[1].endswith("rate=0.3 on=False")
+
+
 def test_without_a_value_there_is_no_table(capsys, bench):
     search = bench(2)
     search.end(None, FAILED, error="it raised")
@@ -312,12 +346,13 @@ def test_the_table_has_columns():
             best_epoch=2,
             intermediate_values=(1.0, 0.5, 0.6),
             seconds=3.25,
-            chosen={"lr": 0.00123456, "o": 1},
+            chosen={"lr": 0.00123456, "fit.optimizer": "sgd"},
         ),
-        Trial(12, {}, STOPPED, 7.0, seconds=65, chosen={"lr": 0.1, "o": 0}),
+        Trial(12, {}, STOPPED, 7.0, seconds=65, chosen={"lr": 0.1, "fit.optimizer": "adam"}),
         Trial(4, {}, FAILED, chosen={"lr": 0.1}),
     ]
-    assert table(trials, ["val_loss"], [LR, OPTIMIZER]).splitlines() == [
+    space = Space({"lr": uniform(0, 1), "fit": {"optimizer": choice("adam", "sgd")}})
+    assert table(trials, ["val_loss"], space.parameters).splitlines() == [
         "trial  val_loss  status   best/epochs  time    parameters",
         "3      0.1235    ok       2/3          3.2s    lr=0.001235 fit.optimizer=sgd",
         "12     7         stopped               1m 05s  lr=0.1 fit.optimizer=adam",
