@@ -101,8 +101,8 @@ class HyperParameters:
         """The value of a hyper-parameter that was defined before."""
         if name not in self.values:
             raise ConfigurationError(
-                f"hp.get({name!r}): there is no such hyper-parameter. Define it first, such as hp.Float({name!r}, 0, 1), or give "
-                f"the search a space=. {known_names(name, self.values)}"
+                f"hp.get({name!r}): there is no such hyper-parameter. Define it first, such as hp.Float({name!r}, 0, 1), or "
+                f"give the search a space=. {known_names(name, self.values)}"
             )
         return self.values[name]
 
