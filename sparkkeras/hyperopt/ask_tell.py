@@ -190,8 +190,8 @@ class Search:
         Raises:
             ConfigurationError: The trial is not pending, its value is not a number, or it has neither a value nor an error,
                 or both.
-            StorageError: ``save_to`` cannot be written; the trial is still pending, so that `tell` may be repeated. The result
-                of the first call counts.
+            StorageError: ``save_to`` cannot be written; the trial is still pending, so that `tell` may be repeated, and the
+                result of the first call counts.
         """
         values = () if value is None else self._as_numbers(value)
         if values and error is not None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -16,13 +15,14 @@ from pathlib import Path
 import hyperopt
 import keras
 import numpy as np
+import optuna
 import psutil
 import pytest
 from hyperopt import hp
 
 from sparkkeras import ServerOptions, to_data_frame, to_simple_rdd
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
-from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, loguniform, report
+from sparkkeras.hyperopt import HyperParamModel, Search, SparkTrials, choice, loguniform, report
 from tests.conftest import long, settle
 
 LINE = {"x": hp.uniform("x", -10, 10)}
@@ -76,7 +76,6 @@ class Size(keras.callbacks.Callback):
 
 
 def test_the_pareto_front_of_two_metrics(sc, digits):
-    optuna = pytest.importorskip("optuna")
     x, y, *_ = digits
     search = HyperParamModel(sc)
     result = search.minimize(
@@ -451,7 +450,8 @@ class TestEndOfSearch:
 
         killed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
         assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-        recorded = [json.loads(path.read_text()) for path in (tmp_path / "search" / "trials").glob("*.json")]
+        with Search({"x": hp.uniform("x", -10, 10)}, save_to=tmp_path / "search") as opened:
+            recorded = [trial for trial in opened.trials if trial.status == "ok"]
         assert len(recorded) >= 5
 
         def objective(params, data):
@@ -463,7 +463,7 @@ class TestEndOfSearch:
         assert sorted(trial.number for trial in search.trials) == list(range(9))
         runs = (tmp_path / "runs").read_text().splitlines()
         for trial in recorded:
-            assert runs.count(repr(trial["chosen"]["x"])) == 1
+            assert runs.count(repr(trial.params["x"])) == 1
 
 
 class TestLostWorkers:
