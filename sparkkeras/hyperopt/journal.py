@@ -56,14 +56,15 @@ class JournalBackend(BaseJournalBackend):
     def __init__(self, folder: str) -> None:
         self._folder = folder.rstrip("/")
         path = filesystem.local_path(self._folder)
-        self._file = None if path is None else JournalFileBackend(str(Path(path) / _LOG))
+        self._path = None if path is None else Path(path) / _LOG
+        self._file: JournalFileBackend | None = None  # creates a file that is missing
         self._read: list[Log] = []  # of segments
         self._segments = 0
 
     def read_logs(self, log_number_from: int) -> Iterable[Log]:
         """The entries of the journal from this number on."""
-        if self._file is not None:
-            return self._file.read_logs(log_number_from)
+        if self._path is not None:
+            return self._local(self._path).read_logs(log_number_from) if self._path.exists() else ()
         names = [name for name in filesystem.names_in(f"{self._folder}/{_SEGMENTS}") if _SEGMENT.fullmatch(name)]
         for name in sorted(names)[self._segments :]:
             self._read += json.loads(filesystem.read_bytes(f"{self._folder}/{_SEGMENTS}/{name}"))
@@ -72,13 +73,17 @@ class JournalBackend(BaseJournalBackend):
 
     def append_logs(self, logs: list[Log]) -> None:
         """Write more entries."""
-        if self._file is not None:
-            self._file.append_logs(logs)
+        if self._path is not None:
+            self._local(self._path).append_logs(logs)
             return
         name = f"{self._folder}/{_SEGMENTS}/{self._segments:08d}.json"
         filesystem.write_bytes(name, json.dumps(logs).encode())
         self._segments += 1
         self._read += logs
+
+    def _local(self, path: Path) -> JournalFileBackend:
+        self._file = self._file or JournalFileBackend(str(path))
+        return self._file
 
 
 class _Buffer(BaseJournalBackend):

@@ -8,6 +8,7 @@ import numpy as np
 import optuna
 import pytest
 from hyperopt import tpe
+from optuna.storages import JournalStorage
 
 from sparkkeras.errors import ConfigurationError, SearchError, StorageError, UnknownArgumentError
 from sparkkeras.hyperopt import HyperParamModel, JournalBackend, Search, choice, integer, loguniform, uniform
@@ -356,3 +357,12 @@ def test_a_folder_of_a_later_version_is_rejected(tmp_path, monkeypatch):
 def test_a_search_without_a_space_is_rejected():
     with pytest.raises(ConfigurationError, match="space=None: expected a search space"):
         Search(None)
+
+
+def test_reading_a_search_writes_nothing(tmp_path):
+    with pytest.raises(KeyError):
+        optuna.load_study(study_name="sparkkeras", storage=JournalStorage(JournalBackend(str(tmp_path))))
+    assert list(tmp_path.iterdir()) == []
+    search = run(Search(SPACE, seed=3, save_to=tmp_path), 4)
+    study = optuna.load_study(study_name="sparkkeras", storage=JournalStorage(JournalBackend(str(tmp_path))))
+    assert study.best_value == search.best_value
