@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.names import as_text
-from sparkkeras.hyperopt.space import Parameter, shown
+from sparkkeras.hyperopt.space import Parameter
 from sparkkeras.hyperopt.study import complete, quiet, target
 from sparkkeras.hyperopt.trials import Metrics
 from sparkkeras.weights import Array
@@ -82,7 +82,7 @@ def _charts(study: optuna.Study, metrics: Metrics, parameters: Mapping[str, Para
             yield charts.plot_parallel_coordinate(drawn, **of_first)
     for first in range(0, len(labels), _SLICES):
         slices = charts.plot_slice(drawn, params=labels[first : first + _SLICES], **of_first)
-        for axes in np.ravel(slices):
+        for axes in np.ravel(np.asarray(slices, object)):
             length = sum(len(label.get_text()) for label in axes.get_xticklabels())
             if length > _OPTIONS_LENGTH and axes.get_xscale() != "log":
                 axes.tick_params("x", rotation=90)
@@ -97,7 +97,7 @@ def _shown(study: optuna.Study, parameters: Mapping[str, Parameter]) -> optuna.S
     names = short if len(set(short.values())) == len(short) else {label: label for label in searched}
     values: dict[str, list[Any]] = {label: [] for label in searched}
     for trial in trials:
-        found = shown(parameters, trial.params, trial.user_attrs)
+        found = {label: trial.user_attrs.get(label, chosen) for label, chosen in trial.params.items()}
         for label, value in found.items():
             values[label].append(value)
         trial.params = {names[label]: value for label, value in found.items()}

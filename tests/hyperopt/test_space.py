@@ -23,6 +23,7 @@ from sparkkeras.hyperopt.arguments import is_finite
 from sparkkeras.hyperopt.encoding import decode, encode
 from sparkkeras.hyperopt.names import as_text, format_number
 from sparkkeras.hyperopt.space import Space, describe, shown
+from sparkkeras.hyperopt.trials import Trial
 
 
 def one_way(x):
@@ -237,13 +238,12 @@ def test_hyper_parameters_are_described_in_one_line():
         }
     )
     sgd = {"lr": 0.00123456, "optimizer": "sgd", "optimizer.lr (sgd)": 0.5, "optimizer.momentum": 3, "u": 0.7, "scale": 0.5}
-    assert describe(space.parameters, sgd) == (
+    assert describe(space.parameters, Trial(0, {}, chosen=sgd)) == (
         "lr=0.001235 optimizer=sgd optimizer.lr (sgd)=0.5 optimizer.momentum=30 u=(1, 2) scale=0"
     )
-    assert describe(space.parameters, {"optimizer": "adam", "optimizer.lr (adam)": 1e-9, "u": 0.5}) == (
-        "optimizer=adam optimizer.lr (adam)=1e-9 u=(1, 2)"
-    )
-    assert shown({}, {"x": 2}) == {"x": 2}  # of a trial that defined it in an earlier search
+    adam = {"optimizer": "adam", "optimizer.lr (adam)": 1e-9, "u": 0.5}
+    assert describe(space.parameters, Trial(0, {}, chosen=adam)) == ("optimizer=adam optimizer.lr (adam)=1e-9 u=(1, 2)")
+    assert shown({}, Trial(0, {"x": 4}, chosen={"x": 2})) == {"x": 4}  # of a trial that defined it in an earlier search
 
 
 def test_what_is_shown_is_what_the_trial_gets():
@@ -258,7 +258,7 @@ def test_what_is_shown_is_what_the_trial_gets():
     )
     search = Search(space.given, algo="random", seed=1)
     for trial in [search.ask() for _ in range(20)]:
-        texts = {label: as_text(value) for label, value in shown(space.parameters, trial.chosen).items()}
+        texts = {label: as_text(value) for label, value in shown(space.parameters, trial).items()}
         assert texts == {name: as_text(value) for name, value in trial.params.items()}
 
 
