@@ -192,7 +192,7 @@ class TestFolder:
             run(search, 1)
             with pytest.raises(ConfigurationError, match="another search is running in this folder"):
                 Search(SPACE, save_to=tmp_path / "search")
-        with pytest.raises(ConfigurationError, match=r"its mode differs \('min' in the folder, 'max' now\)"):
+        with pytest.raises(ConfigurationError, match=r"its mode differs \('min' there, 'max' now\)"):
             Search(SPACE, metric="loss", mode="max", save_to=tmp_path / "search")
         with pytest.raises(SearchError, match="there is no further trial: it was closed"):
             search.ask()
