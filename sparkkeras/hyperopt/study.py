@@ -123,8 +123,6 @@ class SearchStudy:
         self._reported[frozen.number] = frozen.last_step or 0
         study_id = self._storage.get_study_id_from_name(NAME)
         with quiet():
-            if not frozen.params:
-                self.study.sampler.before_trial(self.study, frozen)
             return optuna.Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number))
 
     def _is_running(self, frozen: FrozenTrial) -> bool:
