@@ -102,6 +102,7 @@ def test_random_suggestions_depend_only_on_the_number_of_the_trial():
     first, second = search.ask(), search.ask()
     search.tell(second, error="it broke")
     third = search.ask()
+    assert first.params != second.params != third.params
     assert [first.params, second.params, third.params] == params_of(run(Search(SPACE, algo="random", seed=5), 3))
 
 
@@ -287,6 +288,24 @@ def test_a_search_on_workers_ends_when_a_grid_is_complete(tmp_path):
             objective=lambda params: params["x"], space=LINE, max_evals=99, algo=grid, verbose=0, save_to=tmp_path / "search"
         )
         assert sorted((each["x"], each["n"]) for each in params_of(search)) == [(0.5, 1), (0.5, 9), (1.0, 1), (1.0, 9)]
+
+
+def test_a_grid_that_is_cut_off_anywhere_is_completed(tmp_path):
+    points = [(x, n) for x in (0.5, 1.0) for n in (1, 9)]
+
+    def searched(folder):
+        grid = optuna.samplers.GridSampler({"x": [0.5, 1.0], "n": [1, 9]}, seed=1)
+        with Search(LINE, algo=grid, save_to=folder) as search, suppress(SearchError):
+            run(search, 99, lambda params: params["x"])
+        return sorted((params["x"], params["n"]) for params in params_of(search))
+
+    assert searched(tmp_path / "whole") == points
+    lines = (tmp_path / "whole" / "journal.log").read_bytes().splitlines(keepends=True)
+    for cut in range(1, len(lines)):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "journal.log").write_bytes(b"".join(lines[:cut]))
+        assert searched(folder) == points, lines[cut]
 
 
 # Names and arguments
