@@ -14,13 +14,14 @@ Only the driver writes. A line that was cut off when it died is removed by the n
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -74,7 +75,14 @@ class JournalBackend(BaseJournalBackend):
     def append_logs(self, logs: list[Log]) -> None:
         """Write more entries."""
         if self._path is not None:
-            self._local(self._path).append_logs(logs)
+            file = self._local(self._path)
+            size = self._path.stat().st_size
+            try:
+                file.append_logs(logs)
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(self._path, size)  # they may be written again
+                raise
             return
         name = f"{self._folder}/{_SEGMENTS}/{self._segments:08d}.json"
         filesystem.write_bytes(name, json.dumps(logs).encode())
@@ -179,12 +187,15 @@ class Journal:
         return _LOG in filesystem.names_in(self.folder) or _SEGMENTS in filesystem.folders_in(self.folder)
 
     def _foreign_files(self) -> list[str]:
-        """The files and folders in the folder that no search has written; none if it has a journal."""
+        """The files and folders in the folder, and models, that no search has written; none if it has a journal."""
         if self.has_study:
             return []
         names = [name for name in filesystem.names_in(self.folder) if not name.startswith(".")]
         folders = {name for name in filesystem.folders_in(self.folder) if not name.startswith(".")}
-        return [name for name in names if name != _LOCK] + [f"{name}/" for name in sorted(folders - {"lost+found", _MODELS})]
+        found = filesystem.names_in(f"{self.folder}/{_MODELS}") if self._has_study else ()  # else the study is elsewhere
+        models = [f"{_MODELS}/{name}" for name in found if not name.startswith(".")]
+        others = sorted(folders - {"lost+found", _MODELS})  # the first one is of the file system
+        return [name for name in names if name != _LOCK] + models + [f"{name}/" for name in others]
 
     def add(self, trials: Sequence[Trial]) -> None:
         """Add the trials of an earlier search, and remove the models that are not of the best ones."""

@@ -96,6 +96,7 @@ class TrialSaver:
                 has_failed = True
                 ledger.fail(error)
 
+        attempt(self._journal.flush)  # a search writes no models before its journal
         while not self._is_cancelled:
             try:
                 item = self._queue.get(timeout=FLUSH_SECONDS)
