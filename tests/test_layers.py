@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -183,12 +184,12 @@ def test_only_what_hides_the_kind_of_spark_tells_kinds_apart():
 
 
 MAY_NAME_BACKENDS = {
-    "algorithms.py",  # a sampler of Optuna needs torch
     "backends.py",
     "collectives/__init__.py",
     "inspection.py",
     "probe.py",
     "custom_code.py",
+    "hyperopt/algorithms.py",  # a sampler of Optuna needs torch, whatever the backend is
 }
 
 
@@ -230,11 +231,17 @@ def test_reading_data_does_not_load_keras():
 
 
 @pytest.mark.programs
-def test_workers_of_a_search_do_not_need_hyperopt():
-    """It may not be there; the package is shipped without what it depends on."""
-    modules = "sparkkeras.hyperopt.search_job, sparkkeras.hyperopt.distributions, sparkkeras.hyperopt.hypermodel"
-    code = f"import sys, {modules}; print('hyperopt' in sys.modules)"
-    assert _printed(code, KERAS_BACKEND="jax") == "False"  # the backend that loads soonest
+def test_workers_of_a_search_do_not_need_hyperopt_and_optuna():
+    """They may not be there; the package is shipped without what it depends on."""
+    modules = ", ".join(f"sparkkeras.hyperopt.{name}" for name in ("search_job", "distributions", "hypermodel", "reporting"))
+    code = f"""
+        import sys
+        sys.modules.update(hyperopt=None, optuna=None)
+        import {modules}
+        from sparkkeras.hyperopt import HyperModel, HyperParameters, ReportCallback, Trial, choice, report
+        print("imported")
+    """
+    assert _printed(textwrap.dedent(code), KERAS_BACKEND="jax") == "imported"  # the backend that loads soonest
 
 
 @pytest.mark.programs

@@ -79,28 +79,35 @@ class SearchStudy:
         self._space, self._metrics, self._search_id = space, metrics, search_id
         self._suggester = algorithm if hasattr(algorithm, "suggest") else None
         self._storage = storage or InMemoryStorage()
-        directions = [StudyDirection.MINIMIZE if sign > 0 else StudyDirection.MAXIMIZE for sign in metrics.values()]
-        with quiet():
-            made = optuna.create_study(storage=self._storage, study_name=NAME, load_if_exists=True, directions=directions)
+        made = self._made()
         saved = made.user_attrs.get(NAME, {})
         drawn_seed = saved.get("seed", int(np.random.default_rng().integers(2**31)))
         self.seed = int(drawn_seed if seed is None else seed)
         settings = self._settings()
-        if saved:
+        if saved and (search_id or any(each.state.is_finished() for each in made.get_trials(deepcopy=False))):
             _check_same(saved, settings)
-        else:
-            made.set_user_attr(NAME, {"format": _FORMAT, **settings})
+        elif saved != settings:
+            if saved:  # there is nothing to resume
+                self._storage.delete_study(self._storage.get_study_id_from_name(NAME))
+            self._made().set_user_attr(NAME, settings)
         sampler = RandomSampler(self.seed) if self._suggester else algorithm
         sampler = sampler if isinstance(sampler, BaseSampler) else SeededSampler(sampler, self.seed)
         self.study = _Study(NAME, self._storage, sampler, pruner or NopPruner())
         self._asked: dict[int, optuna.Trial] = {}
         self._reported: dict[int, int] = {}
 
+    def _made(self) -> optuna.Study:
+        """The study in the storage, which is made if it does not exist."""
+        directions = [StudyDirection.MINIMIZE if sign > 0 else StudyDirection.MAXIMIZE for sign in self._metrics.values()]
+        with quiet():
+            return optuna.create_study(storage=self._storage, study_name=NAME, load_if_exists=True, directions=directions)
+
     def _settings(self) -> dict[str, Any]:
         """What a search must have in common with one that it resumes, as JSON values."""
         names, modes = list(self._metrics), ["min" if sign > 0 else "max" for sign in self._metrics.values()]
         several = len(names) > 1
         return {
+            "format": _FORMAT,
             "parameters": [] if self._space.is_open else sorted(self._space.parameters),
             "space": "" if self._space.is_open else self._space.digest,
             "metric": names if several else names[0],
