@@ -1,52 +1,91 @@
 """The journal of a search on disk, and resuming from it."""
 
 import gc
-import json
 import math
-import re
+import os
+import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
+from hyperopt import rand
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.errors import ConfigurationError, StorageError
+from sparkkeras.hyperopt import JournalBackend, choice, loguniform, uniform
+from sparkkeras.hyperopt.algorithms import make_algorithm
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+from sparkkeras.hyperopt.ledger import CONTINUE, PRUNE, Limits, TrialLedger, Worker
+from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.study import SearchStudy
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial, ranked
 from sparkkeras.spark import filesystem
 
-SETTINGS = {"space": "abc", "metric": "val_loss", "mode": "min", "seed": 7}
+SPACE = {"x": uniform(-1, 1), "optimizer": choice({"name": "sgd", "momentum": uniform(0, 1)}, {"name": "adam"})}
+LOSS = {"loss": 1.0}
 
 
-def params(chosen):
-    """Hyper-parameters of a type that JSON cannot represent."""
-    return {name: complex(value) for name, value in chosen.items()}
+@contextmanager
+def search(folder, *, algo="tpe", space=SPACE, metrics=LOSS, seed=7, pruner=None, max_evals=None):
+    """The ledger of a search in a folder, which saves trials without a thread."""
+    journal, space = Journal(folder, None, *metrics.values()), Space(space)
+
+    def save(trial, model):
+        ledger.tell(trial)
+        journal.flush()
+        ledger.saved(trial.number)
+
+    with journal.opened() as storage:
+        study = SearchStudy(space, metrics, make_algorithm(algo, space, metrics)[0], seed, pruner, storage)
+        ledger = TrialLedger(study, Limits(max_evals, num_metrics=len(metrics)), lambda: 0.0, save=save)
+        journal.add(ledger.finished)
+        journal.flush()
+        yield ledger
+
+
+def ask(ledger):
+    """The next trial and its lease."""
+    assignment = ledger.ask(Worker("w"))
+    assert assignment is not None, ledger.failure
+    return next(trial for trial in ledger.running if trial.number == assignment.number), assignment.lease
+
+
+def run(ledger):
+    """Run trials until there are no more; returns how many."""
+    count = 0
+    while not ledger.is_over:
+        trial, lease = ask(ledger)
+        ledger.report(lease, 1, trial.params["x"])
+        values = (trial.params["x"] ** 2, trial.params["x"])[: ledger._limits.num_metrics]
+        ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=values[0], values=values))
+        count += 1
+    return count
 
 
 def trial(number, value=0.5, status=OK, **fields):
-    return Trial(number, params({"x": number}), status, value, chosen={"x": number}, **fields)
+    return Trial(number, {"x": number}, status, value, chosen={"x": number}, **fields)
 
 
-def write(journal, *trials):
-    with journal.opened(SETTINGS, params):
-        for each in trials:
-            journal.write(each)
-
-
-def opened(journal, settings=SETTINGS):
-    with journal.opened(settings, params) as trials:
-        return trials
+def add(journal, *trials):
+    """Open the folder of a search with these trials."""
+    with journal.opened():
+        journal.add(trials)
 
 
 def keep(journal, number, *values, data=b"weights"):
-    """Offer a model and keep it if it is wanted; then write its trial, as `TrialSaver` does."""
+    """Offer a model and keep it if it is wanted; then count its trial, as `TrialSaver` does. Returns the trial."""
     if journal.wants(*values):
         draft = journal.draft(100 + number)
         draft.write_bytes(data + str(number).encode())
         journal.keep_model(number, values, draft, "npz")
         assert not draft.exists()
-    journal.write(trial(number, values[0], values=values))
+    journal.count_model(number)
     journal.drop_surplus()
+    return trial(number, values[0], values=values)
 
 
 def models(journal):
@@ -58,183 +97,300 @@ def folder(tmp_path):
     return str(tmp_path / "deep" / "search")
 
 
-def test_unfinished_drafts_are_removed(folder):
-    journal = Journal(folder, None, 1.0)
-    with journal.opened(SETTINGS, params):
-        journal.draft(3).write_bytes(b"half")
-    assert not journal.draft(3).exists()
+@pytest.fixture(params=["local", "segments"])
+def any_folder(request, tmp_path, monkeypatch):
+    """Folders on a local file system, and on one that cannot append to files."""
+    if request.param == "local":
+        return str(tmp_path / "search")
+    monkeypatch.setattr(filesystem, "uses_connect", lambda: True)
+    return f"memory://{tmp_path}/search"
+
+
+def log_of(folder):
+    return Path(folder) / "journal.log"
+
+
+def copy_start(folder, count):
+    """Copy the start of a journal, as it was when a driver was killed; ``None`` if it has no more than these parts."""
+    target = f"{folder}-{count}"
+    if not filesystem.has_scheme(folder):
+        lines = log_of(folder).read_bytes().splitlines(keepends=True)
+        Path(target).mkdir()
+        log_of(target).write_bytes(b"".join(lines[:count]))
+        return target if count <= len(lines) else None
+    names = filesystem.names_in(f"{folder}/journal")
+    for name in names[:count]:
+        filesystem.write_bytes(f"{target}/journal/{name}", filesystem.read_bytes(f"{folder}/journal/{name}"))
+    return target if count <= len(names) else None
+
+
+# Resuming
+
+
+@pytest.mark.parametrize(
+    ("algo", "count", "metrics"),
+    [("tpe", 13, LOSS), (rand.suggest, 3, LOSS), ("nsgaii", 3, {"loss": 1.0, "size": -1.0})],
+    ids=["tpe", "rand.suggest", "nsgaii"],
+)
+def test_a_search_resumes_wherever_its_driver_was_killed(any_folder, algo, count, metrics):
+    """It repeats no trial that was finished, loses none, and has the trials of a search that was not interrupted."""
+    settings = {"algo": algo, "metrics": metrics, "max_evals": count}
+    with search(any_folder, **settings) as ledger:
+        assert run(ledger) == count
+        expected = ledger.finished
+    known, parts = -1, 0
+    while (start := copy_start(any_folder, parts)) is not None:
+        with search(start, **settings) as ledger:
+            finished = ledger.finished
+            assert finished == expected[: len(finished)]
+            assert len(finished) >= known
+            assert run(ledger) == count - len(finished)
+            assert ledger.finished == expected
+        known, parts = len(finished), parts + 1
+    assert known == count
+
+
+def test_a_line_that_was_cut_off_is_removed(folder):
+    with search(folder, max_evals=2) as ledger:
+        run(ledger)
+        first, _ = expected = ledger.finished
+    data = log_of(folder).read_bytes()
+    for size in range(data[:-1].rindex(b"\n") + 1, len(data)):
+        log_of(folder).write_bytes(data[:size])
+        with search(folder, max_evals=2) as ledger:
+            assert ledger.finished == [first]
+    with search(folder, max_evals=2) as ledger:
+        assert run(ledger) == 1
+        assert ledger.finished == expected
+
+
+def test_trials_that_were_running_keep_number_and_parameters(any_folder):
+    with search(any_folder) as ledger:
+        (one, _), (two, lease) = ask(ledger), ask(ledger)
+        ledger.finish(lease, replace(two, status=OK, value=0.5))
+    with search(any_folder, seed=None, max_evals=2) as ledger:
+        assert not ledger.is_over
+        again, lease = ask(ledger)
+        assert (again.number, again.params, again.attempts) == (0, one.params, 1)
+        ledger.finish(lease, replace(again, status=OK, value=0.5))
+        assert ledger.is_over
+
+
+def test_trials_that_were_running_do_not_exceed_max_evals(folder):
+    with search(folder) as ledger:
+        _, (two, lease) = ask(ledger), ask(ledger)
+        ledger.finish(lease, replace(two, status=OK, value=0.5))
+    with search(folder, max_evals=1) as ledger:
+        assert ledger.is_over
+        assert ledger.running == []
+
+
+def test_a_trial_that_runs_again_is_pruned_by_new_epochs_only(folder):
+    class Always(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return trial.last_step > 2
+
+    with search(folder, pruner=Always()) as ledger:
+        _, lease = ask(ledger)
+        assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2)] == [CONTINUE, CONTINUE]
+        other, last = ask(ledger)
+        assert ledger.report(last, 3, 0.5) == PRUNE
+        ledger.finish(last, replace(other, status=PRUNED, value=0.5))
+    with search(folder, pruner=Always()) as ledger:
+        _, lease = ask(ledger)
+        assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2, 3)] == [CONTINUE, CONTINUE, PRUNE]
+
+
+def test_trials_of_a_suggest_function_resume_with_another_algorithm(folder):
+    with search(folder, algo=rand.suggest) as ledger:
+        (one, _), (two, lease) = ask(ledger), ask(ledger)
+        ledger.finish(lease, replace(two, status=OK, value=0.5))
+    with search(folder) as ledger:
+        assert [each.params for each in ledger.finished] == [two.params]
+        assert ask(ledger)[0].params == one.params
+        assert ask(ledger)[0].number == 2
+
+
+def test_a_suggestion_that_failed_is_repeated_with_its_number():
+    class Fails(optuna.samplers.RandomSampler):
+        def sample_independent(self, study, trial, *given):
+            if trial.number == 1 and not failed:
+                failed.append(1)
+                raise RuntimeError("no idea")
+            return super().sample_independent(study, trial, *given)
+
+    failed = []
+    with search(None, algo=Fails(1), max_evals=3) as ledger:
+        failed.clear()
+        ask(ledger)
+        assert ledger.ask(Worker("other")) is None
+        assert "RuntimeError: no idea" in str(ledger.take_failure())
+        assert [ask(ledger)[0].number for _ in range(2)] == [1, 2]
+
+
+def test_optuna_reads_the_journal_while_a_search_writes_it(any_folder):
+    with search(any_folder, max_evals=3) as ledger:
+        backends = [JournalBackend(any_folder)]
+        if not filesystem.has_scheme(any_folder):
+            backends.append(JournalFileBackend(str(log_of(any_folder))))
+        studies = [optuna.load_study(study_name="sparkkeras", storage=JournalStorage(each)) for each in backends]
+        for number in range(3):
+            trial, lease = ask(ledger)
+            ledger.report(lease, 1, 0.75)
+            ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=0.5 - number / 10))
+            for study in studies:
+                assert [each.value for each in study.trials] == [0.5, 0.4, 0.3][: number + 1]
+                assert study.trials[number].params == trial.chosen
+                assert study.trials[number].intermediate_values == {1: 0.75}
+                assert study.best_trial.number == number
+
+
+def test_a_journal_that_is_not_there_is_reported(folder):
+    with pytest.raises(StorageError, match="the journal in '.*search' cannot be read: .*No such file"):
+        JournalBackend(folder)
 
 
 # Trials
 
 
-FULL = trial(
-    12,
-    0.25,
-    PRUNED,
-    best_epoch=2,
-    history={"loss": [0.5, 0.25], "val_loss": [0.5, 0.25]},
-    worker="host/1",
-    seconds=1.5,
-    ended=20.25,
-    attempts=2,
-    error="a message with\nä line break",
-    traceback="Traceback",
-    extra={"note": [1, {"a": None}]},
-    intermediate_values=(0.5, 0.25),
-)
+FULL = {
+    "status": PRUNED,
+    "value": 0.25,
+    "best_epoch": 2,
+    "history": {"loss": [0.5, 0.25], "val_loss": [0.5, 0.25]},
+    "error": "a message with\nä line break",
+    "traceback": "Traceback",
+    "extra": {"note": [1, {"a": None}], "x": -math.inf},
+    "intermediate_values": (0.5, 0.25),
+}
 
 
-def test_trials_are_restored_exactly(folder):
-    trials = [trial(0), FULL, trial(3, None, FAILED, error="it raised"), trial(7, None, STOPPED)]
-    write(Journal(folder, 10, 1.0), *trials)
-    again = opened(Journal(folder, 10, 1.0))
-    assert sorted(again, key=lambda each: each.number) == sorted(trials, key=lambda each: each.number)
+def test_trials_are_restored_exactly(any_folder):
+    with search(any_folder, space={"f": choice(abs, max), "lr": loguniform(1e-4, 1)}) as ledger:
+        for fields in (FULL, {"status": FAILED, "error": "it raised"}, {"status": OK, "value": -math.inf}):
+            trial, lease = ask(ledger)
+            ledger.finish(lease, replace(trial, **fields))
+        trials = ledger.finished
+    with search(any_folder, space={"f": choice(abs, max), "lr": loguniform(1e-4, 1)}) as ledger:
+        assert ledger.finished == trials
 
 
-def test_metrics_that_are_not_finite_are_restored(folder):
-    write(Journal(folder, 10, 1.0), trial(0, history={"loss": [1.0, math.nan, math.inf]}, extra={"x": -math.inf}))
-    (again,) = opened(Journal(folder, 10, 1.0))
-    assert again.history["loss"][0] == 1.0
-    assert math.isnan(again.history["loss"][1])
-    assert (again.history["loss"][2], again.extra["x"]) == (math.inf, -math.inf)
+def test_metrics_that_are_not_numbers_are_restored(any_folder):
+    with search(any_folder) as ledger:
+        _, lease = ask(ledger)
+        ledger.report(lease, 1, math.nan)
+        ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=FAILED, history={"loss": [math.nan, math.inf]}))
+    with search(any_folder) as ledger:
+        (again,) = ledger.finished
+    assert str(again.history) == "{'loss': [nan, inf]}"
+    assert str(again.intermediate_values) == "(nan,)"
 
 
-def test_writing_a_trial_again_replaces_it(folder):
-    write(Journal(folder, 10, 1.0), trial(0, 0.5), trial(0, 0.4))
-    assert [each.value for each in opened(Journal(folder, 10, 1.0))] == [0.4]
+def test_entries_that_could_not_be_written_are_written_again(folder, monkeypatch):
+    append = JournalFileBackend.append_logs
+
+    def full(self, logs):
+        append(self, logs)
+        os.truncate(self._file_path, os.stat(self._file_path).st_size - 9)
+        raise OSError(28, "No space left on device")
+
+    with search(folder) as ledger:
+        trial, lease = ask(ledger)
+        with monkeypatch.context() as patch:
+            patch.setattr(JournalFileBackend, "append_logs", full)
+            with pytest.raises(StorageError, match="the journal in .* cannot be written: .*No space left"):
+                ledger.finish(lease, replace(trial, status=OK, value=0.5))
+        ledger.finish(lease, replace(trial, status=OK, value=0.5))
+        expected = ledger.finished
+    with search(folder) as ledger:
+        assert ledger.finished == expected
 
 
-def test_trial_files_show_readable_hyper_parameters(folder):
-    write(Journal(folder, 10, 1.0), trial(3))
-    assert json.loads((Path(folder) / "trials" / "00003.json").read_text())["params"] == "{'x': (3+0j)}"
-
-
-def test_temporary_files_are_ignored(folder):
-    write(Journal(folder, 10, 1.0), trial(0))
-    (Path(folder) / "trials" / ".00001.json.abc.tmp").write_text('{"num')
-    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
-
-
-def test_trial_files_are_written_atomically(folder, monkeypatch):
-    journal = Journal(folder, 10, 1.0)
-    write(journal, trial(0, 0.5))
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(StorageError, match="cannot write .*00001.json.*No space left"):
-        journal.write(trial(1))
-    with pytest.raises(StorageError, match="No space left"):
-        journal.write(trial(0, 0.1))
-    monkeypatch.undo()
-    assert opened(Journal(folder, 10, 1.0)) == [trial(0, 0.5)]
-    assert sorted(path.name for path in (Path(folder) / "trials").iterdir()) == ["00000.json"]
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"null", b"\xff", b"{}", b'{"number": 3}'])
-def test_damaged_trials_are_reported_by_file_name(folder, damage):
-    write(Journal(folder, 10, 1.0), trial(0), trial(1))
-    (Path(folder) / "trials" / "00000.json").write_bytes(damage)
-    with pytest.raises(StorageError, match="trials/00000.json' is damaged .*: remove it to resume without it"):
-        opened(Journal(folder, 10, 1.0))
-    (Path(folder) / "trials" / "00000.json").unlink()
-    assert opened(Journal(folder, 10, 1.0)) == [trial(1)]
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"null", b"\xff"])
-def test_damaged_settings_are_reported_by_file_name(folder, damage):
-    write(Journal(folder, 10, 1.0), trial(0))
-    (Path(folder) / "search.json").write_bytes(damage)
-    with pytest.raises(StorageError, match="search.json' is damaged .*: remove it to resume without it"):
-        opened(Journal(folder, 10, 1.0))
+@pytest.mark.parametrize("damage", [b"\n", b"{", b"[1, 2]", b"null", b"\xff", b"{}"])
+def test_a_damaged_journal_is_reported(folder, damage):
+    with search(folder, max_evals=1) as ledger:
+        run(ledger)
+    first, _, rest = log_of(folder).read_bytes().partition(b"\n")
+    log_of(folder).write_bytes(first + b"\n" + damage + b"\n" + rest)
+    with pytest.raises(StorageError, match="the journal in '.*' is damaged"), search(folder):
+        pass
 
 
 # Settings
 
 
-def test_settings_are_saved(folder):
-    assert Journal(folder, 10, 1.0).settings() == {}
-    write(Journal(folder, 10, 1.0))
-    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
-
-
-@pytest.mark.parametrize(("name", "value"), [("metric", "loss"), ("mode", "max"), ("seed", 8)])
-def test_a_search_with_other_settings_cannot_resume(folder, name, value):
-    write(Journal(folder, 10, 1.0), trial(0))
-    with pytest.raises(
-        ConfigurationError,
-        match=f"holds another search: its {name} differs .{SETTINGS[name]!r} in the folder, {value!r} now",
-    ):
-        opened(Journal(folder, 10, 1.0), {**SETTINGS, name: value})
-    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
-
-
-def test_all_differing_settings_are_reported(folder):
-    write(Journal(folder, 10, 1.0), trial(0))
-    with pytest.raises(ConfigurationError, match="its metric differs .*; its seed differs "):
-        opened(Journal(folder, 10, 1.0), {**SETTINGS, "metric": "loss", "seed": 1})
-
-
-def test_a_different_space_is_reported_by_its_labels(folder):
-    settings = {"parameters": ["lr", "units"], **SETTINGS}
-    for name, value, difference in [
+@pytest.mark.parametrize(
+    ("settings", "difference"),
+    [
+        ({"metrics": {"mse": 1.0}}, "its metric differs .'loss' in the folder, 'mse' now.. Resume it"),
+        ({"metrics": {"loss": -1.0}}, "its mode differs .'min' in the folder, 'max' now"),
+        ({"seed": 8}, "its seed differs .7 in the folder, 8 now"),
+        ({"metrics": {"mse": 1.0}, "seed": 8}, "its metric differs .*; its seed differs "),
         (
-            "parameters",
-            ["lr", "unit"],
-            "the labels of its space differ (only in the folder: 'units'; only now: 'unit'). Resume it",
+            {"space": {"x": uniform(-1, 1), "y": uniform(0, 1)}},
+            "the labels of its space differ .only in the folder: 'optimizer', 'optimizer.momentum'; only now: 'y'.. Resume",
         ),
-        ("parameters", ["lr"], "the labels of its space differ (only in the folder: 'units'). Resume it"),
-        ("space", "xyz", "the ranges, options or conditions of its space differ (the labels are the same). Resume it"),
-    ]:
-        other = folder + str(len(difference))
-        with Journal(other, 10, 1.0).opened(settings, params):
-            Journal(other, 10, 1.0).write(trial(0))
-        with pytest.raises(ConfigurationError, match=re.escape(f"holds another search: {difference}")):
-            opened(Journal(other, 10, 1.0), {**settings, "space": "xyz", name: value})
+        (
+            {"space": {**SPACE, "x": uniform(-1, 2)}},
+            "the ranges, options or conditions of its space differ .the labels are the same.. Resume it",
+        ),
+    ],
+)
+def test_a_search_with_other_settings_cannot_resume(folder, settings, difference):
+    with search(folder, max_evals=1) as ledger:
+        run(ledger)
+    with pytest.raises(ConfigurationError, match=f"holds another search: {difference}"), search(folder, **settings):
+        pass
+    with search(folder) as ledger:
+        assert len(ledger.finished) == 1
 
 
-def test_a_folder_of_a_later_version_is_rejected(folder):
-    write(Journal(folder, 10, 1.0), trial(0))
-    (Path(folder) / "search.json").write_text(json.dumps({"format": 2, **SETTINGS}))
-    with pytest.raises(ConfigurationError, match="written by a later version of sparkkeras: upgrade"):
-        opened(Journal(folder, 10, 1.0))
-
-
-def test_another_search_may_start_in_a_folder_without_trials(folder):
+def test_another_search_may_start_in_a_folder_without_finished_trials(any_folder):
     """For example after an error in the space or the metric."""
-    write(Journal(folder, 10, 1.0))
-    (Path(folder) / "search.json").write_text(json.dumps({"format": 2, **SETTINGS}))
-    other = {**SETTINGS, "space": "xyz", "seed": 8}
-    assert opened(Journal(folder, 10, 1.0), other) == []
-    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **other}
+    with search(any_folder) as ledger:
+        ask(ledger)
+    other = {"space": {"x": uniform(2, 3)}, "metrics": {"size": -1.0}, "seed": 8, "max_evals": 2}
+    for count in (2, 0):
+        with search(any_folder, **other) as ledger:
+            assert run(ledger) == count
+            assert ledger.study.direction.name == "MAXIMIZE"
+            assert [each.number for each in ledger.finished] == [0, 1]
+            assert all(2 <= each.params["x"] <= 3 for each in ledger.finished)
 
 
 @pytest.mark.parametrize("scheme", ["", "file:"])
 def test_two_searches_cannot_run_in_one_folder(folder, scheme):
-    one, other = Journal(folder, 10, 1.0), Journal(f"{scheme}{folder}/", 10, 1.0)
-    with one.opened(SETTINGS, params):
-        with pytest.raises(ConfigurationError, match="another search is running in this folder"):
-            opened(other)
-        one.write(trial(0))
-    assert opened(other) == [trial(0)]
+    with search(folder, max_evals=1) as ledger:
+        with (
+            pytest.raises(ConfigurationError, match="another search is running in this folder"),
+            search(f"{scheme}{folder}/"),
+        ):
+            pass
+        run(ledger)
+    with search(f"{scheme}{folder}/") as ledger:
+        assert len(ledger.finished) == 1
 
 
 def test_a_failed_search_releases_its_folder(folder):
-    with pytest.raises(ZeroDivisionError), Journal(folder, 10, 1.0).opened(SETTINGS, params):
+    with pytest.raises(ZeroDivisionError), Journal(folder, 10, 1.0).opened():
         _ = 1 / 0
-    assert opened(Journal(folder, 10, 1.0)) == []
+    add(Journal(folder, 10, 1.0))
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot .*file/search.*: Not a directory"):
-        opened(Journal(str(tmp_path / "file" / "search"), 10, 1.0))
+        add(Journal(str(tmp_path / "file" / "search"), 10, 1.0))
 
 
-def test_a_folder_with_other_files_is_rejected_and_unchanged(folder):
-    Path(folder).mkdir(parents=True)
-    (Path(folder) / "thesis.tex").write_text("text")
-    with pytest.raises(ConfigurationError, match=r"holds other files \(thesis.tex\): give a new or empty folder"):
-        opened(Journal(folder, 10, 1.0))
-    assert [path.name for path in Path(folder).iterdir()] == ["thesis.tex"]
+@pytest.mark.parametrize("name", ["thesis.tex", "data/", "models/resnet.keras", "models/00001.keras"])
+def test_a_folder_with_other_files_is_rejected_and_unchanged(folder, name):
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True)
+    path.mkdir() if name.endswith("/") else path.write_text("text")
+    with pytest.raises(ConfigurationError, match=rf"holds other files \({name}\): give a new or empty folder"):
+        add(Journal(folder, 10, 1.0))
+    assert [each for each in Path(folder).rglob("*") if each.name != "models"] == [path]
 
 
 def test_a_folder_of_checkpoints_is_rejected(folder):
@@ -242,32 +398,21 @@ def test_a_folder_of_checkpoints_is_rejected(folder):
     with pytest.raises(
         ConfigurationError, match=r"holds other files \(checkpoint-00000001-\w+/\): give a new or empty folder"
     ):
-        opened(Journal(folder, 10, 1.0))
+        add(Journal(folder, 10, 1.0))
 
 
-@pytest.mark.parametrize("name", ["models/resnet.keras", "models/00001.keras", "trials/notes.json"])
-def test_foreign_folders_with_the_same_names_are_rejected_and_unchanged(folder, name):
-    path = Path(folder) / name
-    path.parent.mkdir(parents=True)
-    path.write_text("text")
-    with pytest.raises(ConfigurationError, match=rf"holds other files \({name}\): give a new or empty folder"):
-        opened(Journal(folder, 10, 1.0))
-    assert path.read_text() == "text"
-    assert [each for each in Path(folder).rglob("*") if each.is_file()] == [path]
-
-
-def test_a_search_killed_while_it_wrote_its_settings_may_start_again(folder):
-    Path(folder).mkdir(parents=True)
-    (Path(folder) / ".search.json.abc.tmp").write_text("{")
+def test_a_search_that_was_killed_at_its_start_may_start_again(folder):
+    (Path(folder) / "models").mkdir(parents=True)
     (Path(folder) / "search.lock").write_text("")
-    assert opened(Journal(folder, 10, 1.0)) == []
+    with search(folder, max_evals=1) as ledger:
+        assert run(ledger) == 1
 
 
-def test_a_search_can_resume_after_its_settings_file_is_removed(folder):
-    write(Journal(folder, 10, 1.0), trial(0))
-    (Path(folder) / "search.json").unlink()
-    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
-    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
+def test_unfinished_drafts_are_removed(folder):
+    journal = Journal(folder, None, 1.0)
+    with journal.opened():
+        journal.draft(3).write_bytes(b"half")
+    assert not journal.draft(3).exists()
 
 
 # Models
@@ -280,7 +425,7 @@ VALUES = [0.5, 0.9, 0.1, 0.7, 0.3, 0.3, 0.8]
 @pytest.mark.parametrize("count", [0, 1, 3, 7, None])
 def test_the_models_of_the_best_trials_are_kept(folder, sign, count):
     journal = Journal(folder, count, sign)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         for number, value in enumerate(VALUES):
             keep(journal, number, value)
             seen = [trial(n, v) for n, v in enumerate(VALUES[: number + 1])]
@@ -295,42 +440,32 @@ def test_all_models_of_the_pareto_front_are_kept(folder):
     """Also of trials that leave the best two and return to them when others have left the front."""
     values = [(1.0, 10.0), (2.0, 9.0), (2.5, 9.5), (3.0, 8.0), (0.5, 8.5), (4.0, 9.9)]
     after = [[0], [0, 1], [0, 1], [0, 1, 3], [3, 4], [3, 4]]
-    journal = Journal(folder, 2, 1.0, 1.0)
-    with journal.opened(SETTINGS, params):
+    journal, trials = Journal(folder, 2, 1.0, 1.0), []
+    with journal.opened():
         for number, expected in enumerate(after):
-            keep(journal, number, *values[number])
+            trials.append(keep(journal, number, *values[number]))
             assert models(journal) == [f"{each:05d}.npz" for each in expected]
         assert not journal.wants(3.5, 9.0)
         assert journal.wants(0.4, 20.0)
     for count, expected in ((None, [3, 4]), (1, [3, 4]), (0, [])):
         again = Journal(folder, count, 1.0, 1.0)
-        assert [each.values for each in opened(again)] == values
+        add(again, *trials)
         assert models(again) == [f"{each:05d}.npz" for each in expected]
 
 
 def test_with_several_metrics_other_models_are_kept_up_to_the_number(folder):
+    values = [(0.5, 1.0), (0.6, 0.5), (0.55, 0.4), (0.7, 0.3), (0.4, 2.0)]
     journal = Journal(folder, 3, 1.0, -1.0)
-    with journal.opened(SETTINGS, params):
-        for number, values in enumerate([(0.5, 1.0), (0.6, 0.5), (0.55, 0.4), (0.7, 0.3), (0.4, 2.0)]):
-            keep(journal, number, *values)
+    with journal.opened():
+        trials = [keep(journal, number, *each) for number, each in enumerate(values)]
         assert models(journal) == ["00000.npz", "00002.npz", "00004.npz"]
-    opened(again := Journal(folder, 3, 1.0, -1.0))
+    add(again := Journal(folder, 3, 1.0, -1.0), *trials)
     assert models(again) == ["00000.npz", "00002.npz", "00004.npz"]
-
-
-def test_trials_that_were_written_without_values_are_read(folder):
-    """Of a single metric, before there could be several."""
-    write(Journal(folder, 10, 1.0), trial(0), trial(1, None, FAILED))
-    for path in (Path(folder) / "trials").iterdir():
-        saved = json.loads(path.read_text())
-        assert saved.pop("values") == [] if saved["status"] == FAILED else [0.5]
-        path.write_text(json.dumps(saved))
-    assert [each.values for each in opened(Journal(folder, 10, 1.0))] == [(0.5,), ()]
 
 
 def test_ties_keep_the_model_of_the_lowest_trial_number(folder):
     journal = Journal(folder, 1, 1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         for number in (5, 3, 4):
             keep(journal, number, 0.5)
     assert models(journal) == ["00003.npz"]
@@ -339,33 +474,24 @@ def test_ties_keep_the_model_of_the_lowest_trial_number(folder):
 def test_a_model_is_removed_only_after_the_better_trial_is_written(folder):
     """Wherever the driver crashes in between, the best written trial has its model."""
     journal = Journal(folder, 1, 1.0)
-    with journal.opened(SETTINGS, params):
-        keep(journal, 0, 0.5)
+    with journal.opened():
+        first = keep(journal, 0, 0.5)
         journal.draft(7).write_bytes(b"better")
         journal.keep_model(1, (0.25,), journal.draft(7), "npz")
+        journal.drop_surplus()
         assert models(journal) == ["00000.npz", "00001.npz"]
-    crashed = Journal(folder, 1, 1.0)
-    assert opened(crashed) == [trial(0)]
-    assert models(crashed) == ["00000.npz"]
-    assert crashed.model_file(0) == ("00000.npz", b"weights0")
-
-
-def test_resuming_removes_surplus_models_of_a_crashed_driver(folder):
-    journal = Journal(folder, 1, 1.0)
-    with journal.opened(SETTINGS, params):
-        keep(journal, 0, 0.5)
-        journal.draft(7).write_bytes(b"better")
-        journal.keep_model(1, (0.25,), journal.draft(7), "npz")
-        journal.write(trial(1, 0.25))
-    crashed = Journal(folder, 1, 1.0)
-    assert [each.number for each in opened(crashed)] == [0, 1]
-    assert models(crashed) == ["00001.npz"]
-    assert crashed.model_file(1) == ("00001.npz", b"better")
+    shutil.copytree(folder, f"{folder}-written")
+    for name, trials, data in (("", [first], b"weights0"), ("-written", [first, trial(1, 0.25)], b"better")):
+        crashed = Journal(folder + name, 1, 1.0)
+        add(crashed, *trials)
+        best = f"{len(trials) - 1:05d}.npz"
+        assert models(crashed) == [best]
+        assert crashed.model_file(len(trials) - 1) == (best, data)
 
 
 def test_a_failure_to_keep_a_model_removes_no_other_model(folder, monkeypatch):
     journal = Journal(folder, 1, 1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         keep(journal, 0, 0.5)
         journal.draft(7).write_bytes(b"better")
         monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -380,18 +506,18 @@ def test_a_failure_to_keep_a_model_removes_no_other_model(folder, monkeypatch):
 
 def test_the_model_of_a_repeated_trial_is_the_last_one(folder):
     journal = Journal(folder, 2, 1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         for lease, (value, suffix) in enumerate(((0.25, "keras"), (0.5, "npz"))):
             journal.draft(lease).write_bytes(suffix.encode())
             journal.keep_model(0, (value,), journal.draft(lease), suffix)
-        journal.write(trial(0, 0.5))
+        journal.count_model(0)
         journal.drop_surplus()
     assert journal.model_file(0) == ("00000.npz", b"npz")
 
 
 def test_only_models_that_could_be_kept_are_wanted(folder):
     journal = Journal(folder, 2, -1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         assert journal.wants(-100.0)
         keep(journal, 0, 0.5)
         keep(journal, 1, 0.7)
@@ -403,11 +529,11 @@ def test_only_models_that_could_be_kept_are_wanted(folder):
 
 def test_models_of_an_earlier_call_count(folder):
     first = Journal(folder, 2, 1.0)
-    with first.opened(SETTINGS, params):
-        for number, value in enumerate([0.5, 0.4, 0.6]):
-            keep(first, number, value)
+    with first.opened():
+        trials = [keep(first, number, value) for number, value in enumerate([0.5, 0.4, 0.6])]
     journal = Journal(folder, 2, 1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
+        journal.add(trials)
         assert journal.model_file(1) == ("00001.npz", b"weights1")
         assert not journal.wants(0.55)
         keep(journal, 3, 0.45)
@@ -416,25 +542,23 @@ def test_models_of_an_earlier_call_count(folder):
 
 def test_resuming_with_a_smaller_number_removes_models(folder):
     first = Journal(folder, None, -1.0)
-    with first.opened(SETTINGS, params):
-        for number, value in enumerate(VALUES):
-            keep(first, number, value)
+    with first.opened():
+        trials = [keep(first, number, value) for number, value in enumerate(VALUES)]
     for count, expected in ((3, ["00001.npz", "00003.npz", "00006.npz"]), (1, ["00001.npz"]), (0, [])):
         journal = Journal(folder, count, -1.0)
-        opened(journal)
+        add(journal, *trials)
         assert models(journal) == expected
 
 
 def test_models_without_a_trial_are_removed(folder):
     journal = Journal(folder, 3, 1.0)
-    with journal.opened(SETTINGS, params):
-        keep(journal, 0, 0.5)
-        journal.write(trial(2, None, FAILED))
+    with journal.opened():
+        trials = [keep(journal, 0, 0.5), trial(2, None, FAILED)]
     others = [".00003.npz.swp", "00001.npz.bak", "resnet.keras", "strange", "²²²²².npz"]
     for name in ("00001.npz", "00002.keras", f".00000.npz.{'5f' * 16}.tmp", *others):
         (Path(folder) / "models" / name).write_bytes(b"leftover")
     again = Journal(folder, 3, 1.0)
-    opened(again)
+    add(again, *trials)
     assert models(again) == sorted(["00000.npz", *others])
     assert again.model_file(0) == ("00000.npz", b"weights0")
     assert not again.has_model(1)
@@ -442,13 +566,12 @@ def test_models_without_a_trial_are_removed(folder):
 
 def test_models_are_stored_as_weights_or_whole_models(folder):
     journal = Journal(folder, 3, 1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         for number, suffix in enumerate(("npz", "keras")):
             journal.draft(number).write_bytes(suffix.encode())
             journal.keep_model(number, (0.5,), journal.draft(number), suffix)
-            journal.write(trial(number))
     again = Journal(folder, 3, 1.0)
-    opened(again)
+    add(again, trial(0), trial(1))
     assert [again.model_file(number) for number in range(2)] == [("00000.npz", b"npz"), ("00001.keras", b"keras")]
 
 
@@ -460,7 +583,7 @@ def test_drafts_of_two_leases_have_different_files(folder):
 
 def test_a_missing_model_file_is_reported(folder):
     journal = Journal(folder, 3, 1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         keep(journal, 0, 0.5)
     (Path(folder) / "models" / "00000.npz").unlink()
     with pytest.raises(StorageError, match="cannot read .*00000.npz"):
@@ -472,11 +595,10 @@ def test_a_missing_model_file_is_reported(folder):
 
 def test_a_temporary_folder_is_removed_with_its_journal():
     journal = Journal(None, 3, 1.0)
-    with journal.opened(SETTINGS, params):
+    with journal.opened():
         keep(journal, 0, 0.5)
     folder = Path(journal.folder)
     assert (folder / "models" / "00000.npz").exists()
-    assert (folder / "trials" / "00000.json").exists()
     drafts = journal.draft(1).parent
     del journal
     gc.collect()
@@ -486,16 +608,10 @@ def test_a_temporary_folder_is_removed_with_its_journal():
 
 def test_a_folder_of_the_user_is_kept(folder):
     journal = Journal(folder, 3, 1.0)
-    write(journal, trial(0))
+    add(journal)
     drafts = journal.draft(1).parent
     assert drafts.exists()
     del journal
     gc.collect()
     assert not drafts.exists()
-    assert (Path(folder) / "trials" / "00000.json").exists()
-
-
-def test_copies_of_a_trial_with_other_numbers_can_be_written(folder):
-    journal = Journal(folder, 3, 1.0)
-    write(journal, FULL, replace(FULL, number=13))
-    assert {each.number for each in opened(journal)} == {12, 13}
+    assert log_of(folder).exists()
