@@ -90,7 +90,10 @@ class JournalBackend(BaseJournalBackend):
         self._read += logs
 
     def _local(self, path: Path) -> JournalFileBackend:
-        self._file = self._file or JournalFileBackend(str(path))
+        try:
+            self._file = self._file or JournalFileBackend(str(path))
+        except OSError as error:
+            raise StorageError(f"the journal in {self._folder!r} cannot be opened: {error}.") from error
         return self._file
 
 

@@ -137,8 +137,7 @@ class TrialLedger:
     ) -> None:
         self._study, self._limits, self._clock, self._save = study, limits, clock, save
         self._lock = threading.RLock()
-        ended, running = study.earlier()
-        self._finished = {trial.number: trial for trial in ended}
+        self._finished = {trial.number: trial for trial in study.earlier()}
         self._running: dict[int, Trial] = {}
         self._saving: dict[int, tuple[Trial, Worker]] = {}  # the trials that have ended, and the workers that ran them
         self._leases: Leases[int, _Holder] = Leases(limits.lease_seconds, clock)  # of trials
@@ -149,8 +148,6 @@ class TrialLedger:
         self._exhausted = False
         self.reason = ""
         self.failure: Exception | None = None
-        for trial in running:  # when the driver died
-            self.expire(self._assign(trial, Worker("")).lease)
         ended = self.finished
         for count in range(1, len(ended) + 1):  # a stop function may keep state: it sees the earlier trials again
             self._check_early_stop(ended[:count])
@@ -326,7 +323,7 @@ class TrialLedger:
 
     def tell(self, trial: Trial) -> None:
         """Tell the study the result of a trial, before `saved`."""
-        with self._lock:
+        with self._lock, self._leases.paused():
             self._study.tell(trial)
 
     def saved(self, number: int) -> None:

@@ -115,15 +115,14 @@ class SearchStudy:
             "seed": self.seed,
         }
 
-    def earlier(self) -> tuple[list[Trial], list[Trial]]:
-        """The trials of an earlier search with this storage: those that have ended, and those that were running."""
+    def earlier(self) -> list[Trial]:
+        """The trials of an earlier search with this storage that have ended; `ask` returns those that were running."""
         found = self.study.get_trials(deepcopy=False)
         if found:
             sampler = self.study.sampler
             sampler.reseed_rng()  # the seed of a user's sampler would give the first trials once more
             self.study.is_exhausted = isinstance(sampler, GridSampler) and sampler.is_exhausted(self.study)
-        running = [self._opened(self._continued(each)) for each in found if self._is_running(each)]
-        return [self._of(each) for each in found if each.state.is_finished()], running
+        return [self._of(each) for each in found if each.state.is_finished()]
 
     def _continued(self, frozen: FrozenTrial) -> optuna.Trial:
         """A trial that is running in the storage, whose suggestion may be incomplete."""
@@ -142,12 +141,12 @@ class SearchStudy:
         Args:
             trials: All other trials, in the order of their numbers.
         """
+        found, known = self.study.get_trials(deepcopy=False), {trial.number for trial in trials}
+        left = [each for each in found if self._is_running(each) and each.number not in known]
+        if left:  # by a driver that has died, or since the last call raised an error
+            return self._opened(self._continued(left[0]))
         if self.study.is_exhausted:
             return None
-        found = self.study.get_trials(deepcopy=False)
-        failed = [each for each in found if self._is_running(each) and each.number not in self._asked]
-        if failed:  # the last call raised an error
-            return self._opened(self._continued(failed[0]))
         if self._suggester is not None and not any(each.state == TrialState.WAITING for each in found):
             drawn = self._suggester.suggest(len(found), trials, self.seed)
             if drawn is None:

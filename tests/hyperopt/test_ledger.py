@@ -28,6 +28,10 @@ from sparkkeras.rpc.transport import RefusedError
 LEASE_SECONDS = 10.0
 
 
+def suggested(number, trials=()):
+    return Trial(number, {"x": number * 10}, chosen={"x": number})
+
+
 class Clock:
     """A clock that a test advances."""
 
@@ -42,38 +46,40 @@ class Clock:
 
 
 class Study:
-    """A study that suggests its numbers, and notes the calls of the ledger."""
+    """A study in memory, which numbers trials and records its calls.
 
-    def __init__(self, earlier, running, suggest, prune):
-        self._earlier, self._running, self._suggest, self._prune = earlier, running, suggest, prune
-        self._next = max((trial.number + 1 for trial in [*earlier, *running]), default=0)
-        self.asked, self.reports, self.told = [], [], []
+    Args:
+        earlier: The trials of an earlier call.
+        suggest: Makes a trial, or returns ``None``, given its number and all others.
+        prune: Decides about a report, given the number of the trial, the epoch and the value.
+    """
+
+    def __init__(self, earlier, suggest, prune):
+        self._earlier, self._suggest, self._prune = earlier, suggest, prune
+        self.suggest_calls, self.reports = [], []
 
     def earlier(self):
-        return list(self._earlier), list(self._running)
+        return list(self._earlier)
 
     def ask(self, trials):
-        number = self._next
-        self.asked.append((number, trials))
-        made = {"params": {"x": number * 10}, "chosen": {"x": number}}
-        trial = Trial(number, **made) if self._suggest is None else self._suggest(number)
-        self._next += 1
-        return trial
+        number = len(trials)
+        self.suggest_calls.append((number, trials))
+        return self._suggest(number, trials)
 
-    def report(self, number, epoch, value):
-        self.reports.append((number, epoch, value))
-        return False if self._prune is None else self._prune(epoch, value)
+    def report(self, *given):
+        self.reports.append(given)
+        return self._prune(*given)
 
     def tell(self, trial):
-        self.told.append(trial.number)
+        pass
 
 
 class Bench:
     """A ledger with its clock, its study, and the trials that it saves, which takes no time."""
 
-    def __init__(self, *, earlier=(), running=(), suggest=None, prune=None, save=None, **limits):
+    def __init__(self, *, earlier=(), suggest=None, prune=lambda *report: False, save=None, **limits):
         self.clock, self.ended = Clock(), []
-        self.study = Study(earlier, running, suggest, prune)
+        self.study = Study(earlier, suggest or suggested, prune)
         limits = Limits(**({"lease_seconds": LEASE_SECONDS} | limits))
         self.ledger = TrialLedger(self.study, limits, self.clock, save=save or self.save)
 
@@ -152,7 +158,7 @@ def test_the_algorithm_sees_all_other_trials():
     bench.finish(second, 0.2)
     bench.finish(first, None, FAILED)
     bench.ask()
-    number, trials = bench.study.asked[-1]
+    number, trials = bench.study.suggest_calls[-1]
     assert number == 3
     assert [(trial.number, trial.status, trial.value) for trial in trials] == [
         (0, FAILED, None),
@@ -221,7 +227,7 @@ def test_a_worker_without_heartbeats_loses_its_trial_to_the_next_that_asks():
     assert new != old
     (trial,) = bench.ledger.running
     assert (trial.worker, trial.attempts) == ("b", 2)
-    assert len(bench.study.asked) == 1
+    assert len(bench.study.suggest_calls) == 1
 
 
 @pytest.mark.parametrize("heartbeat", ["renew", "report", "extend_for_upload"])
@@ -259,9 +265,9 @@ def test_an_upload_extends_the_lease_for_each_piece():
 
 
 def test_a_slow_suggestion_does_not_expire_leases():
-    def slow(number):
+    def slow(number, trials):
         bench.clock.advance(10 * LEASE_SECONDS if number else 0)
-        return Trial(number, number)
+        return suggested(number)
 
     bench = Bench(suggest=slow)
     _, lease = bench.ask("a")
@@ -282,11 +288,11 @@ def test_a_slow_stop_function_does_not_expire_leases():
 
 
 def test_a_slow_suggestion_that_raises_does_not_expire_leases():
-    def slow(number):
+    def slow(number, trials):
         if number:
             bench.clock.advance(10 * LEASE_SECONDS)
             raise ZeroDivisionError
-        return Trial(number, number)
+        return suggested(number)
 
     bench = Bench(suggest=slow)
     _, lease = bench.ask("a")
@@ -477,16 +483,11 @@ def test_lost_trials_count_towards_max_failures():
 # Intermediate values and pruners
 
 
-class Pruner:
-    """Decides always the same, or raises an error."""
+def raising(error):
+    def prune(*report):
+        raise error
 
-    def __init__(self, result):
-        self.result = result
-
-    def __call__(self, epoch, value):
-        if isinstance(self.result, BaseException):
-            raise self.result
-        return self.result
+    return prune
 
 
 def test_a_repeated_report_counts_once():
@@ -496,11 +497,12 @@ def test_a_repeated_report_counts_once():
     assert bench.ledger.report(lease, 2, 0.4) == CONTINUE
     assert bench.ledger.report(lease, 1, 99.0) == CONTINUE
     assert bench.running().intermediate_values == (0.5, 0.4)
-    assert bench.study.reports == [(0, 1, 0.5), *[(0, 2, 0.4)] * 3]  # a repeated one changes nothing in the study
+    assert bench.study.reports == [(0, 1, 0.5), *[(0, 2, 0.4)] * 3]
 
 
 def test_a_repeated_report_gets_the_same_reply():
-    bench = Bench(prune=Pruner(True))
+    replies = [True, False]
+    bench = Bench(prune=lambda *report: replies.pop(0))
     _, lease = bench.ask()
     assert bench.ledger.report(lease, 1, 0.5) == bench.ledger.report(lease, 1, 0.5) == PRUNE
 
@@ -521,10 +523,10 @@ def test_epochs_without_a_report_get_the_previous_value():
 
 def test_the_pruner_sees_epochs_without_a_report():
     """One of them may be a rung."""
-
-    bench = Bench(prune=lambda epoch, value: epoch == 3)
+    bench = Bench(prune=lambda number, epoch, value: epoch == 3)
     _, lease = bench.ask()
-    assert [bench.ledger.report(lease, epoch, 1.0) for epoch in (2, 4, 4)] == [CONTINUE, PRUNE, PRUNE]
+    assert [bench.ledger.report(lease, epoch, epoch / 10) for epoch in (2, 4, 4)] == [CONTINUE, PRUNE, PRUNE]
+    assert bench.study.reports[:4] == [(0, 1, 0.2), (0, 2, 0.2), (0, 3, 0.2), (0, 4, 0.4)]
 
 
 def test_an_upload_lasts_until_the_next_heartbeat():
@@ -544,7 +546,7 @@ def test_an_upload_lasts_until_the_next_heartbeat():
 
 
 def test_the_reply_to_a_report_has_the_pruners_decision():
-    bench = Bench(prune=Pruner(True))
+    bench = Bench(prune=lambda *report: True)
     assert bench.report(bench.ask()[1], 1.0) == PRUNE
     assert bench.ledger.reason == ""
 
@@ -555,7 +557,7 @@ def test_without_a_pruner_all_trials_continue():
 
 
 def test_a_pruner_that_raises_ends_the_search():
-    bench = Bench(prune=Pruner(ZeroDivisionError("in the pruner")))
+    bench = Bench(prune=raising(ZeroDivisionError("in the pruner")))
     _, lease = bench.ask()
     assert bench.report(lease, 1.0) == STOP
     assert_failed(bench, "pruner", "pruner=", "ZeroDivisionError: in the pruner")
@@ -563,7 +565,7 @@ def test_a_pruner_that_raises_ends_the_search():
 
 
 def test_the_end_of_the_search_takes_precedence_over_the_pruner():
-    bench = Bench(prune=Pruner(True))
+    bench = Bench(prune=lambda *report: True)
     _, lease = bench.ask()
     bench.ledger.stop("enough")
     assert bench.report(lease, 1.0) == STOP
@@ -719,7 +721,7 @@ def test_functions_of_the_user_that_exit_end_the_search():
         if assignment is not None:
             bench.finish(assignment.lease, 0.5)
         assert "SystemExit: enough" in str(bench.ledger.failure)
-    bench = Bench(prune=Pruner(SystemExit("enough")))
+    bench = Bench(prune=raising(SystemExit("enough")))
     assert bench.report(bench.ask()[1], 0.5) == STOP
     assert "SystemExit: enough" in str(bench.ledger.failure)
 
@@ -829,7 +831,7 @@ def test_has_value_finds_trials_with_a_value(values, expected):
 
 
 def test_a_suggest_function_that_raises_ends_the_search():
-    bench = Bench(suggest=lambda number: 1 / 0)
+    bench = Bench(suggest=lambda number, trials: 1 / 0)
     assert bench.ledger.ask(Worker("w")) is None
     assert_failed(bench, "search algorithm", "algo=", "ZeroDivisionError: division by zero")
     assert bench.ledger.is_over
@@ -838,7 +840,7 @@ def test_a_suggest_function_that_raises_ends_the_search():
 def test_a_sparkkeras_error_of_the_suggest_function_is_not_wrapped():
     error = ConfigurationError("there is an object in the space that cannot be sent")
 
-    def suggest(number):
+    def suggest(number, trials):
         raise error
 
     bench = Bench(suggest=suggest)
@@ -847,7 +849,7 @@ def test_a_sparkkeras_error_of_the_suggest_function_is_not_wrapped():
 
 
 def test_a_search_without_further_suggestions_ends_after_its_running_trials():
-    bench = Bench(suggest=lambda number: Trial(number, {}) if number < 2 else None)
+    bench = Bench(suggest=lambda number, trials: suggested(number) if number < 2 else None)
     (_, one), (_, two) = bench.ask(), bench.ask()
     assert bench.ledger.ask(Worker("w")) is None
     assert not bench.ledger.is_over
@@ -857,7 +859,7 @@ def test_a_search_without_further_suggestions_ends_after_its_running_trials():
     bench.finish(again, 0.5)
     assert bench.ledger.is_over
     assert bench.ledger.ask(Worker("w")) is None
-    assert len(bench.study.asked) == 3
+    assert len(bench.study.suggest_calls) == 3
     assert bench.ledger.reason == ""
 
 
@@ -902,10 +904,10 @@ def test_a_trial_that_cannot_be_saved_is_still_running():
 
 
 def test_a_search_continues_after_a_failure_that_was_taken():
-    def suggest(number):
-        if len(bench.study.asked) == 2:
+    def suggest(number, trials):
+        if len(bench.study.suggest_calls) == 2:
             raise RuntimeError("no idea")
-        return Trial(number, {})
+        return suggested(number)
 
     bench = Bench(suggest=suggest)
     _, lease = bench.ask("a")
@@ -942,17 +944,6 @@ def test_a_worker_does_not_wait_at_the_end_of_a_search():
 # Resuming
 
 
-def test_a_resumed_search_continues_the_trials_that_were_running():
-    bench = Bench(max_evals=4, earlier=[finished(1)], running=[Trial(0, "a"), Trial(2, "b")])
-    assert not bench.ledger.is_over
-    asked = [bench.ledger.ask(Worker(f"w{n}")) for n in range(4)]
-    assert [(each.number, each.params) for each in asked[:3]] == [(0, "a"), (2, "b"), (3, {"x": 30})]
-    assert asked[3] is None
-    for each in asked[:3]:
-        bench.finish(each.lease, 0.5)
-    assert (bench.ledger.is_over, sorted(bench.numbers)) == (True, [0, 1, 2, 3])
-
-
 def test_a_resumed_search_adds_to_its_duration():
     bench = Bench(earlier=[finished(0, ended=25.0), finished(1, ended=40.0)])
     bench.clock.advance(5)
@@ -974,13 +965,7 @@ def test_a_finished_search_does_not_resume(limits, reason):
     assert bench.ledger.is_over
     assert bench.ledger.reason == reason
     assert bench.ledger.ask(Worker("w")) is None
-    assert bench.study.asked == []
-
-
-def test_a_resumed_search_sees_earlier_trials():
-    bench = Bench(earlier=[finished(0, intermediate_values=[0.5, 0.4])])
-    bench.ask()
-    assert bench.study.asked[0][1] == [finished(0, intermediate_values=[0.5, 0.4])]
+    assert bench.study.suggest_calls == []
 
 
 # Many threads
@@ -990,16 +975,17 @@ def test_every_trial_ends_exactly_once_whatever_workers_do():
     """Workers finish, crash, stop sending heartbeats, and use old leases, all concurrently."""
     clock, ended, count = Clock(), Counter(), 150
 
-    def suggest(number):
+    def suggest(number, trials):
         time.sleep(0)  # let other threads run in between
-        return Trial(number, number)
+        return suggested(number)
 
     def save(trial, model):
         time.sleep(0)
         ended.update([trial.number])
         ledger.saved(trial.number)
 
-    ledger = TrialLedger(Study((), (), suggest, None), Limits(max_evals=count), clock, save=save)
+    study = Study((), suggest, lambda *report: False)
+    ledger = TrialLedger(study, Limits(max_evals=count), clock, save=save)
     accepted, errors = [], []
 
     def finish(assignment):

@@ -1,14 +1,16 @@
 """Trials and models that are saved in the background; tests/hyperopt/test_search_job.py saves those of whole searches."""
 
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
+from optuna.samplers import RandomSampler
 
 from sparkkeras.errors import StorageError
-from sparkkeras.hyperopt.algorithms import SAMPLERS
+from sparkkeras.hyperopt import saving
 from sparkkeras.hyperopt.distributions import uniform
-from sparkkeras.hyperopt.ledger import Limits, TrialLedger, Worker
+from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import TrialSaver, UploadedModel
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import SearchStudy
@@ -44,7 +46,7 @@ def saver(storage):
 
 @pytest.fixture
 def ledger(saver):
-    study = SearchStudy(Space({"x": uniform(0, 1)}), {"loss": 1.0}, SAMPLERS["random"])
+    study = SearchStudy(Space({"x": uniform(0, 1)}), {"loss": 1.0}, RandomSampler(1))
     return TrialLedger(study, Limits(), lambda: 0.0, save=saver.save)
 
 
@@ -61,8 +63,9 @@ def test_a_model_is_saved_before_its_trial_and_surplus_models_are_removed_last(l
     with saver.running(ledger):
         assert end(ledger, draft)
         end(ledger)
-    of_each = [[("flush",), ("count_model", number), ("drop_surplus",)] for number in range(2)]
-    assert storage.calls == [("keep_model", 0), *of_each[0], *of_each[1]]
+    written = [("flush",), ("count_model", 0), ("drop_surplus",), ("flush",), ("count_model", 1), ("drop_surplus",)]
+    assert storage.calls == [("flush",), ("keep_model", 0), *written]  # a folder of models without a journal is not ours
+    assert [trial.state.name for trial in ledger.study.trials] == ["COMPLETE", "COMPLETE"]
     assert not draft.exists()
 
 
@@ -73,11 +76,12 @@ def test_only_the_model_of_a_stopped_trial_is_saved(ledger, saver, storage, tmp_
         model = UploadedModel(tmp_path / "1.draft", "npz")
         assert ledger.finish(first.lease, Trial(0, {}, STOPPED, 0.5), model)
         assert not ledger.finish(second.lease, Trial(1, {}, STOPPED))
-    assert storage.calls == [("keep_model", 0), ("drop_surplus",)]
+    assert storage.calls == [("flush",), ("keep_model", 0), ("drop_surplus",)]
+    assert [trial.state.name for trial in ledger.study.trials] == ["RUNNING", "RUNNING"]  # for a resumed search
     assert [trial.number for trial in ledger.finished] == [0, 1]
 
 
-@pytest.mark.parametrize("step", ["keep_model", "flush", "drop_surplus"])
+@pytest.mark.parametrize("step", ["flush", "keep_model", "count_model", "drop_surplus"])
 def test_an_error_of_the_storage_ends_the_search(ledger, saver, storage, step, tmp_path):
     storage.failing = step
     storage.is_open.clear()
@@ -111,3 +115,20 @@ def test_an_interrupt_of_the_last_wait_cancels_what_is_left(ledger, saver, stora
     thread.join(10)
     assert not thread.is_alive()
     assert ("count_model", 1) not in storage.calls
+
+
+def test_reports_of_running_trials_are_written_meanwhile_without_blocking_calls(ledger, saver, storage, monkeypatch):
+    monkeypatch.setattr(saving, "FLUSH_SECONDS", 0.01)
+    lease = ledger.ask(Worker("a")).lease
+    with saver.running(ledger):
+        while storage.calls.count(("flush",)) < 3:
+            time.sleep(0.01)
+        storage.is_open.clear()  # a write that takes long
+        time.sleep(0.05)
+        assert ledger.report(lease, 1, 0.5) == ledger.renew(lease) == CONTINUE
+        assert ledger.ask(Worker("b")) is not None
+        storage.failing = "flush"
+        storage.is_open.set()
+        while ledger.failure is None:
+            time.sleep(0.01)
+    assert ledger.reason == "StorageError: no space left"
