@@ -628,8 +628,10 @@ def test_filters_name_columns_and_say_what_is_wrong_with_them(tabs):
 
 
 @pytest.mark.browser
-def test_the_charts_of_a_search_have_its_trials(tabs):
+@pytest.mark.parametrize("parameters", [samples.SPACE, []], ids=["space", "defined by trials"])
+def test_the_charts_of_a_search_have_its_trials(tabs, parameters):
     messages = samples.search()
+    messages[0]["parameters"] = parameters
     tab = tabs.open_saved(messages, viewport={"width": 1280, "height": 1600})
     complete = [message for message in messages if message["type"] == "trial" and message["status"] == "ok"]
     best = [math.inf]
@@ -646,7 +648,8 @@ def test_the_charts_of_a_search_have_its_trials(tabs):
         ("optimizer", "category"),
         ("val_loss", "value"),
     ]
-    assert axes[3]["data"] == ["adam", "rmsprop", "sgd"]
+    assert sorted(axes[3]["data"]) == ["adam", "rmsprop", "sgd"]
+    assert tab.evaluate("columnOf('Trials', 'param/optimizer')")[-1] == messages[1]["params"]["optimizer"]
     lines = tab.evaluate("seriesOf('Hyper-parameters and value')[0].map(({ value }) => value)")
     worst_first = sorted(complete, key=lambda message: -message["value"])
     assert lines == [[*message["params"].values(), message["value"]] for message in worst_first]

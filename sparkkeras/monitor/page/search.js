@@ -260,6 +260,9 @@ function faintness(count, most) {
   return Math.max(0.08, Math.min(most, (most * 50) / count));
 }
 
+/** The ratio of values above which an axis that is not declared is logarithmic. */
+const LOG_RATIO = 1000;
+
 /** An axis by the declared hyper-parameter; without one, by the values that trials have. */
 function parallelAxis(run, trials, name, dim) {
   const declared = run.parameters.find((parameter) => parameter.name === name);
@@ -269,7 +272,8 @@ function parallelAxis(run, trials, name, dim) {
     const data = [...new Set([...(declared?.options ?? []), ...values.map(String)])];
     return { dim, name, type: "category", data };
   }
-  if (declared?.isLog && values.length && values.every((value) => value > 0)) {
+  const isLog = declared ? declared.isLog : Math.max(...values) > LOG_RATIO * Math.min(...values);
+  if (isLog && values.length && values.every((value) => value > 0)) {
     return { dim, name, type: "log", ...LOG_ENDS };
   }
   return { dim, name, type: "value", scale: true };
@@ -362,6 +366,13 @@ class TrialsPanel extends Panel {
   }
 }
 
+/** Whether a hyper-parameter has numbers; one that is not declared, since trials define it, by its values. */
+function isNumeric(run, name) {
+  const declared = run.parameters.find((parameter) => parameter.name === name);
+  if (declared) return !declared.options.length;
+  return trialsOf(run).every(({ params }) => params[name] === undefined || typeof params[name] === "number");
+}
+
 function trialColumns(run) {
   return [
     { key: "trial", label: "Trial", isNumber: true, isPlain: true, value: ({ number }) => number },
@@ -370,7 +381,7 @@ function trialColumns(run) {
     ...parameterNames(run).map((name) => ({
       key: `param/${name}`,
       label: name,
-      isNumber: !run.parameters.find((parameter) => parameter.name === name)?.options.length,
+      isNumber: isNumeric(run, name),
       isPlain: true,
       value: ({ params }) => params[name],
     })),
