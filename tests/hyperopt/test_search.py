@@ -286,6 +286,17 @@ class TestEarlyStopping:
             assert len(trial.history["other"]) == trial.epochs
             assert trial.value == min(trial.history["loss"])
 
+    @pytest.mark.parametrize("pruner", ["median", "percentile", "asha", "hyperband", "patient"])
+    @pytest.mark.filterwarnings("error")
+    def test_pruners_by_name(self, pruner):
+        def objective(params, data):
+            for epoch in range(9):
+                report(abs(params["x"]) + 1 / (epoch + 1))
+            return abs(params["x"])
+
+        statuses = {trial.status for trial in search_of(objective=objective, pruner=pruner, max_evals=25).trials}
+        assert statuses == ({"ok"} if pruner == "patient" else {"ok", "pruned"})  # all values improve until the end
+
     def test_a_pruned_fit_ends_at_its_epoch(self, rows):
         class PruneAtTwo(optuna.pruners.BasePruner):
             def prune(self, study, trial):
