@@ -79,6 +79,10 @@ class Search:
         seed: int | None = None,
         save_to: str | Path | None = None,
     ) -> None:
+        if space is None:
+            raise ConfigurationError(
+                "space=None: ask() gives all hyper-parameters of a trial at once, so Search needs a space."
+            )
         search_space, metrics = Space(space), metrics_of(metric, mode)
         if search_space.is_open:
             raise ConfigurationError(

@@ -318,6 +318,8 @@ class TestErrors:
             Search(SPACE, seed=-1)
         with pytest.raises(ConfigurationError, match="has no hyper-parameter to choose"):
             Search({"units": 32})
+        with pytest.raises(ConfigurationError, match="Search needs a space"):
+            Search(None)
 
 
 def test_models_in_a_folder_of_minimize_stay(tmp_path):
