@@ -649,7 +649,7 @@ def test_the_charts_of_a_search_have_its_trials(tabs, parameters):
         ("val_loss", "value"),
     ]
     assert sorted(axes[3]["data"]) == ["adam", "rmsprop", "sgd"]
-    assert tab.evaluate("columnOf('Trials', 'param/optimizer')")[-1] == messages[1]["params"]["optimizer"]
+    assert set(tab.evaluate("columnOf('Trials', 'param/optimizer')")) == {"adam", "rmsprop", "sgd"}
     lines = tab.evaluate("seriesOf('Hyper-parameters and value')[0].map(({ value }) => value)")
     worst_first = sorted(complete, key=lambda message: -message["value"])
     assert lines == [[*message["params"].values(), message["value"]] for message in worst_first]
