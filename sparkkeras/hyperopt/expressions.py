@@ -182,7 +182,7 @@ def _searched(parameter: Parameter, drawn: Any) -> Any:
     distribution, chosen = parameter.distribution, drawn
     match distribution:
         case Choice(_, None):
-            return parameter.options[int(drawn)]
+            return parameter.categories[int(drawn)]
         case Choice(_, tuple() as weights):
             return sum(weights[: int(drawn)]) + weights[int(drawn)] / 2
         case Integer(low, _, step):

@@ -114,8 +114,8 @@ def _shown(study: optuna.Study, parameters: Mapping[str, Parameter]) -> optuna.S
 
 def _distribution(values: list[Any], parameter: Parameter | None, searched: BaseDistribution) -> BaseDistribution:
     """The distribution of the values for display of a hyper-parameter."""
-    if isinstance(values[0], str):
-        return CategoricalDistribution(parameter.options if parameter else sorted(set(values)))
+    if isinstance(searched, CategoricalDistribution) or isinstance(values[0], str):
+        return CategoricalDistribution(parameter.options if parameter else tuple(dict.fromkeys(values)))
     is_log = parameter.is_log if parameter else getattr(searched, "log", False)
     return FloatDistribution(min(values), max(values), log=is_log and min(values) > 0)
 

@@ -58,12 +58,19 @@ class Parameter:
         """Whether its logarithm is searched."""
         return isinstance(self.distribution, LogUniform) or bool(getattr(self.distribution, "log", False))
 
+    @property
+    def categories(self) -> tuple[Any, ...]:
+        """What Optuna chooses from for a choice: the options, if all are different plain values, else their names."""
+        given = getattr(self.distribution, "options", ())
+        is_plain = all(type(option) in (str, int, float, bool, type(None)) and option == option for option in given)
+        return given if is_plain and len(set(given)) == len(given) else self.options
+
     @cached_property
     def searched(self) -> BaseDistribution:
-        """The distribution of what Optuna chooses: the value, the name of an option, a number of steps, or a quantile."""
+        """The distribution of what Optuna chooses: the value, an option or its name, a number of steps, or a quantile."""
         match self.distribution:
             case Choice(_, None):
-                return CategoricalDistribution(self.options)
+                return CategoricalDistribution(self.categories)
             case Integer(low, high, step, log):
                 return IntDistribution(low, low + (high - low) // step * step, log, step)
             case LogUniform(low, high):
@@ -94,7 +101,7 @@ class Parameter:
         """The value in a trial for what Optuna has chosen; for a choice the index of the option."""
         match self.distribution:
             case Choice(_, None):
-                return self.options.index(chosen)
+                return self.categories.index(chosen)
             case Choice(_, tuple() as weights):
                 return min(bisect.bisect(list(itertools.accumulate(weights)), chosen), len(weights) - 1)
             case Uniform(_, _, step) if step is not None:

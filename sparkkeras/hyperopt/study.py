@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler
 from optuna.storages import BaseStorage, InMemoryStorage
@@ -177,7 +177,7 @@ class SearchStudy:
         chosen = parameter.ask(asked)
         value = _from_hyperopt(parameter, drawn) if drawn else parameter.value(chosen)
         shown = parameter.options[value] if parameter.options else value
-        if shown != chosen:
+        if not isinstance(parameter.searched, CategoricalDistribution) and shown != chosen:
             asked.set_user_attr(parameter.label, shown)
         return value
 

@@ -37,8 +37,8 @@ class Trial:
         error: The error message, or a short description of what failed; empty without one.
         traceback: The traceback, if the trial raised an error.
         extra: Further entries of the dict that an objective returned, as JSON values.
-        chosen: What the search algorithm chose for each label of the space, as in the Optuna study: for a choice the name of
-            the option, for a normal or quantized number its quantile.
+        chosen: What the search algorithm chose for each label of the space, as in the Optuna study: for a choice the
+            option, or its name if not all options are plain values, for a normal or quantized number its quantile.
         drawn: What a suggest function of hyperopt chose, in its terms: for a choice the index of the option.
         intermediate_values: The metric at each epoch, the first one of several. An epoch without one has that of the epoch
             before.
