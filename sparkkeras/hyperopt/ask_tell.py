@@ -84,10 +84,6 @@ class Search:
                 "space=None: ask() gives all hyper-parameters of a trial at once, so Search needs a space."
             )
         search_space, metrics = Space(space), metrics_of(metric, mode)
-        if search_space.is_open:
-            raise ConfigurationError(
-                "space=None: expected a search space; trials define one themselves only in HyperParamModel.minimize."
-            )
         check_single(metrics, pruner=pruner)
         algorithm, _ = make_algorithm(algo, search_space, metrics)
         self._names, (self._sign, *_) = tuple(metrics), metrics.values()

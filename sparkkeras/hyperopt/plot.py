@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.trial import FrozenTrial
 
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.names import as_text
@@ -97,7 +98,7 @@ def _shown(study: optuna.Study, parameters: Mapping[str, Parameter]) -> optuna.S
     names = short if len(set(short.values())) == len(short) else {label: label for label in searched}
     values: dict[str, list[Any]] = {label: [] for label in searched}
     for trial in trials:
-        found = {label: trial.user_attrs.get(label, chosen) for label, chosen in trial.params.items()}
+        found = {label: _value(trial, label, parameters.get(label)) for label in trial.params}
         for label, value in found.items():
             values[label].append(value)
         trial.params = {names[label]: value for label, value in found.items()}
@@ -110,6 +111,12 @@ def _shown(study: optuna.Study, parameters: Mapping[str, Parameter]) -> optuna.S
         trial.distributions = {name: distributions[name] for name in trial.params}
         made.add_trial(trial)
     return made
+
+
+def _value(trial: FrozenTrial, label: str, parameter: Parameter | None) -> Any:
+    """The value for display: the name of an option, else the attribute of a value that Optuna has not chosen itself."""
+    chosen = trial.params[label]
+    return parameter.shown(chosen) if parameter and parameter.options else trial.user_attrs.get(label, chosen)
 
 
 def _distribution(values: list[Any], parameter: Parameter | None, searched: BaseDistribution) -> BaseDistribution:

@@ -356,11 +356,6 @@ def test_a_folder_of_a_later_version_is_rejected(tmp_path, monkeypatch):
         Search(SPACE, save_to=tmp_path / "search")
 
 
-def test_a_search_without_a_space_is_rejected():
-    with pytest.raises(ConfigurationError, match="space=None: expected a search space"):
-        Search(None)
-
-
 def test_reading_a_search_writes_nothing(tmp_path):
     with pytest.raises(KeyError):
         optuna.load_study(study_name="sparkkeras", storage=JournalStorage(JournalBackend(str(tmp_path))))

@@ -385,9 +385,9 @@ def test_a_search_of_several_metrics_can_be_resumed(tmp_path):
         assert again.trials == first.trials
         assert [trial.values for trial in again.study.trials] == [*([*each.values] for each in first.trials[:3]), None]
     for arguments, difference in (
-        ({"metric": "loss", "mode": "min"}, r"its metric differs \(\['loss', 'size'\] in the folder, 'loss' now\)"),
+        ({"metric": "loss", "mode": "min"}, r"its metric differs \(\['loss', 'size'\] there, 'loss' now\)"),
         ({"metric": ("size", "loss")}, "its metric differs"),
-        ({"mode": "min"}, r"its mode differs \(\['min', 'max'\] in the folder, \['min', 'min'\] now\)"),
+        ({"mode": "min"}, r"its mode differs \(\['min', 'max'\] there, \['min', 'min'\] now\)"),
     ):
         with pytest.raises(ConfigurationError, match=f"holds another search: {difference}"):
             search(**arguments)
@@ -528,9 +528,9 @@ def test_invalid_pruners_are_rejected(pruner, message):
 
 def test_importing_an_earlier_pruner_names_what_replaces_it():
     for name, words in (
-        ("ASHAPruner", 'use pruner="asha" or'),
+        ("ASHAPruner", 'use pruner="asha", or'),
         ("MedianPruner", 'use pruner="median"'),
-        ("Pruner", "use an"),
+        ("Pruner", "use a subclass of"),
     ):
         with pytest.raises(ImportError, match=f"{name}: pruners are Optuna's: {words}"):
             getattr(sparkkeras.hyperopt, name)
