@@ -28,19 +28,22 @@ from sparkkeras.hyperopt.space import Parameter, Space, evaluate
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Metrics, Trial
 
 NAME = "sparkkeras"
-"""The name of the study, and of the attribute of its trials."""
+"""The name of the study, and of its attribute with the settings of the search."""
+
+_TRIAL = "sparkkeras.trial"
+"""The name of the attribute with what Optuna does not know of a trial. Other attributes have the labels of parameters."""
 
 _FORMAT = 1
 """The version of what the study has of a search."""
 
-_DRAWN = "hyperopt"
+_DRAWN = "sparkkeras.hyperopt"
 """The name of the attribute with what a suggest function of hyperopt has chosen."""
 
-_SEARCH = "search"
+_SEARCH = "sparkkeras.search"
 """The name of the attribute with the search that a trial belongs to, if several share the study."""
 
 _OF_OPTUNA = {"number", "params", "chosen", "drawn"}
-"""The attributes of a trial that the attribute `NAME` does not have."""
+"""The attributes of a trial that the attribute `_TRIAL` does not have."""
 
 MakeSampler = Callable[[int], BaseSampler]
 """Makes a sampler for a seed."""
@@ -206,7 +209,7 @@ class SearchStudy:
         if asked is None:
             return
         kept = {each.name: getattr(trial, each.name) for each in dataclasses.fields(trial) if each.name not in _OF_OPTUNA}
-        asked.set_user_attr(NAME, kept)
+        asked.set_user_attr(_TRIAL, kept)
         has_failed = trial.status == FAILED or not trial.values
         state = TrialState.FAIL if has_failed else TrialState.PRUNED if trial.status == PRUNED else TrialState.COMPLETE
         with quiet():
@@ -214,7 +217,7 @@ class SearchStudy:
 
     def _of(self, frozen: FrozenTrial) -> Trial:
         """A trial that has ended."""
-        kept = dict(frozen.user_attrs.get(NAME, {}))
+        kept = dict(frozen.user_attrs.get(_TRIAL, {}))
         if not kept:  # another program has added it to the study
             values = frozen.values or ()
             kept = {"status": OK, "value": values[0], "values": values} if values else {"status": FAILED}

@@ -783,3 +783,31 @@ def test_progress_lines_and_table_show_the_same_names(capsys):
     assert all(lines[1 + number].startswith(f"trial {number} loss ") for number in range(6))
     assert all(shown[number] in lines[1 + number] for number in range(6))
     assert all(line.endswith(shown[int(line.split()[0])]) for line in lines[9:])
+
+
+def test_several_searches_share_a_storage(tmp_path):
+    url = f"sqlite:///{tmp_path}/search.db"
+
+    def search(max_evals, **given):
+        made = HyperParamModel(LocalWorkers())
+        made.minimize(
+            objective=lambda params: params["lr"], space=SPACE, max_evals=max_evals, storage=url, verbose=0, **given
+        )
+        return made
+
+    search(3, seed=1)
+    other = search(5)
+    assert (other.seed, [trial.number for trial in other.trials]) == (1, list(range(5)))
+    study = optuna.load_study(study_name="sparkkeras", storage=url)
+    running = study.ask()  # of another program, which this one does not repeat
+    assert [trial.number for trial in search(6).trials] == [0, 1, 2, 3, 4, 6]
+    assert study.trials[running.number].state.name == "RUNNING"
+    with pytest.raises(ConfigurationError, match="storage= holds another search: its seed differs"):
+        search(7, seed=2)
+
+
+@pytest.mark.parametrize("given", ["postgresql://me:secret@nowhere/db", 7])
+def test_storages_that_cannot_be_opened_are_rejected(given):
+    with pytest.raises(ConfigurationError, match="storage=.*: expected .*URL of a database") as caught:
+        HyperParamModel(LocalWorkers()).minimize(objective=lambda params: 1.0, space=SPACE, max_evals=1, storage=given)
+    assert "secret" not in str(caught.value)
