@@ -46,7 +46,7 @@ class JournalBackend(BaseJournalBackend):
         folder: The folder of the search, ``save_to=`` of `HyperParamModel.minimize`.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: There is no search, or it cannot be read.
 
     Example::
 
@@ -58,14 +58,16 @@ class JournalBackend(BaseJournalBackend):
         self._folder = folder.rstrip("/")
         path = filesystem.local_path(self._folder)
         self._path = None if path is None else Path(path) / _LOG
-        self._file: JournalFileBackend | None = None  # creates a file that is missing
+        if self._path is not None and not self._path.exists():
+            raise StorageError(f"there is no search in {folder!r}: expected a folder with a file {_LOG}.")
+        self._file = None if self._path is None else JournalFileBackend(str(self._path))
         self._read: list[Log] = []  # of segments
         self._segments = 0
 
     def read_logs(self, log_number_from: int) -> Iterable[Log]:
         """The entries of the journal from this number on."""
-        if self._path is not None:
-            return self._local(self._path).read_logs(log_number_from) if self._path.exists() else ()
+        if self._file is not None:
+            return self._file.read_logs(log_number_from)
         names = [name for name in filesystem.names_in(f"{self._folder}/{_SEGMENTS}") if _SEGMENT.fullmatch(name)]
         for name in sorted(names)[self._segments :]:
             self._read += json.loads(filesystem.read_bytes(f"{self._folder}/{_SEGMENTS}/{name}"))
@@ -74,11 +76,10 @@ class JournalBackend(BaseJournalBackend):
 
     def append_logs(self, logs: list[Log]) -> None:
         """Write more entries."""
-        if self._path is not None:
-            file = self._local(self._path)
+        if self._file is not None and self._path is not None:
             size = self._path.stat().st_size
             try:
-                file.append_logs(logs)
+                self._file.append_logs(logs)
             except OSError:
                 with suppress(OSError):
                     os.truncate(self._path, size)  # they may be written again
@@ -88,13 +89,6 @@ class JournalBackend(BaseJournalBackend):
         filesystem.write_bytes(name, json.dumps(logs).encode())
         self._segments += 1
         self._read += logs
-
-    def _local(self, path: Path) -> JournalFileBackend:
-        try:
-            self._file = self._file or JournalFileBackend(str(path))
-        except OSError as error:
-            raise StorageError(f"the journal in {self._folder!r} cannot be opened: {error}.") from error
-        return self._file
 
 
 class _Buffer(BaseJournalBackend):
@@ -271,9 +265,11 @@ class Journal:
 
 
 def _cut_last_line(folder: str) -> None:
-    """Remove what a driver has left of a line when it died, and Optuna's lock."""
+    """Remove what a driver has left of a line when it died, and Optuna's lock; a new folder gets an empty journal."""
     path = filesystem.local_path(folder)
-    if path is not None and (file := Path(path) / _LOG).exists():
+    if path is not None:
+        file = Path(path) / _LOG
+        file.touch()
         Path(f"{file}.lock").unlink(missing_ok=True)
         with file.open("r+b") as opened:
             data = opened.read()

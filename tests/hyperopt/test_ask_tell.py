@@ -357,8 +357,8 @@ def test_a_folder_of_a_later_version_is_rejected(tmp_path, monkeypatch):
 
 
 def test_reading_a_search_writes_nothing(tmp_path):
-    with pytest.raises(KeyError):
-        optuna.load_study(study_name="sparkkeras", storage=JournalStorage(JournalBackend(str(tmp_path))))
+    with pytest.raises(StorageError, match="there is no search in"):
+        JournalBackend(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     search = run(Search(SPACE, seed=3, save_to=tmp_path), 4)
     study = optuna.load_study(study_name="sparkkeras", storage=JournalStorage(JournalBackend(str(tmp_path))))
