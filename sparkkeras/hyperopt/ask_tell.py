@@ -91,12 +91,13 @@ class Search:
         arguments.optional_integer("seed", seed, low=0)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         self._journal = Journal(folder, None, *metrics.values())  # keeps the models that `minimize` has left there
-        self._open = ExitStack()
-        storage = self._open.enter_context(self._journal.opened())
-        study = SearchStudy(search_space, metrics, algorithm, seed, make_pruner(pruner), storage)
-        self.seed = study.seed
-        self._ledger = TrialLedger(study, limits, time.monotonic, save=self._save)
-        self._journal.add(self._ledger.finished)
+        with ExitStack() as stack:
+            storage = stack.enter_context(self._journal.opened())
+            study = SearchStudy(search_space, metrics, algorithm, seed, make_pruner(pruner), storage)
+            self.seed = study.seed
+            self._ledger = TrialLedger(study, limits, time.monotonic, save=self._save)
+            self._journal.add(self._ledger.finished)
+            self._open = stack.pop_all()
         self._results = SearchResults(self._ledger, self._journal, search_space, metrics)
         self._lock = threading.RLock()  # of what follows, and for an error to be raised by the call that caused it
         self._leases: dict[int, int] = {}  # of the pending trials, by their numbers
@@ -119,6 +120,7 @@ class Search:
         with self._lock:
             self._ledger.stop("it was closed")
             self._leases.clear()
+            self._journal.flush()
             self._open.close()
             self._is_closed = True
 
@@ -136,6 +138,7 @@ class Search:
                     f"there is no further trial: {self._ledger.reason or 'the search algorithm has no more suggestions'}."
                 )
             self._leases[assignment.number] = assignment.lease
+            self._journal.flush()  # another search continues it
             return self._running(assignment.number)
 
     @known_arguments

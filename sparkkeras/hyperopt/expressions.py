@@ -78,6 +78,7 @@ def _converted(node: Any, found: dict[int, Parameter]) -> Any:
         return tuple(_converted(item, found) for item in node.pos_args)
     inputs = node.inputs()
     return Computed(
+        node.name,
         tuple(_converted(each, found) for each in inputs),
         lambda values: pyll.rec_eval(node, memo=dict(zip(inputs, values, strict=True))),
     )

@@ -13,6 +13,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.hyperopt.distributions import Distribution, choice, integer, loguniform, uniform
 from sparkkeras.hyperopt.encoding import JSON_TYPES
+from sparkkeras.hyperopt.reporting import SearchDefinitionError
 
 Ask = Callable[[str, Distribution], Any]
 """Chooses the value of a hyper-parameter, given its name."""
@@ -100,7 +101,7 @@ class HyperParameters:
     def get(self, name: str) -> Any:
         """The value of a hyper-parameter that was defined before."""
         if name not in self.values:
-            raise ConfigurationError(
+            raise SearchDefinitionError(
                 f"hp.get({name!r}): there is no such hyper-parameter. Define it first, such as hp.Float({name!r}, 0, 1), or "
                 f"give the search a space=. {known_names(name, self.values)}"
             )
@@ -119,42 +120,46 @@ class HyperParameters:
         """A whole number from ``low`` to ``high``; if they are equal, it is not searched."""
         if low == high:
             return int(self.Fixed(name, low))
-        return int(self._value(name, integer(low, high, step=step, log=log)))
+        return int(self._value(name, lambda: integer(low, high, step=step, log=log)))
 
     def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
         """A number from ``low`` to ``high``; if they are equal, it is not searched."""
         if low == high:
             return float(self.Fixed(name, low))
         if log and step is not None:
-            raise ConfigurationError(f"suggest_float({name!r}): step={step!r} cannot be combined with log=True.")
-        return float(self._value(name, loguniform(low, high) if log else uniform(low, high, step=step)))
+            raise SearchDefinitionError(f"suggest_float({name!r}): step={step!r} cannot be combined with log=True.")
+        return float(self._value(name, lambda: loguniform(low, high) if log else uniform(low, high, step=step)))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """One of some numbers or strings."""
         options = [each.item() if isinstance(each, np.generic) else each for each in choices]
         for option in options:
             if type(option) not in JSON_TYPES:
-                raise ConfigurationError(
+                raise SearchDefinitionError(
                     f"hp.Choice({name!r}): {option!r} of type {type(option).__name__}: expected numbers or strings. Choose "
                     "a name, and use what it stands for."
                 )
-        return self._value(name, choice(*options))
+        return self._value(name, lambda: choice(*options))
 
     def __getattr__(self, name: str) -> Any:
         """Reject other methods of KerasTuner and Optuna."""
         if name.startswith("__"):  # protocols of Python, such as copying
             raise AttributeError(name)
-        raise ConfigurationError(f"hp.{name} is not supported. {known_names(name, _METHODS)}")
+        raise SearchDefinitionError(f"hp.{name} is not supported. {known_names(name, _METHODS)}")
 
-    def _value(self, name: str, distribution: Distribution) -> Any:
+    def _value(self, name: str, make: Callable[[], Distribution]) -> Any:
+        try:
+            distribution = make()
+        except ConfigurationError as error:
+            raise SearchDefinitionError(f"hyper-parameter {name!r}: {error}") from error
         known = self._defined.setdefault(name, distribution)
         if (type(known), vars(known)) != (type(distribution), vars(distribution)):
-            raise ConfigurationError(
+            raise SearchDefinitionError(
                 f"the hyper-parameter {name!r} is defined twice, as {known} and as {distribution}: rename one."
             )
         if name not in self.values:
             if self._ask is None:
-                raise ConfigurationError(
+                raise SearchDefinitionError(
                     f"the trial has no {name!r}: the function that builds models must define the same hyper-parameters when "
                     f"it is called again. {known_names(name, self.values)}"
                 )
@@ -167,7 +172,7 @@ _METHODS = [name for name in vars(HyperParameters) if not name.startswith("_")]
 
 def _is_log(method: str, name: str, sampling: str | None, step: float | None) -> bool:
     if sampling not in (None, "linear", "log"):
-        raise ConfigurationError(f"hp: sampling={sampling!r} of {name!r} is not supported: expected 'linear' or 'log'.")
+        raise SearchDefinitionError(f"hp: sampling={sampling!r} of {name!r} is not supported: expected 'linear' or 'log'.")
     if sampling == "log" and step is not None:
-        raise ConfigurationError(f"hp.{method}({name!r}): step={step!r} cannot be combined with sampling='log'.")
+        raise SearchDefinitionError(f"hp.{method}({name!r}): step={step!r} cannot be combined with sampling='log'.")
     return sampling == "log"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
 
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.trials import Trial, losses, ranking_keys
@@ -60,7 +60,7 @@ class JournalBackend(BaseJournalBackend):
         self._path = None if path is None else Path(path) / _LOG
         if self._path is not None and not self._path.exists():
             raise StorageError(f"there is no search in {folder!r}: expected a folder with a file {_LOG}.")
-        self._file = None if self._path is None else JournalFileBackend(str(self._path))
+        self._file = None if self._path is None else _file_backend(self._path)
         self._read: list[Log] = []  # of segments
         self._segments = 0
 
@@ -91,24 +91,37 @@ class JournalBackend(BaseJournalBackend):
         self._read += logs
 
 
+def _file_backend(path: Path) -> JournalFileBackend:
+    """Optuna's backend, with a lock that needs no symbolic links, which Windows and some file systems do not have."""
+    return JournalFileBackend(str(path), JournalFileOpenLock(str(path)))
+
+
 class _Buffer(BaseJournalBackend):
     """A journal in memory that is written when `flush` is called, so that nobody waits for storage under a lock."""
 
     def __init__(self, backend: JournalBackend) -> None:
-        self._backend, self._logs = backend, list(backend.read_logs(0))
-        self._written = len(self._logs)
+        self._backend, self._earlier = backend, list(backend.read_logs(0))
+        self._count = len(self._earlier)
+        self._pending: list[Log] = []
+        self._unread: list[Log] = []  # by the storage, which reads each entry once
 
     def read_logs(self, log_number_from: int) -> Iterable[Log]:
-        return self._logs[log_number_from:]
+        if log_number_from < self._count - len(self._unread):
+            found, self._earlier = self._earlier[log_number_from:], []
+            return found
+        found, self._unread = self._unread[log_number_from - self._count + len(self._unread) :], []
+        return found
 
     def append_logs(self, logs: list[Log]) -> None:
-        self._logs += logs
+        self._count += len(logs)
+        self._unread += logs
+        self._pending += logs
 
     def flush(self) -> None:
-        pending = self._logs[self._written :]
+        pending = self._pending[:]
         if pending:
             self._backend.append_logs(pending)
-            self._written += len(pending)
+            del self._pending[: len(pending)]
 
 
 class Journal:
@@ -165,6 +178,11 @@ class Journal:
             finally:
                 for draft in self._drafts.glob("*.draft"):
                     draft.unlink(missing_ok=True)
+
+    @property
+    def flush_seconds(self) -> float:
+        """How long the reports of running trials may wait until they are written: elsewhere, each write makes a file."""
+        return 1.0 if filesystem.local_path(self.folder) is not None else 30.0
 
     def flush(self) -> None:
         """Write what has changed in the study.

@@ -268,8 +268,11 @@ class TrialLedger:
             try:
                 with self._leases.paused():
                     value, asked = self._study.suggest(held.key, label, distribution)
-            except (ConfigurationError, ValueError) as error:
+            except ConfigurationError as error:
                 raise RefusedError(UNDEFINED, str(error)) from error
+            except (Exception, SystemExit) as error:
+                self.fail(_failed("the search algorithm (algo=)", error))
+                raise RefusedError(UNDEFINED, f"the search algorithm failed: {error}") from error
             self._running[held.key] = replace(self._running[held.key], params=asked.params, chosen=asked.chosen)
             return value
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkkeras.data.block import Structure, from_arrays
 from sparkkeras.data.labels import label_ranges
-from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
+from sparkkeras.errors import DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.hypermodel import HyperParameters
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchDefinitionError, TrialEnd
@@ -184,7 +184,6 @@ def run_trial(
             history=reporter.history,
             error=f"{type(error).__name__}: {error}",
             traceback=traceback.format_exc()[-TRACEBACK_LENGTH:],
-            is_definition_error=isinstance(error, ConfigurationError),  # of hp, which the function gets
         )
     finally:
         reporting.current = None

@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkkeras.errors import SearchError
 from sparkkeras.hyperopt.trials import STOPPED, Trial
 
 if TYPE_CHECKING:
     from sparkkeras.hyperopt.journal import Journal
     from sparkkeras.hyperopt.ledger import TrialLedger
-
-FLUSH_SECONDS = 1.0
-"""How long the reports of running trials may wait until they are written."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +90,14 @@ class TrialSaver:
             try:
                 if not has_failed:
                     write()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 has_failed = True
-                ledger.fail(error)
+                ledger.fail(error if isinstance(error, Exception) else SearchError(f"a sampler has exited: {error}."))
 
         attempt(self._journal.flush)  # a search writes no models before its journal
         while not self._is_cancelled:
             try:
-                item = self._queue.get(timeout=FLUSH_SECONDS)
+                item = self._queue.get(timeout=self._journal.flush_seconds)
             except queue.Empty:
                 attempt(self._journal.flush)
                 continue
@@ -107,6 +105,8 @@ class TrialSaver:
                 break
             attempt(functools.partial(self._save, ledger, *item))
             ledger.saved(item[0].number)
+        if not self._is_cancelled:
+            attempt(self._journal.flush)
 
     def _save(self, ledger: TrialLedger, trial: Trial, model: UploadedModel | None) -> None:
         if model is not None:

@@ -273,9 +273,9 @@ class HyperParamModel:
         verbose = 1 if verbose == "auto" else verbose
         progress = SearchProgress(verbose, metrics, search_space.parameters)
         events = Events([*([progress] if verbose else []), *monitors])
+        shared = make_storage(storage)
         with progress.status.showing("Starting workers ..."):
             workers = self._workers()
-        shared = make_storage(storage)
         journal = Journal(folder, num_models, *metrics.values(), has_study=shared is None)
         objects = ByValue.dump(search_space.objects, "space")
         with ExitStack() as stack:

@@ -87,9 +87,16 @@ class Parameter:
         if isinstance(searched, CategoricalDistribution):
             return trial.suggest_categorical(self.label, searched.choices)
         if isinstance(searched, IntDistribution):
-            return trial.suggest_int(self.label, searched.low, searched.high, step=searched.step, log=searched.log)
-        assert isinstance(searched, FloatDistribution)
-        return trial.suggest_float(self.label, searched.low, searched.high, log=searched.log)
+            chosen: Any = trial.suggest_int(self.label, searched.low, searched.high, step=searched.step, log=searched.log)
+        else:
+            assert isinstance(searched, FloatDistribution)
+            chosen = trial.suggest_float(self.label, searched.low, searched.high, log=searched.log)
+        if not searched.low <= chosen <= searched.high or (isinstance(searched, IntDistribution) and chosen != int(chosen)):
+            raise ConfigurationError(
+                f"the value {chosen!r} for {self.label!r}, of a grid or an enqueued trial, is not one of {searched}: of a "
+                "range with steps, Optuna gets the number of steps, of a normal or quantized number its quantile."
+            )
+        return chosen
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -120,6 +127,7 @@ class Parameter:
 class Computed:
     """A value that an expression of hyperopt computes from others, for instance ``2 * hp.uniform(label, 0, 1)``."""
 
+    name: str
     inputs: tuple[Any, ...]
     compute: Callable[[Sequence[Any]], Any]
 
@@ -185,7 +193,8 @@ class Space:
         options = option_names(distribution.options) if isinstance(distribution, Choice) else ()
         made = Parameter(label, distribution, options)
         known = self.parameters.setdefault(label, made)
-        if known.searched != made.searched:
+        same_numbers = isinstance(distribution, Choice) or vars(known.distribution) == vars(distribution)
+        if known.searched != made.searched or not same_numbers:
             raise ConfigurationError(
                 f"the hyper-parameter {label!r} is defined twice, as {known.distribution} and as {distribution}: rename one."
             )
@@ -313,7 +322,7 @@ def _described(node: Any) -> str:
         own = node.distribution.weights if isinstance(node.distribution, Choice) else node.distribution
         return f"{node.label}={own}[{inner}]"
     if isinstance(node, Computed) or type(node) in (dict, list, tuple):
-        return f"{type(node).__name__}({inner})"
+        return f"{node.name if isinstance(node, Computed) else type(node).__name__}({inner})"
     if hasattr(node, "get_config") and not isinstance(node, type):  # Keras numbers layer names, so reprs differ
         return f"{type(node).__module__}.{type(node).__qualname__}"
     return repr(sorted(map(repr, node))) if isinstance(node, (set, frozenset)) else repr(node)
@@ -346,5 +355,5 @@ def shown(parameters: Mapping[str, Parameter], trial: Trial) -> dict[str, Any]:
         is_exact = label in trial.drawn and isinstance(parameter.distribution, Quantile)
         return trial.drawn[label] if is_exact else parameter.shown(chosen)
 
-    known = [label for label in parameters if label in trial.chosen]
+    known = [label for label in list(parameters) if label in trial.chosen]  # trials may add some meanwhile
     return {label: value(label, trial.chosen[label]) for label in dict.fromkeys([*known, *trial.chosen])}

@@ -8,6 +8,7 @@ keeps its number and its parameters.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,9 @@ _DRAWN = "sparkkeras.hyperopt"
 
 _SEARCH = "sparkkeras.search"
 """The name of the attribute with the search that a trial belongs to, if several share the study."""
+
+_EXHAUSTED = "sparkkeras.exhausted"
+"""The name of the attribute of a study whose sampler has suggested everything."""
 
 _OF_OPTUNA = {"number", "params", "chosen", "drawn"}
 """The attributes of a trial that the attribute `_TRIAL` does not have."""
@@ -87,7 +91,12 @@ class SearchStudy:
         drawn_seed = saved.get("seed", int(np.random.default_rng().integers(2**31)))
         self.seed = int(drawn_seed if seed is None else seed)
         settings = self._settings()
-        if saved and (search_id or any(each.state.is_finished() for each in made.get_trials(deepcopy=False))):
+        if search_id and self._suggester:
+            raise ConfigurationError(
+                "algo= is a suggest function of hyperopt, which cannot share a study with others: omit storage=, or use "
+                "a sampler of Optuna, such as 'tpe'."
+            )
+        if saved and any(each.state.is_finished() or search_id for each in made.get_trials(deepcopy=False)):
             _check_same(saved, settings)
         elif saved != settings:
             if saved:  # there is nothing to resume
@@ -124,15 +133,15 @@ class SearchStudy:
         if found:
             sampler = self.study.sampler
             sampler.reseed_rng()  # the seed of a user's sampler would give the first trials once more
-            self.study.is_exhausted = isinstance(sampler, GridSampler) and sampler.is_exhausted(self.study)
+            is_complete = isinstance(sampler, GridSampler) and sampler.is_exhausted(self.study)
+            self.study.is_exhausted = is_complete or _EXHAUSTED in self.study.user_attrs
         return [self._of(each) for each in found if each.state.is_finished()]
 
     def _continued(self, frozen: FrozenTrial) -> optuna.Trial:
         """A trial that is running in the storage, whose suggestion may be incomplete."""
         self._reported[frozen.number] = frozen.last_step or 0
         study_id = self._storage.get_study_id_from_name(NAME)
-        with quiet():
-            return optuna.Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number))
+        return optuna.Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number))
 
     def _is_running(self, frozen: FrozenTrial) -> bool:
         """Whether a trial of this search, not of another one that shares the study, is running in the storage."""
@@ -147,7 +156,11 @@ class SearchStudy:
         found, known = self.study.get_trials(deepcopy=False), {trial.number for trial in trials}
         left = [each for each in found if self._is_running(each) and each.number not in known]
         if left:  # by a driver that has died, or since the last call raised an error
-            return self._opened(self._continued(left[0]))
+            try:
+                return self._opened(self._continued(left[0]))
+            except Exception:  # again: it would be so each time
+                self.study.tell(left[0].number, state=TrialState.FAIL)
+                raise
         if self.study.is_exhausted:
             return None
         if self._suggester is not None and not any(each.state == TrialState.WAITING for each in found):
@@ -155,8 +168,7 @@ class SearchStudy:
             if drawn is None:
                 return None
             self.study.enqueue_trial(self._suggester.searched(drawn), {_DRAWN: drawn})
-        with quiet():
-            asked = self.study.ask()
+        asked = self.study.ask()
         if self._search_id:
             asked.set_user_attr(_SEARCH, self._search_id)
         return self._opened(asked)
@@ -164,8 +176,7 @@ class SearchStudy:
     def _opened(self, asked: optuna.Trial) -> Trial:
         """A trial that is running, with a value for each parameter of the space."""
         drawn = asked.user_attrs.get(_DRAWN, {})
-        with quiet():
-            params = self._params(asked, lambda parameter: self._value(parameter, asked, drawn))
+        params = self._params(asked, lambda parameter: self._value(parameter, asked, drawn))
         self._space.encode(params)  # raises ConfigurationError for objects that cannot be sent to workers
         self._asked[asked.number] = asked
         return Trial(asked.number, params, chosen=asked.params, drawn=drawn)
@@ -201,7 +212,7 @@ class SearchStudy:
         if epoch > self._reported.get(number, 0):  # a trial that was started again reports its first epochs once more
             self._reported[number] = epoch
             asked.report(value, epoch)
-        return asked.should_prune()
+        return epoch >= self._reported.get(number, 0) and asked.should_prune()
 
     def tell(self, trial: Trial) -> None:
         """End a trial with its result, unless it was told before."""
@@ -212,15 +223,15 @@ class SearchStudy:
         asked.set_user_attr(_TRIAL, kept)
         has_failed = trial.status == FAILED or not trial.values
         state = TrialState.FAIL if has_failed else TrialState.PRUNED if trial.status == PRUNED else TrialState.COMPLETE
-        with quiet():
-            self.study.tell(asked, list(trial.values) if state == TrialState.COMPLETE else None, state)
+        self.study.tell(asked, list(trial.values) if state == TrialState.COMPLETE else None, state)
 
     def _of(self, frozen: FrozenTrial) -> Trial:
         """A trial that has ended."""
         kept = dict(frozen.user_attrs.get(_TRIAL, {}))
-        if not kept:  # another program has added it to the study
+        if not kept:  # another program has added it to the study, or has ended it
             values = frozen.values or ()
-            kept = {"status": OK, "value": values[0], "values": values} if values else {"status": FAILED}
+            status = PRUNED if frozen.state == TrialState.PRUNED else OK if values else FAILED
+            kept = {"status": status, "value": values[0] if values else None, "values": values}
         drawn, chosen = frozen.user_attrs.get(_DRAWN, {}), frozen.params
 
         def value(parameter: Parameter) -> Any:
@@ -228,7 +239,11 @@ class SearchStudy:
                 return _from_hyperopt(parameter, drawn)
             return parameter.value(chosen[parameter.label])
 
-        return Trial(frozen.number, self._params(frozen, value), chosen=chosen, drawn=drawn, **kept)
+        try:
+            params = self._params(frozen, value)
+        except (LookupError, ValueError):  # it lacks parameters, or has others
+            params = dict(chosen)
+        return Trial(frozen.number, params, chosen=chosen, drawn=drawn, **kept)
 
 
 def _from_hyperopt(parameter: Parameter, drawn: Mapping[str, Any]) -> Any:
@@ -321,8 +336,9 @@ class _Study(optuna.Study):
     is_exhausted = False
 
     def stop(self) -> None:
-        """End the suggestions."""
+        """End the suggestions, also of a search that continues this one."""
         self.is_exhausted = True
+        self.set_user_attr(_EXHAUSTED, True)
 
 
 def seed_of(*numbers: int) -> int:
@@ -341,16 +357,20 @@ def complete(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
 
 
+_quiet = threading.RLock()
+"""Of Optuna's logging and the filters of warnings, which are those of the whole process."""
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Optuna from logging each trial, and from warning of its experimental features and of `target`."""
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            warnings.filterwarnings("ignore", ".*to achieve low `target` values")
-            warnings.filterwarnings("ignore", ".*may be inaccurate")  # the importance of a parameter of a few trials
+    """Keep Optuna from logging that a study is made, and from warning of its experimental features and of `target`."""
+    with _quiet, warnings.catch_warnings():
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", ".*to achieve low `target` values")
+        warnings.filterwarnings("ignore", ".*may be inaccurate")  # the importance of a parameter of a few trials
+        try:
             yield
-    finally:
-        optuna.logging.set_verbosity(verbosity)
+        finally:
+            optuna.logging.set_verbosity(verbosity)

@@ -8,7 +8,6 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sparkkeras.errors import StorageError
-from sparkkeras.hyperopt import saving
 from sparkkeras.hyperopt.distributions import uniform
 from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import TrialSaver, UploadedModel
@@ -19,6 +18,8 @@ from sparkkeras.hyperopt.trials import OK, STOPPED, Trial
 
 class Storage:
     """A journal that records what the saver writes; a test may let it fail or wait."""
+
+    flush_seconds = 60.0
 
     def __init__(self):
         self.calls, self.failing, self.is_open = [], "", threading.Event()
@@ -64,6 +65,7 @@ def test_a_model_is_saved_before_its_trial_and_surplus_models_are_removed_last(l
         assert end(ledger, draft)
         end(ledger)
     written = [("flush",), ("count_model", 0), ("drop_surplus",), ("flush",), ("count_model", 1), ("drop_surplus",)]
+    written += [("flush",)]  # with the reports since
     assert storage.calls == [("flush",), ("keep_model", 0), *written]  # a folder of models without a journal is not ours
     assert [trial.state.name for trial in ledger.study.trials] == ["COMPLETE", "COMPLETE"]
     assert not draft.exists()
@@ -76,7 +78,7 @@ def test_only_the_model_of_a_stopped_trial_is_saved(ledger, saver, storage, tmp_
         model = UploadedModel(tmp_path / "1.draft", "npz")
         assert ledger.finish(first.lease, Trial(0, {}, STOPPED, 0.5), model)
         assert not ledger.finish(second.lease, Trial(1, {}, STOPPED))
-    assert storage.calls == [("flush",), ("keep_model", 0), ("drop_surplus",)]
+    assert storage.calls == [("flush",), ("keep_model", 0), ("drop_surplus",), ("flush",)]
     assert [trial.state.name for trial in ledger.study.trials] == ["RUNNING", "RUNNING"]  # for a resumed search
     assert [trial.number for trial in ledger.finished] == [0, 1]
 
@@ -117,8 +119,8 @@ def test_an_interrupt_of_the_last_wait_cancels_what_is_left(ledger, saver, stora
     assert ("count_model", 1) not in storage.calls
 
 
-def test_reports_of_running_trials_are_written_meanwhile_without_blocking_calls(ledger, saver, storage, monkeypatch):
-    monkeypatch.setattr(saving, "FLUSH_SECONDS", 0.01)
+def test_reports_of_running_trials_are_written_meanwhile_without_blocking_calls(ledger, saver, storage):
+    storage.flush_seconds = 0.01
     lease = ledger.ask(Worker("a")).lease
     with saver.running(ledger):
         while storage.calls.count(("flush",)) < 3:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import shutil
 from contextlib import suppress
 from functools import partial
 
@@ -225,12 +226,13 @@ def test_a_trial_is_suggested_again_if_the_sampler_raises_an_error():
 
     sampler = Sampler(seed=1)
     search = run(Search(LINE, algo=sampler), 2, lambda params: params["x"])
-    sampler.fails = True
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"the search algorithm \(algo=\) failed: RuntimeError: it broke"):
-            search.ask()
-    sampler.fails = False
-    assert [search.ask().number, search.ask().number] == [2, 3]
+    for errors, numbers in ((1, [2, 3]), (2, [5, 6])):  # the second time, trial 4 counts as failed
+        sampler.fails = True
+        for _ in range(errors):
+            with pytest.raises(ConfigurationError, match=r"the search algorithm \(algo=\) failed: RuntimeError: it broke"):
+                search.ask()
+        sampler.fails = False
+        assert [search.ask().number, search.ask().number] == numbers
 
 
 @pytest.mark.parametrize("sampler", [optuna.samplers.TPESampler, optuna.samplers.RandomSampler])
@@ -581,3 +583,35 @@ def test_importances_need_trials_with_different_values():
         search.importances()
     search.minimize(objective=lambda params: params["x"], max_evals=3, **arguments)
     assert search.importances() == {"x": 1.0}
+
+
+@pytest.mark.filterwarnings("ignore:The value .* is out of range")
+def test_units_of_grids_are_checked():
+    grid = optuna.samplers.GridSampler({"rate": [0.1, 0.2]})
+    with pytest.raises(ConfigurationError, match="value 0.1 for 'rate', of a grid.*gets the number of steps"):
+        Search({"rate": uniform(0, 0.5, step=0.1)}, algo=grid).ask()
+
+
+def test_trials_that_were_ended_elsewhere_do_not_stop_a_search(tmp_path):
+    with Search(LINE, seed=1, save_to=tmp_path) as search:
+        search.study.ask()  # without parameters
+        search.study.tell(0, state=optuna.trial.TrialState.FAIL)
+        search.tell(search.ask(), 0.5)
+    with Search(LINE, save_to=tmp_path) as again:
+        assert [(trial.number, trial.status) for trial in again.trials] == [(0, "failed"), (1, "ok")]
+
+
+def test_a_trial_that_was_asked_for_is_in_the_journal_at_once(tmp_path):
+    search = Search(LINE, seed=1, save_to=tmp_path / "one")
+    asked = search.ask()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")  # as it is when the program is killed
+    assert Search(LINE, save_to=tmp_path / "other").ask().params == asked.params
+
+
+def test_errors_of_the_settings_release_the_folder(tmp_path):
+    with Search(LINE, seed=1, save_to=tmp_path) as search:
+        search.tell(search.ask(), 0.5)
+    with pytest.raises(ConfigurationError, match="its seed differs") as caught:
+        Search(LINE, seed=2, save_to=tmp_path)
+    Search(LINE, seed=1, save_to=tmp_path).close()
+    assert caught  # whose traceback keeps what failed
