@@ -91,10 +91,10 @@ class Parameter:
         else:
             assert isinstance(searched, FloatDistribution)
             chosen = trial.suggest_float(self.label, searched.low, searched.high, log=searched.log)
-        if not searched.low <= chosen <= searched.high or (isinstance(searched, IntDistribution) and chosen != int(chosen)):
+        if not searched.low <= chosen <= searched.high:
             raise ConfigurationError(
                 f"the value {chosen!r} for {self.label!r}, of a grid or an enqueued trial, is not one of {searched}: of a "
-                "range with steps, Optuna gets the number of steps, of a normal or quantized number its quantile."
+                "normal or quantized number, Optuna gets its quantile, of a range with steps the number of steps."
             )
         return chosen
 

@@ -587,9 +587,9 @@ def test_importances_need_trials_with_different_values():
 
 @pytest.mark.filterwarnings("ignore:The value .* is out of range")
 def test_units_of_grids_are_checked():
-    grid = optuna.samplers.GridSampler({"rate": [0.1, 0.2]})
-    with pytest.raises(ConfigurationError, match="value 0.1 for 'rate', of a grid.*gets the number of steps"):
-        Search({"rate": uniform(0, 0.5, step=0.1)}, algo=grid).ask()
+    grid = optuna.samplers.GridSampler({"scale": [5.0, 6.0]})
+    with pytest.raises(ConfigurationError, match="value .* for 'scale', of a grid.*gets its quantile"):
+        Search({"scale": normal(0, 1)}, algo=grid).ask()
 
 
 def test_trials_that_were_ended_elsewhere_do_not_stop_a_search(tmp_path):
