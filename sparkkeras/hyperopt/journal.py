@@ -97,7 +97,7 @@ def _file_backend(path: Path) -> JournalFileBackend:
 
 
 class _Buffer(BaseJournalBackend):
-    """A journal in memory that is written when `flush` is called, so that nobody waits for storage under a lock."""
+    """A journal in memory that is written when `flush` is called, so that no call waits for storage under a lock."""
 
     def __init__(self, backend: JournalBackend) -> None:
         self._backend, self._earlier = backend, list(backend.read_logs(0))

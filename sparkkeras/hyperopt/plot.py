@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import optuna
@@ -48,13 +48,10 @@ def plot_study(study: optuna.Study, path: str | Path, metrics: Metrics, paramete
         raise ConfigurationError(f"path={str(path)!r}: expected the path of a PNG file, which ends in .png.")
     try:
         import matplotlib.image
-        from matplotlib import pyplot, rc_context
-        from matplotlib.backends import backend_agg
+        from matplotlib import rc_context
     except ImportError as error:
         raise ConfigurationError("plot needs matplotlib: pip install matplotlib.") from error
-    functions = ("new_figure_manager", "draw_if_interactive")
-    without_windows = {name: getattr(backend_agg, name) for name in functions}  # whatever the backend of the user
-    with rc_context({"interactive": False}), quiet(), patch.multiple(pyplot, **without_windows):
+    with rc_context({"interactive": False}), quiet(), _without_windows():
         warnings.simplefilter("ignore")  # such as Matplotlib's for values that are equal
         pictures = [_picture(axes) for axes in _charts(study, metrics, parameters)]
     width = max(picture.shape[1] for picture in pictures)
@@ -63,6 +60,21 @@ def plot_study(study: optuna.Study, path: str | Path, metrics: Metrics, paramete
         matplotlib.image.imsave(path, np.concatenate(padded))
     except OSError as error:
         raise StorageError(f"path={str(path)!r} cannot be written: {error}.") from error
+
+
+@contextmanager
+def _without_windows() -> Iterator[None]:
+    """Draw without a display, whatever the backend of the user."""
+    import matplotlib as mpl
+    from matplotlib import pyplot
+
+    backend = mpl.get_backend()
+    pyplot.switch_backend("agg")
+    try:
+        yield
+    finally:
+        with suppress(ImportError):  # a backend that needs a display, and has none
+            pyplot.switch_backend(backend)
 
 
 def _charts(study: optuna.Study, metrics: Metrics, parameters: Mapping[str, Parameter]) -> Iterator[Any]:

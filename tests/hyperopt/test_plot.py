@@ -8,7 +8,7 @@ from hyperopt import hp
 from matplotlib import image, pyplot
 
 from sparkkeras.errors import ConfigurationError, SearchError, StorageError
-from sparkkeras.hyperopt import Search, choice, loguniform, normal, uniform
+from sparkkeras.hyperopt import Search, choice, loguniform, normal, plot, uniform
 from sparkkeras.hyperopt.plot import _shown
 
 SPACE = {
@@ -72,16 +72,19 @@ def test_charts_show_values_of_the_space_and_short_names():
 
 
 def test_figures_style_and_backend_of_the_user_do_not_change(tmp_path, monkeypatch):
+    pyplot.switch_backend("svg")  # stands for one with windows
+    seen, draw = set(), plot._picture
+    monkeypatch.setattr(plot, "_picture", lambda axes: seen.add(matplotlib.get_backend()) or draw(axes))
     with matplotlib.rc_context({"interactive": True, "axes.facecolor": "red"}):
         mine = pyplot.figure(7)
         before = dict(matplotlib.rcParams)
-        monkeypatch.setattr(pyplot, "_get_backend_mod", lambda: pytest.fail("a window would open"))
         picture(run(), tmp_path)
-        monkeypatch.undo()
+        assert seen == {"agg"}
         assert dict(matplotlib.rcParams) == before
         assert pyplot.get_fignums() == [7]
         assert pyplot.gcf() is mine
         pyplot.close(mine)
+    pyplot.switch_backend("agg")
 
 
 def test_without_a_complete_trial_there_is_nothing_to_plot(tmp_path):
