@@ -206,10 +206,6 @@ class Space:
         text = re.sub(r" at 0x[0-9a-fA-F]+", "", _described(self.tree))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def params(self, chosen: Mapping[str, Any]) -> Any:
-        """The hyper-parameters of a trial, in the structure of the space, for what was chosen for each label."""
-        return evaluate(self.tree, lambda each: each.value(chosen[each.label]))
-
     @cached_property
     def objects(self) -> list[Any]:
         """The user's objects in the space that JSON cannot represent, in a fixed order."""

@@ -16,7 +16,7 @@ from scipy.stats import ks_2samp
 from sparkkeras.errors import ConfigurationError, SearchError
 from sparkkeras.hyperopt import HyperParamModel, Search, SparkTrials, choice, integer, loguniform, normal, uniform
 from sparkkeras.hyperopt.expressions import Suggester, history_of, value_of
-from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.space import Space, evaluate
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import LocalWorkers
 
@@ -207,7 +207,8 @@ def test_optuna_learns_from_what_suggest_functions_chose(kind):
     search = run(Search(SPACES[kind], algo=rand.suggest, seed=1), 20)
     for trial, frozen in zip(search.trials, search.study.trials, strict=True):
         assert frozen.params == trial.chosen
-        for found, expected in zip(leaves(space.params(frozen.params)), leaves(trial.params), strict=True):
+        params = evaluate(space.tree, lambda each, chosen=frozen.params: each.value(chosen[each.label]))
+        for found, expected in zip(leaves(params), leaves(trial.params), strict=True):
             assert found == (pytest.approx(expected, 1e-6) if isinstance(expected, float) else expected)
 
 
