@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
@@ -27,13 +26,13 @@ from sparkkeras.hyperopt.algorithms import make_algorithm, make_pruner
 from sparkkeras.hyperopt.arguments import check_single, is_finite, metrics_of
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
-from sparkkeras.hyperopt.results import SearchResults
+from sparkkeras.hyperopt.results import SearchResults, SearchView
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import SearchStudy
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial
 
 
-class Search:
+class Search(SearchView):
     """Suggests hyper-parameters to a loop of your own: `ask` for a trial, train, `tell` its value.
 
     Several trials may be pending at the same time, in any threads: the algorithm takes them into account, as with workers on
@@ -107,7 +106,7 @@ class Search:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"Search(metric={self._results.metric!r}, trials={len(self.trials)}, pending={len(self._leases)})"
+        return f"Search(metric={self.metric!r}, trials={len(self.trials)}, pending={len(self._leases)})"
 
     def __enter__(self) -> Search:
         return self
@@ -205,53 +204,6 @@ class Search:
             self._ledger.finish(self._leases[ended.number], ended)
             del self._leases[ended.number], self._unsaved[ended.number]
             return next(each for each in self._ledger.finished if each.number == ended.number)
-
-    @property
-    def study(self) -> optuna.Study:
-        """The study of Optuna, for its functions."""
-        return self._ledger.study
-
-    @property
-    def trials(self) -> list[Trial]:
-        """All trials, including pending ones, whose status is ``"running"``, in the order of their numbers."""
-        return self._results.trials
-
-    @property
-    def best_trial(self) -> Trial:
-        """The best trial.
-
-        Raises:
-            ConfigurationError: The search has several metrics: see `pareto_front`.
-            SearchError: No trial has a value yet.
-        """
-        return self._results.best
-
-    @property
-    def pareto_front(self) -> list[Trial]:
-        """The trials that no other one dominates, see `HyperParamModel.pareto_front`."""
-        return self._results.pareto_front
-
-    @property
-    def best_params(self) -> Any:
-        """The hyper-parameters of the best trial."""
-        return self.best_trial.params
-
-    @property
-    def best_value(self) -> float:
-        """The value of the best trial."""
-        value = self.best_trial.value
-        assert value is not None
-        return value
-
-    @known_arguments
-    def importances(self, metric: str | None = None) -> dict[str, float]:
-        """How much of the differences between trials each hyper-parameter explains, see `HyperParamModel.importances`."""
-        return self._results.importances(metric)
-
-    @known_arguments
-    def plot(self, path: str | Path) -> None:
-        """Plot the search as a PNG, see `HyperParamModel.plot`."""
-        self._results.plot(path)
 
     def _ended(self, trial: Trial, values: Sequence[float], error: str | BaseException | None) -> Trial:
         """A trial with its result."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,10 @@ from sparkkeras.hyperopt.reporting import SearchDefinitionError
 
 Ask = Callable[[str, Distribution], Any]
 """Chooses the value of a hyper-parameter, given its name."""
+
+
+class _UnknownMethodError(SearchDefinitionError, AttributeError):
+    """A method of KerasTuner or Optuna is not supported; code may also ask by ``hasattr``."""
 
 
 class HyperModel:
@@ -56,7 +61,8 @@ class HyperModel:
 class HyperParameters:
     """The hyper-parameters of a trial, which its function defines by calling these methods; the first call chooses a value.
 
-    It has the methods of ``keras_tuner.HyperParameters`` and of ``optuna.Trial`` that define values.
+    It has the methods of ``keras_tuner.HyperParameters`` and of ``optuna.Trial`` that define values. KerasTuner's arguments
+    ``default``, ``ordered``, ``parent_name`` and ``parent_values`` have no effect.
 
     Args:
         values: Values by name.
@@ -72,6 +78,7 @@ class HyperParameters:
         self, name: str, min_value: int, max_value: int, step: int | None = None, sampling: str | None = None, **scope: Any
     ) -> int:
         """A whole number from ``min_value`` to ``max_value``."""
+        _check_scope("Int", name, scope)
         return self.suggest_int(name, min_value, max_value, step=step or 1, log=_is_log("Int", name, sampling, step))
 
     def Float(  # noqa: N802
@@ -84,18 +91,22 @@ class HyperParameters:
         **scope: Any,
     ) -> float:
         """A number from ``min_value`` to ``max_value``."""
+        _check_scope("Float", name, scope)
         return self.suggest_float(name, min_value, max_value, step=step, log=_is_log("Float", name, sampling, step))
 
     def Choice(self, name: str, values: Sequence[Any], **scope: Any) -> Any:  # noqa: N802
         """One of some numbers or strings."""
+        _check_scope("Choice", name, scope)
         return self.suggest_categorical(name, values)
 
     def Boolean(self, name: str, **scope: Any) -> bool:  # noqa: N802
         """True or False."""
+        _check_scope("Boolean", name, scope)
         return bool(self.suggest_categorical(name, (False, True)))
 
     def Fixed(self, name: str, value: Any, **scope: Any) -> Any:  # noqa: N802
         """A value that is not searched."""
+        _check_scope("Fixed", name, scope)
         return self.values.setdefault(name, value)
 
     def get(self, name: str) -> Any:
@@ -145,7 +156,7 @@ class HyperParameters:
         """Reject other methods of KerasTuner and Optuna."""
         if name.startswith("__"):  # protocols of Python, such as copying
             raise AttributeError(name)
-        raise SearchDefinitionError(f"hp.{name} is not supported. {known_names(name, _METHODS)}")
+        raise _UnknownMethodError(f"hp.{name} is not supported. {known_names(name, _METHODS)}")
 
     def _value(self, name: str, make: Callable[[], Distribution]) -> Any:
         try:
@@ -167,7 +178,16 @@ class HyperParameters:
         return self.values[name]
 
 
+_SCOPE = ("default", "ordered", "parent_name", "parent_values")
+"""The further arguments of KerasTuner, which have no effect: see `HyperParameters.conditional_scope`."""
+
 _METHODS = [name for name in vars(HyperParameters) if not name.startswith("_")]
+
+
+def _check_scope(method: str, name: str, scope: Mapping[str, Any]) -> None:
+    known = {*inspect.signature(getattr(HyperParameters, method)).parameters, *_SCOPE} - {"self", "scope"}
+    for unknown in sorted(scope.keys() - known):
+        raise SearchDefinitionError(f"hp.{method}({name!r}): the argument {unknown!r}. {known_names(unknown, known)}")
 
 
 def _is_log(method: str, name: str, sampling: str | None, step: float | None) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.errors import ConfigurationError, SparkKerasError
+from sparkkeras.errors import ConfigurationError, SparkKerasError, StorageError
 from sparkkeras.hyperopt.distributions import Distribution
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
 from sparkkeras.rpc.leases import LEASE_LOST, Lease, Leases
@@ -41,6 +41,8 @@ CONTINUE, PRUNE, STOP = "continue", "prune", "stop"
 
 UPLOAD_SECONDS = 300.0
 """How much longer than its lease a worker may take to upload each piece of a model: it sends no heartbeats meanwhile."""
+
+_ALGORITHM = "the search algorithm (algo=)"
 
 ATTEMPTS = 3
 """A trial fails after losing this number of workers: it may be the cause of their loss."""
@@ -271,7 +273,7 @@ class TrialLedger:
             except ConfigurationError as error:
                 raise RefusedError(UNDEFINED, str(error)) from error
             except (Exception, SystemExit) as error:
-                self.fail(_failed("the search algorithm (algo=)", error))
+                self.fail(_failed(_ALGORITHM, error))
                 raise RefusedError(UNDEFINED, f"the search algorithm failed: {error}") from error
             self._running[held.key] = replace(self._running[held.key], params=asked.params, chosen=asked.chosen)
             return value
@@ -325,9 +327,16 @@ class TrialLedger:
             return is_saved
 
     def tell(self, trial: Trial) -> None:
-        """Tell the study the result of a trial, before `saved`."""
+        """Tell the study the result of a trial, before `saved`.
+
+        Raises:
+            SparkKerasError: The storage of the study, or the algorithm, which gets the result too, has failed.
+        """
         with self._lock, self._leases.paused():
-            self._study.tell(trial)
+            try:
+                self._study.tell(trial)
+            except (Exception, SystemExit) as error:
+                raise _failed(_ALGORITHM, error) from error
 
     def saved(self, number: int) -> None:
         """Count a trial as finished, since it is on storage, or cannot be saved and `fail` was called."""
@@ -420,7 +429,7 @@ class TrialLedger:
             with self._leases.paused():
                 trial = self._study.ask(sorted(self._trials(), key=lambda trial: trial.number))
         except (Exception, SystemExit) as error:
-            self.fail(error if isinstance(error, SparkKerasError) else _failed("the search algorithm (algo=)", error))
+            self.fail(_failed(_ALGORITHM, error))
             return None
         self._exhausted = trial is None
         return trial
@@ -495,6 +504,13 @@ class TrialLedger:
             self.fail(_failed(f"early_stop_fn {early_stop!r}", error))
 
 
-def _failed(what: str, error: BaseException) -> ConfigurationError:
+def _failed(what: str, error: BaseException) -> SparkKerasError:
+    from optuna.exceptions import StorageInternalError  # workers, which have the types of this module, may lack Optuna
+
+    if isinstance(error, SparkKerasError):
+        return error
+    if isinstance(error, StorageInternalError):
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        return StorageError(f"the study (storage=) cannot be read or written: {reason}")
     lines = "".join(traceback.format_exception(error))
     return ConfigurationError(f"{what} failed: {type(error).__name__}: {error}\n\n{lines}")

@@ -12,6 +12,7 @@ import numpy as np
 import optuna
 
 from sparkkeras import arguments
+from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, ModelError, SearchError
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.hypermodel import HyperParameters
@@ -61,16 +62,6 @@ class SearchResults:
         return ranked(self.trials, *self.metrics.values())
 
     @property
-    def pareto_front(self) -> list[Trial]:
-        """The trials that no other one dominates, see `HyperParamModel.pareto_front`."""
-        return pareto_front(self.trials, *self.metrics.values())
-
-    @property
-    def metric(self) -> str | tuple[str, ...]:
-        """The name of the metric; of several, a tuple."""
-        return tuple(self.metrics) if len(self.metrics) > 1 else next(iter(self.metrics))
-
-    @property
     def best(self) -> Trial:
         """The best trial.
 
@@ -79,7 +70,13 @@ class SearchResults:
             SearchError: No trial has a value.
         """
         self._check_single()
-        return self._ranked()[0]
+        found = self.ranked
+        if not found:
+            reason = f" ({self.ledger.reason})" if self.ledger.reason else ""
+            raise SearchError(
+                f"none of the {len(self.trials)} trials has a value{reason}: see trials for errors, and search again."
+            )
+        return found[0]
 
     def _check_single(self) -> None:
         if len(self.metrics) > 1:
@@ -88,34 +85,6 @@ class SearchResults:
                 "the trials that no other one dominates. Its params are trial.params, and minimize keeps its model, "
                 "model_of(trial.number)."
             )
-
-    def _ranked(self) -> list[Trial]:
-        """The trials that have a value, the best first; at least one."""
-        ranked = self.ranked
-        if not ranked:
-            reason = f" ({self.ledger.reason})" if self.ledger.reason else ""
-            raise SearchError(
-                f"none of the {len(self.trials)} trials has a value{reason}: see trials for errors, and search again."
-            )
-        return ranked
-
-    def importances(self, metric: str | None = None) -> dict[str, float]:
-        """The importance of each hyper-parameter, see `HyperParamModel.importances`."""
-        names = tuple(self.metrics)
-        index = 0 if metric is None else names.index(arguments.one_of("metric", metric, names))
-        if len({trial.values[index] for trial in complete(self.ledger.study)}) < 2:
-            raise SearchError("importances need trials with different values: search further.")
-        with quiet():
-            return dict(optuna.importance.get_param_importances(self.ledger.study, target=target(self.metrics, index)))
-
-    def plot(self, path: str | Path) -> None:
-        """Plot the search, see `HyperParamModel.plot`."""
-        from sparkkeras.hyperopt.plot import plot_study
-
-        self._ranked()
-        if not complete(self.ledger.study):
-            raise SearchError("a plot needs a trial that was neither pruned nor stopped: search further.")
-        plot_study(self.ledger.study, path, self.metrics, self.space.parameters)
 
     def models(self, count: int, load: Load) -> list[keras.Model]:
         """The models of the ``count`` best trials, see `HyperParamModel.best_models`."""
@@ -187,3 +156,111 @@ class SearchResults:
         model.set_weights(list(weights))
         optimizer_variables(model)  # creates them, so that Keras saves and loads the model without a warning
         return model
+
+
+class SearchView:
+    """What users see of the trials of a search, on Spark or in their own loop."""
+
+    _results: SearchResults | None = None
+
+    def _require_results(self) -> SearchResults:
+        if self._results is None:
+            raise SearchError("there are no trials yet: call minimize first.")
+        return self._results
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study of Optuna, for its functions.
+
+        Raises:
+            SearchError: There are no trials yet.
+        """
+        return self._require_results().ledger.study
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials, including running ones, whose status is ``"running"``, in the order of their numbers."""
+        return [] if self._results is None else self._results.trials
+
+    @property
+    def reason(self) -> str:
+        """Why the search ended early, as a message; empty if it did not."""
+        return "" if self._results is None else self._results.ledger.reason
+
+    @property
+    def metric(self) -> str | tuple[str, ...]:
+        """The name of the metric that the search optimizes; ``"loss"`` for an objective; a tuple of several."""
+        metrics = () if self._results is None else tuple(self._results.metrics)
+        return metrics if len(metrics) > 1 else "".join(metrics)
+
+    @property
+    def best_trial(self) -> Trial:
+        """The best trial.
+
+        Raises:
+            ConfigurationError: The search has several metrics: see `pareto_front`.
+            SearchError: No trial has a value yet.
+        """
+        return self._require_results().best
+
+    @property
+    def pareto_front(self) -> list[Trial]:
+        """The trials that no other one dominates, in the order of their first metric, the best first.
+
+        A trial dominates another one if it is better in one metric, and at least as good in all others. With a single
+        metric, these are the best trial, and those with the same value. Empty if no trial has a value yet.
+        """
+        return [] if self._results is None else pareto_front(self._results.trials, *self._results.metrics.values())
+
+    @property
+    def best_params(self) -> Any:
+        """The hyper-parameters of the best trial."""
+        return self.best_trial.params
+
+    @property
+    def best_value(self) -> float:
+        """The value of the metric in the best trial, at its best epoch."""
+        value = self.best_trial.value
+        assert value is not None
+        return value
+
+    @known_arguments
+    def importances(self, metric: str | None = None) -> dict[str, float]:
+        """The importance of each hyper-parameter, the largest first; their sum is 1.
+
+        ``optuna.importance.get_param_importances``, which uses PED-ANOVA.
+
+        Args:
+            metric: The metric, of several; ``None`` is the first.
+
+        Raises:
+            ConfigurationError: The search has no such metric.
+            SearchError: There are no trials with different values.
+        """
+        metrics = self._require_results().metrics
+        names = tuple(metrics)
+        index = 0 if metric is None else names.index(arguments.one_of("metric", metric, names))
+        if len({trial.values[index] for trial in complete(self.study)}) < 2:
+            raise SearchError("importances need trials with different values: search further.")
+        with quiet():
+            return dict(optuna.importance.get_param_importances(self.study, target=target(metrics, index)))
+
+    @known_arguments
+    def plot(self, path: str | Path) -> None:
+        """Plot the search as a PNG: Optuna's charts of the values, the importances and the hyper-parameters.
+
+        With several metrics, the first of them, and the Pareto front.
+
+        Args:
+            path: The local path of the file; it must end in ``.png``.
+
+        Raises:
+            ConfigurationError: matplotlib is not installed.
+            SearchError: No trial has a value yet.
+        """
+        from sparkkeras.hyperopt.plot import plot_study
+
+        results = self._require_results()
+        if not complete(self.study):
+            raise SearchError("a plot needs a trial with a value that was neither pruned nor stopped: search further.")
+        plot_study(self.study, path, results.metrics, results.space.parameters)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkkeras.errors import SearchError
 from sparkkeras.hyperopt.trials import STOPPED, Trial
 
 if TYPE_CHECKING:
@@ -90,9 +89,9 @@ class TrialSaver:
             try:
                 if not has_failed:
                     write()
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 has_failed = True
-                ledger.fail(error if isinstance(error, Exception) else SearchError(f"a sampler has exited: {error}."))
+                ledger.fail(error)
 
         attempt(self._journal.flush)  # a search writes no models before its journal
         while not self._is_cancelled:

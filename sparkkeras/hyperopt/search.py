@@ -19,7 +19,7 @@ from optuna.samplers import BaseSampler
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
-from sparkkeras.errors import ConfigurationError, CustomObjectError, SearchError, counted, warn
+from sparkkeras.errors import ConfigurationError, CustomObjectError, counted, warn
 from sparkkeras.events import EventListener, Events, PhaseStarted
 from sparkkeras.hyperopt.algorithms import make_algorithm, make_pruner, make_storage
 from sparkkeras.hyperopt.arguments import (
@@ -34,13 +34,12 @@ from sparkkeras.hyperopt.data import ReadRows, SearchData, check_columns, prepar
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.progress import SearchProgress, TrialEvents, started
-from sparkkeras.hyperopt.results import SearchResults
+from sparkkeras.hyperopt.results import SearchResults, SearchView
 from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import SearchStudy
-from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import ConnectWorkers, SparkWorkers, Workers
 from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
@@ -56,7 +55,7 @@ Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
 
 
-class HyperParamModel:
+class HyperParamModel(SearchView):
     """Searches hyper-parameters on the workers of a Spark cluster.
 
     The whole search is one Spark job. A worker asks the driver for a new trial as soon as it is free, and the search
@@ -131,7 +130,6 @@ class HyperParamModel:
         self.safe_mode = safe_mode
         self.seed: int | None = None
         self.seconds = 0.0
-        self._results: SearchResults | None = None
 
     def __repr__(self) -> str:
         return f"HyperParamModel(num_workers={self.num_workers}, trials={len(self.trials)})"
@@ -203,8 +201,8 @@ class HyperParamModel:
             sample_weight: The sample weight column of a DataFrame, as in `SparkModel.fit`.
             algo: The search algorithm, by name: Optuna's ``"tpe"`` (multivariate, for groups of conditional
                 hyper-parameters), ``"random"``, ``"cmaes"``, ``"gp"``, ``"nsgaii"``, hyperopt's ``"anneal"``, ``"atpe"``. Or
-                a sampler of Optuna, which has its own seed, or a suggest function of hyperopt, such as
-                ``hyperopt.tpe.suggest``, which needs ``space``.
+                a sampler of Optuna, which has its own seed (a new object for each search: it may keep what it knows of a
+                study), or a suggest function of hyperopt, such as ``hyperopt.tpe.suggest``, which needs ``space``.
             pruner: Ends unpromising trials early, a pruner of Optuna or its name: ``"median"``, ``"percentile"``,
                 ``"asha"`` (successive halving), ``"hyperband"``, ``"patient"``. A step is an epoch, counted from 1.
             seed: The random seed: with the same seed and one worker, a search has the same trials. ``None`` draws one.
@@ -324,61 +322,6 @@ class HyperParamModel:
         return self.best_model if len(metrics) == 1 else None
 
     @property
-    def trials(self) -> list[Trial]:
-        """All trials, including running ones, in the order of their numbers."""
-        return [] if self._results is None else self._results.trials
-
-    @property
-    def study(self) -> optuna.Study:
-        """The study of Optuna, for its functions.
-
-        Raises:
-            SearchError: There are no trials yet.
-        """
-        return self._require_results().ledger.study
-
-    @property
-    def reason(self) -> str:
-        """Why the search ended early, as a message; empty if it did not."""
-        return "" if self._results is None else self._results.ledger.reason
-
-    @property
-    def metric(self) -> str | tuple[str, ...]:
-        """The name of the metric that the search optimizes; ``"loss"`` for an objective; a tuple of several."""
-        return "" if self._results is None else self._results.metric
-
-    @property
-    def best_trial(self) -> Trial:
-        """The best trial.
-
-        Raises:
-            ConfigurationError: The search has several metrics: see `pareto_front`.
-            SearchError: No trial has a value yet.
-        """
-        return self._require_results().best
-
-    @property
-    def pareto_front(self) -> list[Trial]:
-        """The trials that no other one dominates, in the order of their first metric, the best first.
-
-        A trial dominates another one if it is better in one metric, and at least as good in all others. With a single
-        metric, these are the best trial, and those with the same value. Empty if no trial has a value yet.
-        """
-        return [] if self._results is None else self._results.pareto_front
-
-    @property
-    def best_params(self) -> Any:
-        """The hyper-parameters of the best trial."""
-        return self.best_trial.params
-
-    @property
-    def best_value(self) -> float:
-        """The value of the metric in the best trial, at its best epoch."""
-        value = self.best_trial.value
-        assert value is not None
-        return value
-
-    @property
     def best_model(self) -> keras.Model | None:
         """The best trial's model, loaded anew at each access; ``None`` if it was not kept."""
         number = self.best_trial.number
@@ -417,43 +360,8 @@ class HyperParamModel:
         """
         return self._require_results().model_of(number, self._load)
 
-    @known_arguments
-    def importances(self, metric: str | None = None) -> dict[str, float]:
-        """The importance of each hyper-parameter, the largest first; their sum is 1.
-
-        ``optuna.importance.get_param_importances``, which uses PED-ANOVA.
-
-        Args:
-            metric: The metric, of several; ``None`` is the first.
-
-        Raises:
-            ConfigurationError: The search has no such metric.
-            SearchError: There are no trials with different values.
-        """
-        return self._require_results().importances(metric)
-
-    @known_arguments
-    def plot(self, path: str | Path) -> None:
-        """Plot the search as a PNG: Optuna's charts of the values, the importances and the hyper-parameters.
-
-        With several metrics, the first of them, and the Pareto front.
-
-        Args:
-            path: The local path of the file; it must end in ``.png``.
-
-        Raises:
-            ConfigurationError: matplotlib is not installed.
-            SearchError: No trial has a value yet.
-        """
-        self._require_results().plot(path)
-
     def _load(self, data: bytes) -> keras.Model:
         return load_bytes(data, self.custom_objects, safe_mode=self.safe_mode)
-
-    def _require_results(self) -> SearchResults:
-        if self._results is None:
-            raise SearchError("there are no trials yet: call minimize first.")
-        return self._results
 
     def _search(
         self,

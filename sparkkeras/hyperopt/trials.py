@@ -65,7 +65,6 @@ class Trial:
 
     def __post_init__(self) -> None:
         """Keep ``values`` consistent with ``value``, which is enough for a single metric. Journals have lists for tuples."""
-        object.__setattr__(self, "intermediate_values", tuple(self.intermediate_values))
         given, values = () if self.value is None else (self.value,), tuple(self.values)
         if len(values) > 1 and given and values[:1] != given:
             raise ValueError(f"value={self.value} is not the first of values={values}")

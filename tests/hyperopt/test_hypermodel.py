@@ -141,6 +141,7 @@ def test_an_object_with_a_method_build_is_accepted():
         (lambda hp: hp.Choice("c", []), r"choice\(\) has no options"),
         (lambda hp: hp.Choice("c", [dict, "x"]), r"hp.Choice\('c'\): .*class 'dict'.*expected numbers or strings"),
         (lambda hp: hp.Choice("c", [(1, 2), (3,)]), r"hp.Choice\('c'\): \(1, 2\).*expected numbers or strings"),
+        (lambda hp: hp.Int("n", 1, 9, steps=2), r"hp.Int\('n'\): the argument 'steps'. Known: .* Did you mean 'step'"),
         (lambda hp: hp.name_scope("a"), "hp.name_scope is not supported. Known: 'Boolean', 'Choice', .*'conditional_scope'"),
         (lambda hp: hp.Int("n", 9, 1), r"integer\(9, 1\): low must be smaller than high"),
         (
@@ -153,6 +154,10 @@ def test_an_object_with_a_method_build_is_accepted():
 def test_what_cannot_be_searched_fails_the_trials(function, message):
     with pytest.raises((ConfigurationError, SearchError), match=message):
         minimize(function, 2)
+
+
+def test_code_can_ask_whether_a_method_is_supported():
+    assert not hasattr(HyperParameters({}), "name_scope")
 
 
 def test_a_trial_fails_if_a_hyper_parameter_has_another_range_than_before():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ from sparkkeras.errors import (
     CustomObjectError,
     DataError,
     SearchError,
+    StorageError,
     UnknownArgumentError,
 )
 from sparkkeras.hyperopt import (
@@ -804,6 +806,20 @@ def test_several_searches_share_a_storage(tmp_path):
     assert study.trials[running.number].state.name == "RUNNING"
     with pytest.raises(ConfigurationError, match="storage= holds another search: its seed differs"):
         search(7, seed=2)
+
+
+@pytest.mark.parametrize("table", ["trial_intermediate_values", "trial_user_attributes"])
+def test_a_database_that_fails_ends_the_search(tmp_path, table):
+    def objective(params):
+        with sqlite3.connect(tmp_path / "search.db") as database:
+            database.execute(f"drop table {table}")
+        report(0.5)
+        return 1.0
+
+    search = HyperParamModel(LocalWorkers())
+    url = f"sqlite:///{tmp_path}/search.db"
+    with pytest.raises(StorageError, match=rf"the study \(storage=\) cannot be read or written: .*no such table: {table}"):
+        search.minimize(objective=objective, space=SPACE, max_evals=2, storage=url, verbose=0)
 
 
 @pytest.mark.parametrize("given", ["postgresql://me:secret@nowhere/db", 7])
