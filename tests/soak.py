@@ -53,7 +53,10 @@ SHARDS = {
 LOWEST = ["-m", "not programs and not cluster and not connect", "-n", "2", "--dist", "loadfile", "-W", "default"]
 """The pytest arguments of the shard with the lowest versions: the default suite. Old libraries warn beside newer ones."""
 
-NOT_SOAK = {"lowest", "mutants"}
+MUTANTS = {"mutants": (), "random_mutants": ("--random", "200")}
+"""The arguments of the shards that check whether the default suite detects bugs."""
+
+NOT_SOAK = {"lowest", *MUTANTS}
 """The shards that run the default suite, without the soak tests."""
 
 
@@ -71,8 +74,8 @@ def sources(root: Path = ROOT) -> str:
 
 def command(shard: str, finished: Path) -> list[str]:
     """The Python arguments that run a shard; ``finished`` is the file that records passed tests."""
-    if shard == "mutants":
-        return ["-m", "tests.mutants.run", "--resume", str(finished)]
+    if shard in MUTANTS:
+        return ["-m", "tests.mutants.run", "--resume", str(finished), *MUTANTS[shard]]
     if shard == "lowest":
         return ["-m", "pytest", "--finished", str(finished), *LOWEST]
     return ["-m", "pytest", "-m", "soak", "-s", "--timeout=1800", "--finished", str(finished), *SHARDS[shard]]
@@ -98,7 +101,7 @@ def run(shard: str, folder: Path, extra: list[str]) -> bool:
     if shard == "hadoop":  # which packs the backend for the nodes: JAX has a fifth of the size of TensorFlow
         environment.setdefault("KERAS_BACKEND", "jax")
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:  # pytest keeps those of its last three runs only
-        files = [] if shard == "mutants" else [f"--basetemp={temporary}/{shard}"]
+        files = [] if shard in MUTANTS else [f"--basetemp={temporary}/{shard}"]
         arguments = [*command(shard, folder / shard), *files, *extra]
         code = subprocess.run([python, *arguments], cwd=ROOT, env=environment).returncode
     passed = code in (0, NO_TESTS_COLLECTED)
@@ -114,7 +117,7 @@ NO_TESTS_COLLECTED = 5
 
 
 def main() -> int:
-    names = [*SHARDS, "lowest", "mutants"]
+    names = [*SHARDS, *sorted(NOT_SOAK)]
     parser = argparse.ArgumentParser(prog="scripts/soak", description="Run the soak tests in shards.")
     parser.add_argument("shards", nargs="*", metavar="shard", help=f"shards to run (default: all): {', '.join(names)}")
     parser.add_argument("--list", action="store_true", help="list the shards and whether they have passed")

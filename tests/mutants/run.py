@@ -1,7 +1,7 @@
 """Mutation testing: checks that the test suite detects realistic bugs in the product code.
 
     python -m tests.mutants.run                      all listed mutants
-    python -m tests.mutants.run --random 200         that many of all small changes to the core, drawn with --seed
+    python -m tests.mutants.run --random 200         that many of all small changes, drawn with --seed
     python -m tests.mutants.run --list               list them
     python -m tests.mutants.run NAME ...             some of them, by name or by a pattern such as 'ledger-*'
     python -m tests.mutants.run --resume FILE        append each result to FILE, and skip mutants with a result there
@@ -37,7 +37,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.mutants.operators import changes, functions
@@ -49,28 +49,6 @@ PYTEST = (
     "-m", "not programs", "-o", "addopts=--import-mode=importlib",
 )  # fmt: skip
 KILLED, TIMEOUT, SURVIVED, MISFIT, ERROR = "killed", "killed (timeout)", "survived", "does not apply", "error"
-
-
-CORE = {
-    "parameter.rules": ("tests/parameter/test_rules.py",),
-    "parameter.ledger": (
-        "tests/parameter/test_ledger.py",
-        "tests/parameter/test_cuts.py",
-        "tests/parameter/test_ledger_chaos.py",
-    ),
-    "parameter.store": ("tests/parameter/test_store.py",),
-    "parameter.service": ("tests/parameter/test_service.py",),
-    "rpc.wire": ("tests/rpc/test_wire.py",),
-    "rpc.leases": ("tests/rpc/test_leases.py", "tests/parameter/test_ledger.py"),
-    "sparkkeras.weights": ("tests/test_weights.py",),
-    "modeling.metrics": ("tests/modeling/test_metrics.py",),
-    "training.averaging": ("tests/training/test_averaging.py",),
-    "data.order": ("tests/data/test_order.py",),
-    "data.placement": ("tests/data/test_placement.py",),
-    "checkpoints.store": ("tests/checkpoints",),
-    "checkpoints.values": ("tests/checkpoints",),
-}
-"""The modules of which random mutants are made, and the tests that should detect them."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +112,23 @@ class Code:
         return [(f"{module}.{name}", function) for name, function in functions(tree)]
 
     def drawn(self, count: int, seed: int) -> list[Mutant]:
-        """Random mutants of `CORE`."""
-        known = dict[tuple[str, str, str], tuple[str, ...]]()
-        for module, tests in CORE.items():
-            (file,) = (file for file in self.texts if f"/{file}".endswith(f"/{module.replace('.', '/')}.py"))
-            for name, function in self.named(file, ast.parse(self.texts[file])):
-                known |= {(name, operator, at): tests for operator, at, _ in changes(function)}
+        """Random mutants of the modules that have tests; see `_tests_of`."""
+        known = {
+            (name, operator, at): tests
+            for file, text in self.texts.items()
+            if (tests := _tests_of(file))
+            for name, function in self.named(file, ast.parse(text))
+            for operator, at, _ in changes(function)
+        }
         found = random.Random(seed).sample(sorted(known), count)
         return [Mutant(f"random-{number}", *change, known[change]) for number, change in enumerate(found, 1)]
+
+
+def _tests_of(file: str) -> tuple[str, ...]:
+    """The tests of a module, and those of its package, as far as they exist."""
+    package, _, module = file.removeprefix("sparkkeras/").removesuffix(".py").rpartition("/")
+    own, all_of_package = Path("tests", package, f"test_{module}.py"), Path("tests", package.partition("/")[0])
+    return tuple(each.as_posix() for each in (own, *([all_of_package] if package else [])) if (ROOT / each).exists())
 
 
 @dataclass(frozen=True)
@@ -283,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.run", description="Check that the tests detect bugs.")
     parser.add_argument("names", nargs="*", default=["*"], help="names of mutants, or patterns (default: all)")
     parser.add_argument("--list", action="store_true", help="list the mutants without running them")
-    parser.add_argument("--random", type=int, metavar="COUNT", help="draw that many of all small changes to the core")
+    parser.add_argument("--random", type=int, metavar="COUNT", help="draw that many of all small changes")
     parser.add_argument("--seed", type=int, default=1, help="the seed of --random (default: 1)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="append results to FILE, and skip mutants it contains")
     given = parser.parse_args(arguments)
@@ -304,7 +291,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with copied() as tree:
         runner = Runner(tree, resume)
         for number, mutant in enumerate(chosen, 1):
-            result = runner.run(mutant)
+            stages = [mutant] if given.random is None else [replace(mutant, tests=(each,)) for each in mutant.tests]
+            for stage in stages:  # the tests of its module, then those of its package
+                result = runner.run(stage)
+                if result.outcome != SURVIVED:
+                    break
             outcomes[result.outcome] += 1
             change = "" if result.outcome in (KILLED, TIMEOUT) else f"{mutant.function}: {mutant.operator} {mutant.at}"
             sys.stdout.write(
