@@ -166,8 +166,8 @@ def test_the_tree_is_small_at_the_top_and_packages_say_what_they_are_for():
 KINDS = {"RemoteCluster", "active_remote_session", "is_remote", "uses_connect"}
 """What tells classic Spark and Spark Connect apart."""
 
-MAY_TELL_KINDS_APART = {"spark", "diagnostics", "hyperopt"}
-"""What hides the difference, what reports it to people, and the search, whose workers are to follow."""
+MAY_TELL_KINDS_APART = {"spark", "diagnostics"}
+"""What hides the difference, and what reports it to people."""
 
 HIDE_KINDS = {"arrays.py", "connect_partitions.py", "connect_values.py", "spark_dataset.py"}
 

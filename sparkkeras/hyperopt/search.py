@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 import time
 import uuid
@@ -40,7 +39,7 @@ from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import SearchStudy
-from sparkkeras.hyperopt.workers import ConnectWorkers, SparkWorkers, Workers
+from sparkkeras.hyperopt.workers import ClusterWorkers, Workers
 from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions, ServerOptions
@@ -48,8 +47,9 @@ from sparkkeras.sources.copies import copied
 from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.sources.source import is_distributed
 from sparkkeras.spark.activity import watching_spark
-from sparkkeras.spark.connect import active_remote_session, is_remote
+from sparkkeras.spark.connect import active_cluster, cluster_of
 from sparkkeras.spark.connectivity import serving
+from sparkkeras.worker.device import forking_environment
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
@@ -419,14 +419,14 @@ def _workers_factory(sc: Any, cores: int | None, gpus: int | None) -> Callable[[
     """A factory of the workers; `minimize` calls it, since it may start Spark."""
     if isinstance(sc, Workers):
         return lambda: sc
-    given = active_remote_session() if sc is None else sc
-    if given is not None and is_remote(given):
-        return functools.partial(ConnectWorkers, given, cores, gpus)
-    if given is not None and not hasattr(given, "parallelize"):
-        if not hasattr(given, "sparkContext"):
-            raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
-        given = given.sparkContext
-    return functools.partial(SparkWorkers, given, cores, gpus)
+    if sc is not None and not hasattr(sc, "parallelize") and not hasattr(sc, "createDataFrame"):
+        raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
+
+    def made() -> Workers:
+        cluster = active_cluster(forking_environment) if sc is None else cluster_of(sc, forking_environment)
+        return ClusterWorkers(cluster.with_task(cores, gpus, "trial"))
+
+    return made
 
 
 @contextmanager

@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import Dataset, DriverAddress, Running, Task
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
 from sparkkeras.data.values import DelayedValue
-from sparkkeras.errors import ClusterError, ConfigurationError, DataError, counted
+from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.hyperopt.data import ReadRows, source_of
 from sparkkeras.hyperopt.subprocess_task import InNewPython
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.launchers import check_connection
-from sparkkeras.sources.copies import KeptRows, kept
+from sparkkeras.sources.copies import kept
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.spark_dataset import SparkDataset, SparkResults, over, without_rows
 from sparkkeras.sources.tasks import Collect
-from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster, check_session
-from sparkkeras.spark.connectivity import check_connectivity
-from sparkkeras.spark.settings import TaskResources
+from sparkkeras.spark.connect import AnyCluster
+from sparkkeras.spark.connectivity import CONFIGURE_SERVER
 from sparkkeras.worker import device
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 R = TypeVar("R")
 
@@ -73,10 +68,18 @@ class Workers(Protocol):
 
 
 class ClusterWorkers:
-    """Runs the workers as tasks on a cluster: what `SparkWorkers` and `ConnectWorkers` have in common."""
+    """Runs the workers as tasks of one job on a cluster.
+
+    If this process is not Spark's driver, each task starts a new Python, from which it forks the trials.
+
+    Args:
+        cluster: The cluster, with tasks of the resources of a trial.
+    """
 
     in_child_processes = True
-    _cluster: AnyCluster
+
+    def __init__(self, cluster: AnyCluster) -> None:
+        self._cluster = cluster
 
     @property
     def free_slots(self) -> int:
@@ -92,133 +95,44 @@ class ClusterWorkers:
         """Call a function in a new thread, whose jobs can be cancelled."""
         return self._cluster.background(call)
 
-
-class SparkWorkers(ClusterWorkers):
-    """Runs the workers as tasks of one Spark job.
-
-    Args:
-        context: The SparkContext; ``None`` uses the active one, or starts one on this machine.
-        cores: The CPU cores of each worker; ``None``: those of a task.
-        gpus: The GPUs of each worker; ``None``: those of a task.
-
-    Raises:
-        ClusterError: The context was stopped, or its workers lack Keras.
-        ConfigurationError: Spark cannot give a worker as many cores or GPUs, or allocates executors dynamically.
-    """
-
-    def __init__(self, context: Any, cores: int | None = None, gpus: int | None = None) -> None:
-        self._cluster: Cluster = Cluster(context, device.forking_environment)
-        self._of_task = self._cluster.task_cores
-        self._resources: TaskResources | None = None
-        if cores is not None or gpus is not None:
-            self._resources = self._checked(cores or self._of_task, gpus)
-            self._cluster = Cluster(self._cluster.context, device.forking_environment, self._resources)
-
-    def _checked(self, cores: int, gpus: int | None) -> TaskResources:
-        cluster, conf = self._cluster, self._cluster.context.getConf()
-        if cores < self._of_task:
-            raise ConfigurationError(
-                f"cores_per_trial={cores}, and each task of this Spark has {self._of_task} (spark.task.cpus): a trial has at"
-                " least these."
-            )
-        if not cluster.is_local:
-            if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-                raise ConfigurationError(
-                    "cores_per_trial= and gpus_per_trial= with spark.dynamicAllocation.enabled=true: Spark would start "
-                    "executors for this search alone. Turn it off, or set spark.task.cpus and "
-                    "spark.task.resource.gpu.amount."
-                )
-            of_task = float(conf.get("spark.task.resource.gpu.amount", "0") or 0)
-            resources = TaskResources(cores, gpus or of_task or None)
-            resources.slots(cluster.context)
-            return resources
-        if gpus is not None:
-            raise ConfigurationError(
-                f"gpus_per_trial={gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not "
-                f"with the master {cluster.context.master!r}, where all trials see all GPUs: omit it, and use num_workers=1."
-            )
-        if cores > (all_cores := cluster.slots * self._of_task):
-            raise ConfigurationError(
-                f"cores_per_trial={cores}, but the master {cluster.context.master!r} has {counted(all_cores, 'core')}."
-            )
-        return TaskResources(cores)
-
-    @property
-    def free_slots(self) -> int:
-        """The number of workers for which there are free task slots."""
-        free = self._cluster.free_slots
-        if self._resources is None:
-            return free
-        if self._cluster.is_local:
-            return max(1, free * self._of_task // self._resources.cores)
-        busy = self._cluster.slots - free
-        return max(1, self._resources.slots(self._cluster.context) - busy)
-
     def dataset(self, count: int) -> Dataset:
-        """An empty Spark dataset with ``count`` partitions."""
-        return without_rows(self._cluster, count)
+        """Tasks without rows."""
+        made = without_rows(self._cluster, count)
+        return made if self._cluster.is_driver_here else InNewPythons(made.partitions)
 
     def check_connection(self, count: int, address: Address) -> None:
         """Have the workers connect, if they are on other machines, or the user has set the address."""
-        if not self.driver.is_local or address.host != self.driver.host:
-            check_connectivity(self.dataset(count), address)
+        is_own = address.host == self.driver.host and self.driver.is_local
+        if not (is_own and self._cluster.is_driver_here):
+            check_connection(over(self._cluster, (), count), address, _WITHOUT_CONNECTION, CONFIGURE_SERVER)
 
     @contextmanager
-    def keep(self, data: Any, named: ColumnMapping, number: int) -> Iterator[KeptRows]:
-        """Have Spark keep the rows of an RDD or a DataFrame."""
+    def keep(self, data: Any, named: ColumnMapping, number: int) -> Iterator[ReadRows]:
+        """Have Spark keep the rows of an RDD or a DataFrame; with Spark Connect, collect them."""
         with source_of(data, device.forking_environment, named).dataset() as dataset:
             assert isinstance(dataset, SparkDataset)
+            if not self._cluster.is_driver_here:
+                yield CollectedRows(_collected(dataset))
+                return
             with kept(dataset, number) as rows:
-                yield replace(rows, cluster=self._cluster)
+                yield replace(rows, cluster=cast(Any, self._cluster))
 
 
-class ConnectWorkers(ClusterWorkers):
-    """Runs the workers as tasks of one query, each of which starts a new Python, from which it forks the trials.
-
-    Args:
-        session: The Spark Connect session.
-        cores: The CPU cores of each worker; must be ``None``.
-        gpus: The GPUs of each worker; must be ``None``.
-
-    Raises:
-        ClusterError: The session was stopped, or its workers lack Keras.
-        ConfigurationError: Cores or GPUs are given.
-    """
-
-    def __init__(self, session: SparkSession, cores: int | None = None, gpus: int | None = None) -> None:
-        if cores is not None or gpus is not None:
-            raise ConfigurationError(
-                "cores_per_trial= and gpus_per_trial= need a SparkContext, which Spark Connect does not have: a trial has "
-                "the cores and GPUs of a task, spark.task.cpus and spark.task.resource.gpu.amount of the server."
-            )
-        check_session(session)
-        self._cluster: RemoteCluster = RemoteCluster(session, device.forking_environment)
-
-    def dataset(self, count: int) -> Dataset:
-        """Tasks without rows, each in a new Python."""
-        return InNewPythons(over(self._cluster, (), count))
-
-    def check_connection(self, count: int, address: Address) -> None:
-        """Check that tasks can connect to this process."""
-        check_connection(over(self._cluster, (), count), address, _WITHOUT_CONNECTION)
-
-    @contextmanager
-    def keep(self, data: Any, named: ColumnMapping, number: int) -> Iterator[CollectedRows]:
-        """Collect the rows of a DataFrame."""
-        with source_of(data, device.forking_environment, named).dataset() as dataset:
-            try:
-                block = concatenate_alike(dataset.run(Collect()).collect())
-            except ClusterError as error:
-                if "maxResultSize" not in str(error):
-                    raise
-                raise ConfigurationError(
-                    "with Spark Connect, the rows of a search pass through this process, and these are more than "
-                    "spark.driver.maxResultSize of the server allows: search on a sample, raise the limit, or give a "
-                    "function that reads the data on the workers."
-                ) from error
-        if block is None:
-            raise DataError("the data has no rows.")
-        yield CollectedRows(block)
+def _collected(dataset: SparkDataset) -> Block:
+    """All rows of a dataset, in this process."""
+    try:
+        block = concatenate_alike(dataset.run(Collect()).collect())
+    except ClusterError as error:
+        if "maxResultSize" not in str(error):
+            raise
+        raise ConfigurationError(
+            "with Spark Connect, the rows of a search pass through this process, and these are more than "
+            "spark.driver.maxResultSize of the server allows: search on a sample, raise the limit, or give a function that "
+            "reads the data on the workers."
+        ) from error
+    if block is None:
+        raise DataError("the data has no rows.")
+    return block
 
 
 _WITHOUT_CONNECTION = (

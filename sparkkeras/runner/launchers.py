@@ -78,19 +78,20 @@ class TaskLauncher:
         return cluster.background(run)
 
 
-def check_connection(tasks: Partitions, address: Address, otherwise: str) -> None:
+def check_connection(tasks: Partitions, address: Address, otherwise: str, advice: str = CONFIGURE_DRIVER) -> None:
     """Check that tasks can connect to a server in this process.
 
     Args:
         tasks: The partitions over which they run.
         address: The address of the server.
         otherwise: What to do if they cannot connect to a client of Spark Connect, for the message.
+        advice: What to do if they cannot connect to Spark's driver.
 
     Raises:
         DriverConnectionError: Some of them cannot.
     """
     client = f"The driver is this process, a client of Spark Connect: {otherwise}"
-    advice = CONFIGURE_DRIVER if tasks.cluster.is_driver_here else client
+    advice = advice if tasks.cluster.is_driver_here else client
     check_reached(address, lambda check: tasks.run(Pass(check, tasks.cluster.task_cores)), advice)
 
 

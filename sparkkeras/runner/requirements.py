@@ -6,7 +6,7 @@ import time
 
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.spark.connect import AnyCluster
-from sparkkeras.spark.settings import Settings, is_local
+from sparkkeras.spark.settings import Settings, is_local, task_gpus
 
 REGISTER_SECONDS = 10.0
 """How long executors have to register, before a barrier stage has too few slots."""
@@ -45,7 +45,7 @@ def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_wo
     Raises:
         ConfigurationError: Spark has too few slots.
     """
-    if gpus_per_worker is not None and _gpus_of_tasks(settings):
+    if gpus_per_worker is not None and task_gpus(settings):
         return  # the known slots are those of tasks with this number of GPUs
     if not cluster.is_driver_here and settings.get("spark.default.parallelism", ""):
         return  # which replaces the number of slots where they are counted by a query
@@ -85,15 +85,10 @@ def check_gpus(settings: Settings, ranks: int, gpus_per_worker: int | None) -> N
             f"gpus_per_worker={gpus_per_worker} requests GPUs by a resource profile, which Spark supports on standalone "
             f"clusters, YARN and Kubernetes, and not with the master {master!r}: use {here}."
         )
-    if gpus_per_worker is None and not _gpus_of_tasks(settings):
+    if gpus_per_worker is None and not task_gpus(settings):
         if is_local(master):
             raise ConfigurationError(f"use_gpu=True, but Spark assigns no GPUs with the master {master!r}: use {here}.")
         raise ConfigurationError(
             "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "
             "spark.executor.resource.gpu.amount when the session starts, or pass gpus_per_worker=."
         )
-
-
-def _gpus_of_tasks(settings: Settings) -> float:
-    """The number of GPUs that Spark assigns to each task without a resource profile."""
-    return float(settings.get("spark.task.resource.gpu.amount", "0") or 0)

@@ -29,10 +29,10 @@ from sparkkeras.data.block import INLINE_BYTES
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.data.values import Pickled, ValueFile
-from sparkkeras.errors import ClusterError, warn
+from sparkkeras.errors import ClusterError, ConfigurationError, counted, warn
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.job_errors import interruptible, quietly, translated, without_failures
-from sparkkeras.spark.settings import Settings, TaskResources, is_local, uses_connect
+from sparkkeras.spark.settings import Settings, TaskResources, is_local, task_gpus, uses_connect
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.worker.device import Environment, forking_environment, worker_environment
 
@@ -80,7 +80,7 @@ class Cluster:
     ) -> None:
         self.context = context or active_context()
         check_running(self.context)
-        self._resources = resources
+        self._resources, self._of_environment = resources, environment
         self.task_cores = _settings_of(self.context).task_cores if resources is None else resources.cores
         self._environment = {**environment(self.task_cores), **TRAINING_WORKERS}
         worker_checks.equip(self.context, self._probe, self._send_package)
@@ -124,6 +124,44 @@ class Cluster:
             return rdd
         return rdd.withResources(self._resources.profile())
 
+    def with_task(self, cores: int | None, gpus: int | None, unit: str) -> Cluster:
+        """The same cluster, whose tasks have this number of CPU cores and GPUs; ``None``: as Spark is configured.
+
+        Args:
+            cores: The CPU cores.
+            gpus: The GPUs.
+            unit: What runs in a task, for messages: ``"trial"`` if the arguments are called ``cores_per_trial``.
+
+        Raises:
+            ConfigurationError: Spark cannot give a task as many cores or GPUs, or allocates executors dynamically.
+        """
+        if cores is None and gpus is None:
+            return self
+        of_task, conf, master = self.task_cores, self.settings, self.context.master
+        cores = of_task if cores is None else cores
+        if cores < of_task:
+            raise ConfigurationError(
+                f"cores_per_{unit}={cores}, and each task of this Spark has {of_task} (spark.task.cpus): a {unit} has at "
+                "least these."
+            )
+        if self.is_local:
+            if gpus is not None:
+                raise ConfigurationError(
+                    f"gpus_per_{unit}={gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not with "
+                    f"the master {master!r}, where every {unit} sees all GPUs: omit it, and use num_workers=1."
+                )
+            if cores > (most := self.slots * of_task):
+                raise ConfigurationError(f"cores_per_{unit}={cores}, but the master {master!r} has {counted(most, 'core')}.")
+            return Cluster(self.context, self._of_environment, TaskResources(cores))
+        if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+            raise ConfigurationError(
+                f"cores_per_{unit}= and gpus_per_{unit}= with spark.dynamicAllocation.enabled=true: Spark would start "
+                "executors for this call alone. Turn it off, or set spark.task.cpus and spark.task.resource.gpu.amount."
+            )
+        resources = TaskResources(cores, gpus or task_gpus(conf) or None)
+        resources.slots(self.context)  # raises ConfigurationError if no executor has room for one
+        return Cluster(self.context, self._of_environment, resources)
+
     def forking(self) -> Cluster:
         """The same cluster, with workers that fork a process for each piece of work."""
         return Cluster(self.context, forking_environment)
@@ -139,7 +177,12 @@ class Cluster:
             if not busy:
                 break
             time.sleep(_LOOK_SECONDS)
-        return max(1, self.slots - busy)
+        resources, slots = self._resources, self.slots
+        if resources is None:
+            return max(1, slots - busy)
+        if self.is_local:
+            return max(1, (slots - busy) * _settings_of(self.context).task_cores // resources.cores)
+        return max(1, resources.slots(self.context) - busy)
 
     @property
     def driver(self) -> DriverAddress:

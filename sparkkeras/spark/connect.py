@@ -34,6 +34,7 @@ from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
@@ -130,6 +131,19 @@ class RemoteCluster:
     def _send_package(self) -> None:
         with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
             self.session.addArtifacts(worker_checks.pack_package(folder), pyfile=True)
+
+    def with_task(self, cores: int | None, gpus: int | None, unit: str) -> RemoteCluster:
+        """This cluster; see `Cluster.with_task`.
+
+        Raises:
+            ConfigurationError: Cores or GPUs are given.
+        """
+        if cores is not None or gpus is not None:
+            raise ConfigurationError(
+                f"cores_per_{unit}= and gpus_per_{unit}= need a SparkContext, which Spark Connect does not have: a {unit} "
+                "has the cores and GPUs of a task, spark.task.cpus and spark.task.resource.gpu.amount of the server."
+            )
+        return self
 
     def forking(self) -> RemoteCluster:
         """This cluster: its workers fork no processes."""
@@ -347,16 +361,18 @@ AnyCluster = Cluster | RemoteCluster
 """The cluster of a dataset."""
 
 
-def cluster_of(session: SparkSession, environment: Environment = worker_environment) -> AnyCluster:
-    """The cluster of a session, of Spark Connect or not.
+def cluster_of(given: SparkSession | SparkContext, environment: Environment = worker_environment) -> AnyCluster:
+    """The cluster of a session, of Spark Connect or not, or of a SparkContext.
 
     Raises:
         ClusterError: The session was stopped, or workers lack Keras or its backend, or run another Python version.
     """
-    if is_remote(session):
-        check_session(session)
-        return RemoteCluster(session, environment)
-    return Cluster(session.sparkContext, environment)
+    if hasattr(given, "parallelize"):
+        return Cluster(given, environment)
+    if is_remote(given):
+        check_session(given)
+        return RemoteCluster(given, environment)
+    return Cluster(given.sparkContext, environment)
 
 
 def active_cluster(environment: Environment = worker_environment, otherwise: str = "") -> AnyCluster:

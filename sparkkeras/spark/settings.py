@@ -53,6 +53,11 @@ def worker_ports(settings: Settings) -> range | None:
     return range(int(found[1]), int(found[2]) + 1)
 
 
+def task_gpus(settings: Settings) -> float:
+    """The number of GPUs that Spark assigns to each task without a resource profile."""
+    return float(settings.get("spark.task.resource.gpu.amount", "0") or 0)
+
+
 @dataclass(frozen=True)
 class TaskResources:
     """The resources of each task of a job.
