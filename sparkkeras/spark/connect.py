@@ -34,7 +34,6 @@ from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
@@ -361,8 +360,8 @@ AnyCluster = Cluster | RemoteCluster
 """The cluster of a dataset."""
 
 
-def cluster_of(given: SparkSession | SparkContext, environment: Environment = worker_environment) -> AnyCluster:
-    """The cluster of a session, of Spark Connect or not, or of a SparkContext.
+def cluster_of(given: Any, environment: Environment = worker_environment) -> AnyCluster:
+    """The cluster of a SparkSession, of Spark Connect or not, or of a SparkContext.
 
     Raises:
         ClusterError: The session was stopped, or workers lack Keras or its backend, or run another Python version.
