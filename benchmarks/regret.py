@@ -40,7 +40,7 @@ LINES = {
     "Optuna, 2 pending": ("#228833", ":"),
     "sparkkeras, 2 pending": ("#4477aa", ":"),
 }
-"""The lines of the picture: color and style. With Optuna's default sampler, the trials of sparkkeras are those of Optuna."""
+"""The lines of the picture: color and style."""
 
 
 def summary(samples: Samples) -> str:
@@ -51,7 +51,7 @@ def summary(samples: Samples) -> str:
     lines = [
         "| contestant | mean rank |",
         "| --- | --- |",
-        *(f"| {name} | {_rank(samples, name)} |" for name in names if f"rank: {name}" in samples),
+        *(f"| {name} | {_rank(samples, name)} |" for name in names),
         "",
         f"| regret after | {' | '.join(f'{count} trials' for count in counts)} |",
         f"| --- |{' --- |' * len(counts)}",
@@ -119,7 +119,6 @@ def search_regret(effort: Effort) -> Samples:
     from objectives import OBJECTIVES
     from search_contestants import CONTESTANTS
 
-    ranked = [name for name in CONTESTANTS if "TPESampler" not in name]  # its trials are those of Optuna itself
     trials = max(4, effort.rows(TRIALS))
     samples: Samples = {}
     ranks: list[np.ndarray] = []
@@ -130,10 +129,10 @@ def search_regret(effort: Effort) -> Samples:
         if minimum is None:
             minimum = min(value for turns in values.values() for turn in turns for value in turn)
         regrets = {name: _regrets(turns, minimum) for name, turns in values.items()}
-        ranks.append(_ranks([regrets[name][:, -1] for name in ranked]))
+        ranks.append(_ranks([regrets[name][:, -1] for name in CONTESTANTS]))
         for name, curves in regrets.items():
             samples[f"{key}: {name}"] = [[float(f"{value:.{DIGITS}g}") for value in curve] for curve in curves]
-    for name, by_seed in zip(ranked, np.mean(ranks, axis=0), strict=True):
+    for name, by_seed in zip(CONTESTANTS, np.mean(ranks, axis=0), strict=True):
         samples[f"rank: {name}"] = [[float(rank)] for rank in by_seed]
     return samples
 

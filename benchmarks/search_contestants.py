@@ -24,9 +24,9 @@ Values = list[float]
 """The value of each trial, in the order of the trials."""
 
 
-def with_search(objective: Objective, seed: int, trials: int, *, algo: Callable[[int], Any], pending: int = 1) -> Values:
+def with_search(objective: Objective, seed: int, trials: int, *, algo: str = "tpe", pending: int = 1) -> Values:
     """The values of the trials of sparkkeras's `Search`."""
-    search = Search(objective.space, algo=algo(seed), seed=seed)
+    search = Search(objective.space, algo=algo, seed=seed)
     return _run(search.ask, lambda trial: objective.value(trial.params), search.tell, trials, pending)
 
 
@@ -49,7 +49,7 @@ def with_hyperopt(objective: Objective, seed: int, trials: int) -> Values:
 def with_optuna(objective: Objective, seed: int, trials: int, *, pending: int = 1) -> Values:
     """The values of the trials of a study of Optuna with its default sampler."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=_tpe_sampler(seed))
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     space = labeled(objective.space)
 
     def ask() -> tuple[Any, Any]:
@@ -61,18 +61,12 @@ def with_optuna(objective: Objective, seed: int, trials: int, *, pending: int = 
     )
 
 
-def _tpe_sampler(seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.TPESampler(seed=seed)
-
-
 CONTESTANTS: dict[str, Callable[[Objective, int, int], Values]] = {
-    "random search": lambda *task: with_search(*task, algo=lambda _: "random"),
-    "sparkkeras": lambda *task: with_search(*task, algo=lambda _: "tpe"),
-    "sparkkeras, TPESampler": lambda *task: with_search(*task, algo=_tpe_sampler),
+    "random search": lambda *task: with_search(*task, algo="random"),
+    "sparkkeras": with_search,
     "hyperopt": with_hyperopt,
     "Optuna": with_optuna,
-    "sparkkeras, 2 pending": lambda *task: with_search(*task, algo=lambda _: "tpe", pending=2),
-    "sparkkeras, TPESampler, 2 pending": lambda *task: with_search(*task, algo=_tpe_sampler, pending=2),
+    "sparkkeras, 2 pending": lambda *task: with_search(*task, pending=2),
     "Optuna, 2 pending": lambda *task: with_optuna(*task, pending=2),
 }
 """Each runs a number of trials for a seed, with the defaults of its library except for what is named."""
