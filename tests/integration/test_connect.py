@@ -26,21 +26,10 @@ def test_spark_connect(request, spark, tmp_path, long):
     cases.train_all(spark, tmp_path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment[cases.CLASSIC] = str(tmp_path)
+    marker = "soak" if long else "not soak"
+    options = "-q --tb=short -p no:cacheprovider --timeout=900 --durations=0 --durations-min=0.5"
     done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "pytest",
-                "tests/connect",
-                "-q",
-                "--tb=short",
-                "-p",
-                "no:cacheprovider",
-                "--timeout=900",
-            ),
-            *("--durations=0", "--durations-min=0.5", "-m", "soak" if long else "not soak"),
-        ],
+        [sys.executable, "-m", "pytest", "tests/connect", *options.split(), "-m", marker],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -52,57 +52,38 @@ def python_without(path, *, site_packages):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    """The output of a driver that trains with three kinds of Python: without Keras, another version, without sparkkeras.
-
-    At the end, sparkkeras starts Spark itself, with another python3 on the PATH.
-    """
-    folder = tmp_path_factory.mktemp("deployment")
-    wrong = folder / "bin" / "python3"
+@pytest.mark.programs
+def test_workers_with_three_kinds_of_python(tmp_path):
+    """Without Keras, of another version, and without sparkkeras; then Spark is started, with another python3 on the PATH."""
+    wrong = tmp_path / "bin" / "python3"
     wrong.parent.mkdir()
     wrong.write_text("#!/bin/sh\necho wrong python >&2\nexit 9\n")
     wrong.chmod(0o755)
-    numpy = folder / "only-numpy"
+    numpy = tmp_path / "only-numpy"
     numpy.mkdir()
     for name in ("numpy", "numpy.libs"):
         found = Path(sysconfig.get_paths()["platlib"]) / name
         if found.exists():
             (numpy / name).symlink_to(found)
-    script = folder / "script.py"
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     pythons = [
-        python_without(folder / "bare-python", site_packages=numpy),
+        python_without(tmp_path / "bare-python", site_packages=numpy),
         # Site-packages without the editable install's hook: Keras is installed, sparkkeras is not.
-        python_without(folder / "lacking-python", site_packages=sysconfig.get_paths()["purelib"]),
+        python_without(tmp_path / "lacking-python", site_packages=sysconfig.get_paths()["purelib"]),
     ]
     command = [sys.executable, str(script), *pythons]
     kept = environment(PATH=f"{wrong.parent}:{os.environ['PATH']}")
-    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
-
-
-@pytest.mark.programs
-def test_an_error_names_workers_without_keras(output):
-    assert "ClusterError" in output[0]
-    assert "lack keras and tensorflow" in output[0]
-    assert "PYSPARK_PYTHON" in output[0]
-
-
-@pytest.mark.programs
-def test_workers_with_another_python_version_raise_an_error(output):
-    """The driver reports another version, so that the workers reject it like a real one."""
-    assert "ClusterError Spark's workers run another Python version" in output[1]
-    assert "PYSPARK_PYTHON" in output[1]
-
-
-@pytest.mark.programs
-def test_the_package_is_shipped_to_workers_that_lack_it(output):
-    assert "trained with" in output[2]
-    assert "sparkkeras.zip" in output[2]
-
-
-@pytest.mark.programs
-def test_spark_is_started_for_arrays_with_this_python(output):
-    assert output[3].startswith("{'loss'")
+    lacking, versions, shipped, started = done.stdout.splitlines()
+    assert "ClusterError" in lacking
+    assert "lack keras and tensorflow" in lacking
+    assert "PYSPARK_PYTHON" in lacking
+    # The driver reports another version, so that the workers reject it like a real one.
+    assert "ClusterError Spark's workers run another Python version" in versions
+    assert "PYSPARK_PYTHON" in versions
+    assert "trained with" in shipped
+    assert "sparkkeras.zip" in shipped
+    assert started.startswith("{'loss'")
+    assert "previous Spark session was stopped, so a new one" in done.stderr
