@@ -6,7 +6,6 @@ regardless of the speed of the machine.
 
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +109,6 @@ def check(trained, history, *, epochs=EPOCHS, steps=None, rows=ROWS, validated=0
         assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-def report(*values):
-    """Print measured times; visible with ``pytest -s``."""
-    sys.stderr.write(f"\n{' '.join(map(str, values))}\n")
-
-
 # --- Faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -125,20 +119,12 @@ def worker_number():
     return None if context is None else context.partitionId()  # `transform` runs on the driver, too
 
 
-def attempt_number():
-    from pyspark import TaskContext
-
-    return TaskContext.get().taskAttemptId()
-
-
-def claim(folder, name, text=""):
+def claim(folder, name):
     """Create a marker file; return False if it already exists."""
     try:
-        handle = os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        (Path(folder) / name).touch(exist_ok=False)
     except FileExistsError:
         return False
-    os.write(handle, text.encode())
-    os.close(handle)
     return True
 
 
@@ -163,7 +149,7 @@ class AtPoint(keras.callbacks.Callback):
 
     def passing(self, *point):
         worker = worker_number()
-        if self.points.get(worker) == point and claim(self.folder, f"fault-{worker}", str(time.time())):
+        if self.points.get(worker) == point and claim(self.folder, f"fault-{worker}"):
             self.fault(worker)
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -201,14 +187,6 @@ class Kill(AtPoint):
 
     def fault(self, worker):
         kill_this_worker()
-
-
-class KillExecutor(AtPoint):
-    """Kills this worker's executor."""
-
-    def fault(self, worker):
-        executor_of_this_worker()[1].kill()
-        time.sleep(60)
 
 
 class KillWithoutFiles(AtPoint):
@@ -269,24 +247,15 @@ class RecordedCall:
 
 
 class Witness:
-    """Records all calls that parameter servers in this process answer; a context manager.
-
-    With ``hold`` set to a `threading.Event`, calls wait for it before they are answered.
-    """
+    """Records all calls that parameter servers in this process answer; a context manager."""
 
     def __init__(self):
         self.calls = []
-        self.hold = None
-        self.services = []
 
     def __enter__(self):
         answer = ParameterService.__call__
 
         def witnessed(service, call):
-            if service not in self.services:
-                self.services.append(service)
-            if self.hold is not None:
-                self.hold.wait(120)
             status, rejected = "", False
             try:
                 reply = answer(service, call)
