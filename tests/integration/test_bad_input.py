@@ -5,15 +5,12 @@ import threading
 import keras
 import numpy as np
 import pytest
-from pyspark import SparkContext
 
 from sparkkeras import (
-    ClusterError,
     ConfigurationError,
     CustomObjectError,
     DataError,
     DivergenceError,
-    Downpour,
     ModelError,
     ParameterServerOptions,
     SparkModel,
@@ -21,8 +18,7 @@ from sparkkeras import (
     WorkerError,
     to_simple_rdd,
 )
-from sparkkeras.spark.cluster import active_context
-from tests.models import classifier, regression
+from tests.models import classifier
 
 
 @pytest.fixture
@@ -60,45 +56,14 @@ class NotRun:
         assert not list(jobs)
 
 
-class HalfARule:
-    modes = frozenset({"asynchronous"})
-
-    def init(self, center):
-        return {}
-
-    def apply(self, center, state, update, staleness):
-        pass
-
-
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # tests/test_spark_model.py has the others
     ("arguments", "words"),
     [
-        ({"mode": "sync"}, "mode='sync' is not known. Known: 'allreduce', 'asynchronous', 'hogwild', 'synchronous'"),
         ({"mode": "asynchron"}, "Did you mean 'asynchronous'"),
-        ({"parameter_server_mode": "https"}, "parameter_server_mode='https' is not known. Known: 'http', 'socket'"),
         ({"parameter_server_mode": "inprocess"}, "parameter_server_mode='inprocess' is not known"),
-        ({"port": -1}, "port=-1: expected a number from 0 to 65535"),
-        ({"port": 65536}, "port=65536: expected a number from 0 to 65535; 0 selects any"),
-        ({"port": "80"}, "port='80': expected"),
-        ({"port": True}, "port=True: expected"),
-        ({"server_options": {"encrypt": True}}, r"expected sparkkeras.ParameterServerOptions\(...\) or None"),
-        ({"frequency": 0}, "frequency=0: expected"),
-        ({"frequency": "epochs"}, "frequency='epochs': expected"),
-        ({"frequency": 1.5}, "frequency=1.5"),
-        ({"rule": "averge"}, "Did you mean 'average'"),
-        ({"rule": object()}, "not an update rule"),
-        ({"rule": "easgd"}, "rule 'easgd' does not fit mode='synchronous': it supports 'asynchronous'.*'slowmo'"),
-        ({"rule": "slowmo", "mode": "asynchronous"}, "rule 'slowmo' does not fit mode='asynchronous'.*'downpour'"),
-        (
-            {"rule": "easgd", "mode": "hogwild"},
-            "supports 'asynchronous'. The rules for mode='hogwild' are 'agn'",
-        ),
-        ({"rule": Downpour, "mode": "hogwild"}, r"is a class; expected an object: rule=Downpour\(\)"),
-        ({"rule": HalfARule(), "mode": "asynchronous"}, "'HalfARule' has no exchange.local, base, center, window."),
+        ({"rule": "easgd"}, "rule 'easgd' does not fit mode='synchronous'"),
         ({"rule": "eamsgd", "mode": "asynchronous"}, "'eamsgd' needs an optimizer with Nesterov momentum, received Adam"),
         ({"num_workers": 0}, "num_workers=0: expected a positive whole number or None"),
-        ({"num_workers": True}, "num_workers=True"),
-        ({"batch_size": -1}, "batch_size=-1"),
         ({"seed": -1}, "seed=-1"),
     ],
 )
@@ -111,21 +76,21 @@ def test_arguments_of_the_model(arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"epochs": 0}, "epochs=0: expected a positive whole number"),
-        ({"epochs": 2.0}, "epochs=2.0"),
+        ({"epochs": 0}, "epochs=0"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"validation_split": 1.0}, r"validation_split=1.0: expected a number in \[0, 1\)"),
-        ({"validation_split": -0.1}, "validation_split=-0.1"),
+        ({"validation_split": 1.0}, "validation_split=1.0"),
         ({"validation_split": 0.1, "validation_data": (1, 2)}, "pass only one of validation_split, validation_data and"),
         ({"validation_data": (1, 2, 3, 4)}, "tuple of 4"),
+        ({"validation_data": "foo"}, "validation_data is str"),
         ({"validation_freq": 0}, "validation_freq=0"),
         ({"initial_epoch": -1}, "initial_epoch=-1"),
         ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
-        ({"on_invalid": "skip"}, "Known: 'allow', 'drop', 'error'"),
+        ({"on_invalid": "skip"}, "on_invalid"),
         ({"verbose": 3}, "verbose=3"),
-        ({"class_weight": {"a": 1.0}}, "class_weight"),
-        ({"class_weight": {0: -1.0}}, "finite weights of at least 0"),
+        ({"class_weight": {0: -1.0}}, "class_weight.*finite weights of at least 0"),
+        ({"class_weight": {0: 2.0}, "sample_weight": np.ones(60)}, "class_weight and sample weights"),
         ({"callbacks": [print]}, "expected keras.callbacks.Callback"),
+        ({"worker_callbacks": [print]}, "worker_callbacks: expected"),
         ({"callbacks": [keras.callbacks.History]}, "History is a class; expected an object"),
         ({"callbacks": [keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)]}, "save_freq=5"),
         ({"callbacks": [keras.callbacks.TensorBoard("logs", update_freq="batch")]}, "update_freq=1"),
@@ -137,29 +102,22 @@ def test_arguments_of_fit(sc, spark_model, arrays, arguments, words):
 
 
 def test_unknown_arguments_are_reported_with_the_known_ones(spark_model, arrays):
-    with pytest.raises(UnknownArgumentError, match="SparkModel takes no argument 'frequencyy'.*Did you mean 'frequency'"):
-        SparkModel(classifier(), frequencyy=1)
-    with pytest.raises(TypeError, match="fit takes no argument 'epoch'.*'epochs'"):
-        spark_model.fit(*arrays, epoch=1)
-    with pytest.raises(UnknownArgumentError, match="evaluate takes no argument"):
-        spark_model.evaluate(*arrays, epochs=1)
-    with pytest.raises(UnknownArgumentError, match="ParameterServerOptions takes no argument 'hots'.*Did you mean 'host'"):
-        ParameterServerOptions(hots="driver")
-    with pytest.raises(UnknownArgumentError, match="predict takes no argument"):
-        spark_model.predict(arrays[0], y=arrays[1])
+    for call in (
+        lambda: SparkModel(classifier(), surplus=1),
+        lambda: spark_model.fit(*arrays, surplus=1),
+        lambda: spark_model.evaluate(*arrays, surplus=1),
+        lambda: spark_model.predict(arrays[0], surplus=1),
+        lambda: ParameterServerOptions(surplus="driver"),
+    ):
+        with pytest.raises(UnknownArgumentError, match="takes no argument 'surplus'. Known: "):
+            call()
 
 
-def test_models():
-    with pytest.raises(ModelError, match="expected a keras.Model, received str '"):
-        SparkModel("model")
+def test_a_model_that_is_not_compiled_can_be_neither_fitted_nor_evaluated():
     scoring = SparkModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     for call in (scoring.fit, scoring.evaluate):
         with pytest.raises(ModelError, match="not compiled: call model.compile"):
             call(np.zeros((4, 3)), np.zeros(4))
-    unbuilt = keras.Sequential([keras.layers.Dense(1)])
-    unbuilt.compile("sgd", "mse")
-    with pytest.raises(ModelError, match="not built.*keras.Input"):
-        SparkModel(unbuilt)
 
 
 def test_arrays(sc, spark_model, arrays):
@@ -172,64 +130,22 @@ def test_arrays(sc, spark_model, arrays):
             ((x[:0], y[:0]), "no rows"),
             ((x, y[:10]), "x has 60 rows, y has 10 rows"),
             ((x[:, :10], y), r"input 'pixels': it expects rows of shape \(64,\), received rows of shape \(10,\)"),
-            (((x, x), y), "the model has 1 input, but x is a tuple of 2 arrays"),
             ((broken, y), "row 7 of the arrays"),
-            ((x.astype(str), y), "dtype <U32; expected numbers"),
-            (([[1.0, 2.0], [1.0]], [0, 1]), "has another shape than row 0"),
             ((x, y + 5), "from 0 to 9, but they range from 5"),
-            ((x, keras.utils.to_categorical(y)), "the shape of one-hot rows. Compile with categorical_crossentropy"),
-            ((5, 3), "x is int 5|data is int 5"),
             (("file.csv", y), "data is str"),
         ]:
             with pytest.raises(DataError, match=words):
                 spark_model.fit(*given)
 
 
-def test_labels_that_do_not_fit_the_loss(sc, arrays):
-    x, y = arrays
-    with NotRun(sc):
-        with pytest.raises(DataError, match="categorical_crossentropy: it expects one-hot rows of 10 values"):
-            SparkModel(classifier(loss="categorical_crossentropy")).fit(x, y)
-        binary = classifier(classes=1, loss="binary_crossentropy")
-        with pytest.raises(DataError, match="binary_crossentropy: labels must lie between 0 and 1"):
-            SparkModel(binary).fit(x, y)
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ((np.zeros(5), 1), "x of row 15 of partition 1 has another shape"),
-        *(
-            pytest.param(row, words, marks=pytest.mark.soak)  # tests/data has these cases without Spark
-            for row, words in [
-                ((None, 1), "x of row 15 of partition 1 has missing values"),
-                ((np.zeros(64), None), "y of row 15 of partition 1 has missing values"),
-                ((np.full(64, np.nan), 1), "x holds NaN or an infinite value in row 15 of partition 1"),
-                ((np.zeros(64), np.inf), "y holds NaN or an infinite value in row 15 of partition 1"),
-                (7, "row 15 of partition 1: expected a pair"),
-                ((np.zeros(64), 1, 1.0), "row 15 of partition 1: some rows have a sample weight"),
-                ((np.zeros(64), [1, 2]), "y of row 15 of partition 1 has another shape"),
-            ]
-        ),
-    ],
-)
-def test_rows(sc, spark_model, rows, row, words):
-    rdd = sc.parallelize([0, 1], 2).mapPartitionsWithIndex(
-        lambda part, _: rows[:30] if part == 0 else with_row(rows[30:], 15, row)
-    )
-    with pytest.raises(DataError, match=words):
-        spark_model.fit(rdd)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda rows: [1, 2, 3], "row 0 of partition 0 is int 1; expected a pair"),
-        (lambda rows: [x for x, _ in rows], "is an array of shape .64,.*expected a pair"),
         (lambda rows: [], "no rows"),
-        (lambda rows: [("text", 1)], "expected numbers"),
         (lambda rows: [(x[:5], y) for x, y in rows], r"expects rows of shape \(64,\), received rows of shape \(5,\)"),
         (lambda rows: [(x, y + 9) for x, y in rows], "range from"),
+        (lambda rows: with_row(rows, 45, (np.zeros(5), 1)), "x of row 15 of partition 1 has another shape"),
         (lambda rows: [(x[: 64 - 60 * (i >= 30)], y) for i, (x, y) in enumerate(rows)], "another shape|partitions differ"),
     ],
 )
@@ -246,20 +162,13 @@ def test_rows_that_are_not_finite_can_be_dropped_or_allowed(sc, spark_model, row
         spark_model.fit(sc.parallelize(broken, 2), on_invalid="allow", verbose=0)
 
 
-def test_column_arguments_with_arrays_are_reported(spark_model, arrays):
-    with pytest.raises(ConfigurationError, match="features= requires a Spark DataFrame; the data is an array"):
-        spark_model.fit(*arrays, features="x")
-
-
 def test_labels_with_an_rdd_are_reported(sc, spark_model, rows, arrays):
     with pytest.raises(ConfigurationError, match="are only for arrays"):
         spark_model.fit(sc.parallelize(rows, 2), arrays[1])
 
 
-def test_class_weight_excludes_sample_weights_and_several_outputs(sc, arrays):
+def test_class_weight_excludes_several_outputs(sc, arrays):
     x, y = arrays
-    with pytest.raises(ConfigurationError, match="class_weight and sample weights"):
-        SparkModel(classifier()).fit(x, y, class_weight={0: 2.0}, sample_weight=np.ones(60))
     inputs = keras.Input((64,))
     model = keras.Model(inputs, [keras.layers.Dense(10, activation="softmax")(inputs) for _ in range(2)])
     model.compile("sgd", ["sparse_categorical_crossentropy"] * 2)
@@ -317,33 +226,11 @@ def test_a_workers_traceback_is_in_the_message(sc, spark_model, rows):
     spark_model.fit(sc.parallelize(rows, 2), verbose=0)
 
 
-def test_divergence_keeps_the_last_finished_round(sc):
-    """The learning rate explodes in the third epoch: the model keeps the weights of the second."""
-    model = regression(optimizer=keras.optimizers.SGD(0.01))
-    kept = []
-
-    class Explode(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                self.model.optimizer.learning_rate = 1e30
-
-        def on_epoch_end(self, epoch, logs=None):
-            kept.append(self.model.get_weights())
-
-    x = np.random.default_rng(0).random((64, 3)).astype(np.float32) * 10
-    with pytest.raises(DivergenceError, match="diverged in epoch 3 on worker"):
-        SparkModel(model, num_workers=2).fit(x, x.sum(1), epochs=4, batch_size=4, callbacks=[Explode()], verbose=0)
-    assert len(kept) == 2
-    for mine, other in zip(model.get_weights(), kept[-1], strict=True):
-        np.testing.assert_array_equal(mine, other)
-
-
 def test_evaluate_and_predict(sc, spark_model, rows, arrays):
     x, y = arrays
     for given, words in [
         ((sc.parallelize([], 2),), "no rows"),
         ((sc.parallelize([(a, b + 9) for a, b in rows], 2),), "range from"),
-        ((sc.parallelize([(a[:4], b) for a, b in rows], 2),), "received rows of shape"),
         ((x, y + 9), "range from"),
         ((x[:0], y[:0]), "no rows"),
     ]:
@@ -351,6 +238,7 @@ def test_evaluate_and_predict(sc, spark_model, rows, arrays):
             spark_model.evaluate(*given)
     for data, words in [
         (x[:, :4], "received rows of shape"),
+        (x[0], r"x\[None\]"),
         (sc.parallelize(list(x[:, :4]), 2), "received rows of shape"),
         (sc.parallelize([None], 1), "None"),
     ]:
@@ -366,40 +254,6 @@ def test_helpers(sc, arrays):
         to_simple_rdd(sc, x[:0], y[:0])
     with pytest.raises(ConfigurationError, match="num_slices=0"):
         to_simple_rdd(sc, x, y, num_slices=0)
-
-
-def test_a_stopped_context_is_rejected_and_a_warning_announces_the_next_one(sc, arrays, rows, spark_model, monkeypatch):
-    rdd = sc.parallelize(rows, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(sc, "_jsc", None)  # as `stop` does
-        with pytest.raises(ClusterError, match="has been stopped"):
-            spark_model.fit(rdd)
-
-    def started(conf):
-        SparkContext._active_spark_context = sc
-        return sc
-
-    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
-    monkeypatch.setattr(SparkContext, "getOrCreate", started)
-    x, _ = arrays
-    with pytest.warns(UserWarning, match=r"previous Spark session was stopped, so a new one.*master 'local\["):
-        spark_model.predict(x)
-    spark_model.predict(x)  # the warning is raised only once
-
-
-@pytest.mark.soak  # starts two contexts, and Python workers for each
-def test_a_new_context_is_started_if_the_last_one_was_stopped(contexts, arrays, rows, spark_model):
-    rdd = contexts.get("local[2]").parallelize(rows, 2)
-    contexts.stop()
-    with pytest.raises(ClusterError, match="has been stopped"):
-        spark_model.fit(rdd)
-    x, _ = arrays
-    try:
-        with pytest.warns(UserWarning, match=r"previous Spark session was stopped, so a new one.*master 'local\["):
-            spark_model.predict(x)
-        spark_model.predict(x)  # the warning is raised only once
-    finally:
-        active_context().stop()
 
 
 def test_invalid_rows_do_not_fail_tasks(sc, rows, spark_model):
@@ -428,9 +282,3 @@ def test_missing_labels_of_a_data_frame_are_reported_before_a_job(sc, spark):
     spark_model.predict(frame)  # the workers are checked in the first call
     with NotRun(sc), pytest.raises(DataError, match="labels are missing for 'b': every output with a loss"):
         spark_model.fit(frame, features="x", label={"a": "a"})
-
-
-def test_a_model_without_a_loss(sc, arrays):
-    model = classifier(loss=None)
-    with NotRun(sc), pytest.raises(ModelError, match=r"compiled without a loss.* call model.compile\(loss=\.\.\.\)"):
-        SparkModel(model).fit(*arrays)
