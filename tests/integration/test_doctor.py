@@ -93,11 +93,6 @@ def test_workers_with_another_python(sc, examined, monkeypatch):
     assert error.startswith("workers: Spark's workers run another Python version than the driver")
 
 
-def test_workers_whose_python_is_missing(examined):
-    [error] = examined("/no/such/python")
-    assert "/no/such/python" in error
-
-
 def test_workers_without_keras(loads, examined, python, tmp_path):
     only = tmp_path / "only"
     only.mkdir()
@@ -117,14 +112,6 @@ def test_workers_without_sparkkeras(loads, examined, python, tmp_path):
     assert examined(python(f"export PYTHONPATH={folder}:$PYTHONPATH", "-P")) == []
 
 
-def test_a_backend_that_does_not_load(examined, python, tmp_path):
-    code = "raise ImportError('libtensorflow_framework.so.2: cannot open shared object file')"
-    broken = package(tmp_path / "broken", "tensorflow", code)
-    [error] = examined(python(f"export PYTHONPATH={broken}:$PYTHONPATH"))
-    assert error.startswith("worker backend: tensorflow does not load on ")
-    assert "ImportError: libtensorflow_framework.so.2" in error
-
-
 def test_too_little_memory(examined, python):
     """As with ``spark.executor.pyspark.memory``."""
     errors = examined(python("ulimit -v 500000"))
@@ -132,19 +119,6 @@ def test_too_little_memory(examined, python):
         error for error in errors if error.startswith("memory: ") and "may use 488.3 MB, and needs about 840.0 MB" in error
     ]
     assert [error for error in errors if error.startswith("worker backend: tensorflow does not load on ")]
-
-
-def test_a_full_disk(loads, examined, python, tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]).returncode:
-        pytest.skip("only root can mount a small file system")
-    try:
-        [error] = examined(python(f"export SPARK_LOCAL_DIRS={folder}"))
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-    assert error.startswith(f"disk: {folder} on ")
-    assert "cannot be written to: No space left on device" in error
 
 
 def test_a_port_that_is_in_use(loads, examined):
@@ -170,18 +144,6 @@ def test_a_port_that_is_blocked_for_workers(loads, examined, python, tmp_path):
     )
     [error] = examined(python(f"export PYTHONPATH={tmp_path}/firewall:$PYTHONPATH"), request=Request(port=port))
     assert f"the driver at 127.0.0.1:{port} (Connection refused) cannot be reached from " in error
-
-
-@pytest.mark.cluster
-def test_one_executor_with_another_keras(loads, examined, python, tmp_path):
-    other = tmp_path / "other"
-    metadata = other / "keras-3.12.9.dist-info" / "METADATA"
-    metadata.parent.mkdir(parents=True)
-    metadata.write_text("Metadata-Version: 2.1\nName: keras\nVersion: 3.12.9\n")
-    first = f'mkdir {tmp_path}/first 2>/dev/null && export PYTHONPATH="{other}:$PYTHONPATH"'
-    [error] = examined(python(first))
-    assert error.startswith("worker packages: ")
-    assert "keras 3.12.9 on " in error
 
 
 CLUSTERS = f"""
@@ -215,10 +177,9 @@ def found_on(clusters, **environment):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
 
 
-@pytest.fixture(scope="module")
-def clusters(tmp_path_factory):
-    """The errors of clusters that start one after the other, in one Java."""
-    script = tmp_path_factory.mktemp("discovery") / "gpus"
+@pytest.mark.programs
+def test_clusters_without_executors_with_those_that_start_later_and_with_gpus(tmp_path):
+    script = tmp_path / "gpus"
     script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["77"]}'\n""")
     script.chmod(0o755)
     unreachable = {"spark.driver.host": UNREACHABLE, "spark.driver.bindAddress": "0.0.0.0", "start_seconds": "3"}
@@ -237,25 +198,13 @@ def clusters(tmp_path_factory):
         "spark.task.resource.gpu.amount": "1",
         "start_seconds": "60",
     }
-    return dict(zip(["unreachable", "idle", "gpus"], found_on([unreachable, idle, gpus]), strict=True))
-
-
-@pytest.mark.programs
-def test_a_driver_host_that_executors_do_not_reach(clusters):
-    [(message, remedy)] = [(message, remedy) for status, message, remedy in clusters["unreachable"] if status == "error"]
+    not_reached, started_later, unseen = found_on([unreachable, idle, gpus])
+    [(message, remedy)] = [(message, remedy) for status, message, remedy in not_reached if status == "error"]
     assert message == "none has registered with the driver within 3 s."
     assert f"executors do not reach the driver at {UNREACHABLE}" in remedy
-
-
-@pytest.mark.programs
-def test_executors_that_spark_starts_when_it_needs_them(clusters):
-    assert not [message for status, message, _ in clusters["idle"] if status == "error"]
-    assert "1 slot of 1 core on 1 executor; dynamic allocation may start more" in [each[1] for each in clusters["idle"]]
-
-
-@pytest.mark.programs
-def test_a_gpu_that_the_backend_does_not_see(clusters):
-    [error] = [message for status, message, _ in clusters["gpus"] if status == "error"]
+    assert not [message for status, message, _ in started_later if status == "error"]
+    assert "1 slot of 1 core on 1 executor; dynamic allocation may start more" in [each[1] for each in started_later]
+    [error] = [message for status, message, _ in unseen if status == "error"]
     assert "1 GPU (77), and tensorflow sees none." in error
 
 
