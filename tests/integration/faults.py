@@ -50,10 +50,10 @@ def arrays(count=ROWS, held_out=0):
     return x, y
 
 
-def rdd(sc, x, y, parts=WORKERS):
+def rdd(sc, x, y):
     """An RDD of the rows; waits until Spark has a slot for each worker, since fewer workers would have more rows each."""
     await_slots(sc)
-    return sc.parallelize(list(zip(x, y, strict=True)), parts)
+    return sc.parallelize(list(zip(x, y, strict=True)), WORKERS)
 
 
 def await_slots(sc, seconds=180):
@@ -66,7 +66,7 @@ def await_slots(sc, seconds=180):
         time.sleep(0.05)
 
 
-def spark_model(transport="socket", frequency=5, mode="asynchronous", rule=None, port=0, **options):
+def spark_model(transport, frequency, port=0, **options):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -79,10 +79,9 @@ def spark_model(transport="socket", frequency=5, mode="asynchronous", rule=None,
     model.compile(keras.optimizers.Adam(0.01, name="adam"), "sparse_categorical_crossentropy", metrics=["accuracy", Rows()])
     return SparkModel(
         model,
-        mode,
+        "asynchronous",
         frequency,
         parameter_server_mode=transport,
-        rule=rule,
         port=port,
         batch_size=BATCH_SIZE,
         seed=7,
@@ -154,7 +153,6 @@ class AtPoint(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.current = epoch
-        self.passing("epoch_begin", epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
         self.passing("batch_begin", self.current, batch)

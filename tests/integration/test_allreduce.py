@@ -11,9 +11,7 @@ import pytest
 
 from sparkkeras import SparkModel, WorkerError
 from sparkkeras.data.placement import even_slices
-from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.training import allreduce_hosts
 from tests.conftest import long, settle
 from tests.models import classifier
 from tests.processes import interrupted_when
@@ -189,24 +187,6 @@ def test_a_union_whose_lineage_barrier_stages_reject(sc, digits):
     spark_model = SparkModel(classifier(), "allreduce", batch_size=BATCH)
     spark_model.fit(data, epochs=1, verbose=0)
     assert [entry["rows"] for entry in spark_model.training_histories] == [48, 48]
-
-
-@pytest.mark.soak
-@pytest.mark.cluster
-def test_fewer_workers_of_a_cluster_get_the_rows_of_others(sc, digits, monkeypatch):
-    monkeypatch.setattr(allreduce_hosts.RankHosts, "size", lambda hosts: 1)
-    monkeypatch.setattr(StoredSparkDataset, "everywhere", None)
-    x, y, *_ = digits
-    data = sc.parallelize(list(zip(x[:99], y[:99], strict=True)), 2)
-    model, expected = classifier(), classifier()
-    spark_model = SparkModel(model, "allreduce", batch_size=BATCH)
-    spark_model.fit(data, epochs=1, shuffle=False, verbose=0, validation_split=0.2)
-    assert [(entry["worker"], entry["rows"]) for entry in spark_model.training_histories] == [(0, 79)]
-    ends = [part.stop - 10 for part in even_slices(99, 2)]
-    rows = [*range(ends[0]), *range(ends[0] + 10, ends[1])]
-    expected.fit(x[rows], y[rows], BATCH, shuffle=False, verbose=0)
-    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 @pytest.mark.soak

@@ -202,29 +202,6 @@ def test_further_fits_continue_training_in_any_mode(sc, digits):
     assert losses == sorted(losses, reverse=True)
 
 
-# Metrics
-
-
-def test_metrics_cover_all_rows_and_validation_uses_the_weights_of_its_epoch(sc, digits):
-    x, y, *_ = digits
-    rdd = parts_of(sc, x, y, 150, 50)
-    held_out = np.r_[120:150, 190:200]
-    spark_model = distributed(digit_model(), frequency=3)
-    noted = Weights((x[held_out], y[held_out]))
-    history = spark_model.fit(rdd, epochs=4, validation_split=0.2, validation_freq=2, callbacks=[noted], verbose=0)
-    assert {name: len(values) for name, values in history.history.items()} == {
-        "loss": 4, "accuracy": 4, "val_loss": 2, "val_accuracy": 2,
-    }  # fmt: skip
-    for epoch in range(4):
-        reports = [report for report in spark_model.training_histories if report["epoch"] == epoch]
-        assert [(report["worker"], report["rows"]) for report in reports] == [(0, 120), (1, 40)]
-        for name in ("loss", "accuracy"):
-            mean = np.average([report[name] for report in reports], weights=[120, 40])
-            np.testing.assert_allclose(history.history[name][epoch], mean, rtol=1e-5)
-    found = list(zip(history.history["val_loss"], history.history["val_accuracy"], strict=True))
-    np.testing.assert_allclose(found, noted.metrics[1::2], rtol=1e-4)
-
-
 # Failures
 
 

@@ -45,10 +45,9 @@ def test_asynchronous_workers_read_their_own_batches(sc, digits, read):
     assert [record["rows"] for record in spark_model.training_histories[-2:]] == [700, 700]
     assert history.history["val_loss"][-1] < history.history["val_loss"][0]
     assert spark_model.evaluate(x_test, y_test)[1] > 0.6
-    predictions = spark_model.predict(read, collect=False)
-    assert predictions.getNumPartitions() == 2
+    predictions = SparkModel(model, num_workers=3).predict(read, collect=False)
+    assert predictions.getNumPartitions() == 3
     assert predictions.count() == len(x)
-    assert SparkModel(model, num_workers=3).predict(read, collect=False).getNumPartitions() == 3
 
 
 def test_rows_to_validate_on_are_opened_once_before_training(sc, digits, read, tmp_path):
