@@ -40,11 +40,6 @@ print(SparkModel(model, num_workers=1).fit(x, x[:, 0], verbose=0).history)
 """
 
 
-def environment(**named):
-    kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYSPARK_PYTHON"}}
-    return kept | {"SPARKKERAS_ROOT": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"} | named
-
-
 def python_without(path, *, site_packages):
     """A Python that cannot import its installed packages, except for those in the given folder."""
     path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site_packages}" exec {sys.executable} -S "$@"\n')
@@ -73,7 +68,8 @@ def test_workers_with_three_kinds_of_python(tmp_path):
         python_without(tmp_path / "lacking-python", site_packages=sysconfig.get_paths()["purelib"]),
     ]
     command = [sys.executable, str(script), *pythons]
-    kept = environment(PATH=f"{wrong.parent}:{os.environ['PATH']}")
+    kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYSPARK_PYTHON"}}
+    kept |= {"SPARKKERAS_ROOT": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": f"{wrong.parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     lacking, versions, shipped, started = done.stdout.splitlines()

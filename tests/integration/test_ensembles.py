@@ -71,18 +71,17 @@ def test_predictions_for_rdds_and_frames_equal_those_for_arrays(sc, spark, membe
 
 def test_greedy_selection_on_frames_and_rdds_equals_that_on_arrays(sc, spark, members, digits):
     x, y, weights = digits[2][:120], digits[3][:120], np.linspace(0.5, 2, 120)
-    expected = greedy_ensemble(members, x, y, "accuracy", 6)
-    named = {"features": "pixels", "label": "digit"}
+    named = {"features": "pixels", "label": "digit", "sample_weight": "weight"}
     frame = to_data_frame(spark, x, y, sample_weight=weights).withColumnsRenamed({"features": "pixels", "label": "digit"})
     rdd = to_simple_rdd(sc, x, y, num_slices=3).filter(lambda row: True)
-    for found in (
-        greedy_ensemble(members, frame.repartition(3), metric="accuracy", size=6, **named),
-        greedy_ensemble(members, rdd, metric="accuracy", size=6),
+    for found, expected in (
+        (greedy_ensemble(members, rdd, metric="accuracy", size=6), greedy_ensemble(members, x, y, "accuracy", 6)),
+        (
+            greedy_ensemble(members, frame.coalesce(1), metric="loss", size=4, **named),
+            greedy_ensemble(members, x, y, "loss", 4, sample_weight=weights),
+        ),
     ):
         assert (found.models, found.weights) == (expected.models, expected.weights)
-    weighted = greedy_ensemble(members, x, y, "loss", 4, sample_weight=weights)
-    found = greedy_ensemble(members, frame.coalesce(1), metric="loss", size=4, sample_weight="weight", **named)
-    assert (found.models, found.weights) == (weighted.models, weighted.weights)
 
 
 @pytest.mark.parametrize(  # tests/sources/test_frame.py has the others
