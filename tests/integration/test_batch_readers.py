@@ -75,6 +75,4 @@ def test_errors_of_the_function_are_reported_before_training(sc):
         SparkModel(model, num_workers=1).fit(fails)
     with pytest.raises(DataError, match="has no rows"):
         SparkModel(model, num_workers=1).fit(lambda worker, num_workers: [])
-    with pytest.raises(DataError, match=r"x has shape \(3,\)|expects"):
-        SparkModel(model, num_workers=1).fit(lambda worker, num_workers: [(np.ones((2, 3)), np.ones(2))])
     assert int(model.optimizer.iterations) == 0

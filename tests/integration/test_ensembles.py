@@ -15,7 +15,6 @@ from sparkkeras import (
     SparkEnsemble,
     WorkerError,
     greedy_ensemble,
-    keras_udf,
     load_ensemble_model,
     to_data_frame,
     to_simple_rdd,
@@ -96,14 +95,6 @@ def test_frames_that_greedy_selection_cannot_use_are_reported(spark, members, di
     frame = to_data_frame(spark, digits[0][:4], digits[1][:4], features="pixels", label="digit")
     with pytest.raises(error, match=message):
         greedy_ensemble(members, **({"x_val": frame, "features": "pixels", "label": "digit"} | given))
-
-
-def test_an_ensemble_as_a_sql_function(spark, members, digits):
-    _, _, x, y = digits
-    ensemble = EnsembleModel(members)
-    scores = keras_udf(ensemble.model)("features").alias("scores")
-    found = to_data_frame(spark, x[:20], y[:20]).select(scores).collect()
-    np.testing.assert_allclose([row.scores for row in found], ensemble.predict(x[:20]), atol=1e-6)
 
 
 # Training

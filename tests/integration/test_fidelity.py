@@ -35,9 +35,10 @@ def test_integers_in_the_first_rows_do_not_round_the_rest(sc):
 
 
 def test_a_layer_frozen_after_compile_raises_an_error(sc, arrays):
+    """After the next compile, the rule restarts with the weights that are trainable now."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile("adam", "mse")
-    spark_model = SparkModel(model, num_workers=2)
+    spark_model = SparkModel(model, num_workers=2, rule="slowmo")
     spark_model.fit(*arrays, verbose=0)
     model.layers[0].trainable = False
     with pytest.raises(ModelError, match=r"frozen, unfrozen or added.*compile"):
@@ -108,16 +109,6 @@ def test_invalid_results_of_update_rules_raise_an_error(sc, arrays):
         SparkModel(model, rule=NotInPlace()).fit(*arrays, verbose=0)
     for mine, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, other)
-
-
-def test_a_rule_restarts_when_other_weights_are_trainable(sc, arrays):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    spark_model = SparkModel(model, num_workers=2, rule="slowmo")
-    spark_model.fit(*arrays, verbose=0)
-    model.layers[0].trainable = False
-    model.compile("sgd", "mse")
-    spark_model.fit(*arrays, verbose=0)
 
 
 def test_concurrent_fits_restore_the_environment(sc, arrays, monkeypatch):
