@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
 from sparkkeras.ml import KerasTransformer
@@ -61,11 +62,6 @@ def found(transformed, *names):
     return columns if len(columns) > 1 else columns[0]
 
 
-def softmax(logits):
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
 def test_regression_without_a_loss(frame):
     model = network()
     output, prediction = found(KerasTransformer(model=model).transform(frame), "output", "prediction")
@@ -76,28 +72,43 @@ def test_regression_without_a_loss(frame):
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_binary(frame, from_logits):
     loss = keras.losses.BinaryCrossentropy(from_logits=from_logits)
-    model = network(1, None if from_logits else "sigmoid", loss)
-    transformed = KerasTransformer(model=model).transform(frame)
-    output, probability, prediction = found(transformed, "output", "probability", "prediction")
-    expected = model.predict(ROWS, verbose=0)[:, 0].astype(float)
-    np.testing.assert_allclose(output, expected, rtol=1e-6)
-    p = 1 / (1 + np.exp(-expected)) if from_logits else expected
+    scorer = KerasTransformer(model=network(1, None if from_logits else "sigmoid", loss))
+    scored = scorer.transform(frame).cache()
+    assert scored.columns[4:] == ["output", "rawPrediction", "probability", "prediction"]
+    output, raw, probability, prediction = found(scored, *scored.columns[4:])
+    logits = (ROWS @ scorer.get_model().get_weights()[0])[:, 0]
+    p = 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(output, logits if from_logits else p, rtol=1e-5)
+    np.testing.assert_allclose(raw, np.stack([-logits, logits], axis=1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(probability, np.stack([1 - p, p], axis=1), atol=1e-6)
-    np.testing.assert_array_equal(prediction, (p > 0.5).astype(float))
-    assert set(prediction) == {0.0, 1.0}
+    np.testing.assert_array_equal(prediction, p > 0.5)
+    labelled = scored.selectExpr("*", "double(a > 0) as label")
+    expected = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(labelled)
+    assert BinaryClassificationEvaluator().evaluate(labelled) == pytest.approx(expected)
+    stricter = found(scorer.transform(frame, {scorer.thresholds: [0.2, 0.8]}), "prediction")
+    np.testing.assert_array_equal(stricter, p > 0.8)
+    assert stricter.sum() < prediction.sum()
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_multiclass(frame, from_logits):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
     model = network(3, None if from_logits else "softmax", loss)
-    transformed = KerasTransformer(model=model, outputType="vector").transform(frame)
-    output, probability, prediction = found(transformed, "output", "probability", "prediction")
-    expected = model.predict(ROWS, verbose=0).astype(float)
+    scorer = KerasTransformer(model=model, outputType="vector")
+    scored = scorer.transform(frame)
+    output, raw, probability, prediction = found(scored, "output", "rawPrediction", "probability", "prediction")
+    expected = model.predict(ROWS, verbose=0)
     np.testing.assert_allclose(output, expected, rtol=1e-6)
-    np.testing.assert_allclose(probability, softmax(expected) if from_logits else expected, atol=1e-6)
+    np.testing.assert_allclose(raw, expected if from_logits else np.log(expected), rtol=1e-5)
+    powers = np.exp(raw)
+    np.testing.assert_allclose(probability, powers / powers.sum(axis=1, keepdims=True), atol=1e-6)
     np.testing.assert_array_equal(prediction, expected.argmax(axis=1))
     assert len(set(prediction)) > 1
+    weighted = found(scorer.setThresholds([0.9, 0.2, 0.4]).transform(frame), "prediction")
+    np.testing.assert_array_equal(weighted, (probability / [0.9, 0.2, 0.4]).argmax(axis=1))
+    assert (weighted != prediction).any()
+    always = found(scorer.setThresholds([1, 0, 1]).transform(frame), "prediction")
+    assert set(always) == {1.0}  # as in Spark: a probability over 0 divided by a threshold of 0 is infinite
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -109,14 +120,20 @@ def test_multilabel(frame, from_logits):
     np.testing.assert_allclose(found(transformed, "probability"), p, atol=1e-6)
     rows = sorted(transformed.select("id", "prediction").collect())
     assert [row.prediction for row in rows] == [[float(n) for n in np.flatnonzero(row > 0.5)] for row in p]
-    assert transformed.schema["prediction"].dataType.simpleString() == "array<double>"
 
 
-def test_large_logits_do_not_overflow_the_softmax(frame):
+def test_extreme_probabilities_and_logits(frame):
+    model = network(1, "sigmoid", "binary_crossentropy")
+    model.set_weights([1e4 * weight for weight in model.get_weights()])
+    raw, output = found(KerasTransformer(model=model).transform(frame), "rawPrediction", "output")
+    assert set(output) == {0.0, 1.0}
+    np.testing.assert_allclose(raw[:, 1], np.where(output == 1, 1, -1) * -np.log(np.finfo(float).tiny))
     model = network(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.set_weights([2000 * weight for weight in model.get_weights()])
-    probability = found(KerasTransformer(model=model).transform(frame), "probability")
+    model.set_weights([np.zeros((4, 3)), np.array([2000.0, 0.0, -2000.0])])
+    scorer = KerasTransformer(model=model, thresholds=[1, 1, 0])
+    probability, prediction = found(scorer.transform(frame), "probability", "prediction")
     np.testing.assert_allclose(probability.sum(axis=1), 1)
+    assert set(prediction) == {0.0}  # a class with probability 0 and threshold 0 is not predicted
 
 
 def test_several_inputs_and_outputs(frame):
@@ -138,13 +155,11 @@ def test_several_inputs_and_outputs(frame):
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (lambda: network(), {}),
-        (lambda: network(1, "sigmoid", "binary_crossentropy"), {}),
         (lambda: network(3, "softmax", "categorical_crossentropy"), {"outputType": "vector", "predictionCol": ""}),
         (lambda: network(3, "sigmoid", "binary_crossentropy"), {"outputCol": ""}),
         (two_by_two, {"featuresCol": {"left": "a", "right": "features"}}),
     ],
-    ids=["regression", "binary", "multiclass", "multilabel", "twofold"],
+    ids=["multiclass", "multilabel", "twofold"],
 )
 def test_transform_schema_equals_the_schema_of_the_result(frame, make, settings):
     scorer = KerasTransformer(model=make(), **settings)
@@ -173,52 +188,21 @@ def test_empty_names_omit_columns(frame):
 
 def test_unused_columns_with_dots_or_duplicate_names_are_allowed(spark, frame):
     odd = frame.withColumnRenamed("a", "a.b").select("*", frame.b)
-    assert KerasTransformer(model=network()).transform(odd).columns == [*odd.columns, "output", "prediction"]
     assert KerasTransformer(model=network()).transform(odd).select("output").count() == 10
 
 
-def test_a_param_map_of_one_transform(frame):
-    scorer = KerasTransformer(model=network())
-    assert scorer.transform(frame, {scorer.predictionCol: "guess"}).columns[-1] == "guess"
-    assert scorer.getPredictionCol() == "prediction"
-
-
-def test_a_batch_transform(frame):
-    model = network()
-    scorer = KerasTransformer(model=model, batch_transform=parts.halved, inferenceBatchSize=3)
-    expected = model.predict(ROWS / 2, verbose=0)[:, 0]
-    np.testing.assert_allclose(found(scorer.transform(frame), "output"), expected, rtol=1e-6)
-
-
-def test_rows_with_null_features(spark):
-    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, None)], "id int, features array<double>")
-    model = network(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    scorer = KerasTransformer(model=model, handleInvalid="keep", outputType="vector")
-    first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
-    assert (second.output, second.rawPrediction, second.probability, second.prediction) == (None, None, None, None)
-    assert first.prediction is not None
-    with pytest.raises(Exception, match=r"column 'features' has a null.* \(in Spark ML handleInvalid=\"keep\"\)"):
-        scorer.setHandleInvalid("error").transform(frame).collect()
-
-
-@pytest.mark.parametrize(
-    ("units", "task"), [(1, "binary"), (3, "multiclass"), (3, "multilabel")], ids=["binary", "multiclass", "multilabel"]
-)
-def test_a_nan_output_has_a_null_prediction(spark, units, task):
-    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, [0.0] * 4)], "id int, features array<double>")
-    scorer = KerasTransformer(model=network(units), batch_transform=parts.nan_for_zeros, task=task)
-    first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
-    assert (first.prediction is None, second.prediction) == (False, None)
-    assert np.isnan(second.output).all()
-
-
-@pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
-def test_a_row_without_features_has_no_prediction(spark, task):
-    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, None)], "id int, features array<double>")
-    scored = KerasTransformer(model=network(1, "sigmoid"), handleInvalid="keep", task=task).transform(frame)
-    whole, empty = sorted(scored.collect(), key=lambda row: row.id)
+@pytest.mark.parametrize(("units", "task"), [(1, "regression"), (1, "binary"), (3, "multiclass"), (3, "multilabel")])
+def test_rows_without_features_and_with_a_nan_output_have_no_prediction(spark, units, task):
+    rows = [(0, [1.0, 2.0, 3.0, 4.0]), (1, None), (2, [0.0] * 4)]
+    frame = spark.createDataFrame(rows, "id int, features array<double>")
+    scorer = KerasTransformer(model=network(units), batch_transform=parts.nan_for_zeros, task=task, handleInvalid="keep")
+    whole, empty, undefined = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
     assert None not in whole
     assert set(empty[2:]) == {None}
+    assert np.isnan(undefined.output).all()
+    assert undefined.prediction is None or task == "regression"
+    with pytest.raises(Exception, match=r"column 'features' has a null.* \(in Spark ML handleInvalid=\"keep\"\)"):
+        scorer.setHandleInvalid("error").transform(frame).collect()
 
 
 def test_columns_that_differ_only_in_case_with_case_sensitive_spark(spark, frame):
@@ -256,9 +240,8 @@ def test_evaluate_returns_the_same_values_as_keras(spark):
 
 def test_errors_are_raised_on_the_driver_before_a_job(spark, frame):
     scorer = KerasTransformer(model=network())
-    for column in ("output", "prediction"):
-        with pytest.raises(ConfigurationError, match=f"the output column '{column}' already exists"):
-            scorer.transform(frame.withColumnRenamed("a", column))
+    with pytest.raises(ConfigurationError, match="the output column 'output' already exists"):
+        scorer.transform(frame.withColumnRenamed("a", "output"))
     with pytest.raises(ConfigurationError, match="two new columns have the name 'output'"):
         scorer.transform(frame, {scorer.predictionCol: "output"})
     with pytest.raises(DataError, match="no column 'pixels'"):
@@ -270,10 +253,4 @@ def test_errors_are_raised_on_the_driver_before_a_job(spark, frame):
     with pytest.raises(ModelError, match="is not built"):
         KerasTransformer(model=keras.Sequential([keras.layers.Dense(1)])).transform(frame)
     with pytest.raises(DataError, match="has the type string"):
-        KerasTransformer(model=network()).transformSchema(StructType([StructField("features", _string())]))
-
-
-def _string():
-    from pyspark.sql.types import StringType
-
-    return StringType()
+        KerasTransformer(model=network()).transformSchema(StructType().add("features", "string"))
