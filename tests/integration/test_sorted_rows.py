@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sparkkeras import Checkpoint, ConfigurationError, DataError, SparkEnsemble, SparkModel, to_data_frame, to_simple_rdd
-from sparkkeras.ml import KerasEstimator
 from tests.models import classifier
 
 GENERATOR = np.random.default_rng(0)
@@ -45,6 +44,8 @@ def test_sorted_rows_give_a_warning_that_names_the_fix(sc, spark):
     fit(frame, shuffle=False)
     fit(X, Y)
     fit(to_simple_rdd(sc, X, Y, num_slices=4))
+    members = [classifier(8, 4, 4, seed=seed) for seed in range(2)]
+    SparkEnsemble(members, sampling="all", seed=1).fit(rows(sc, 2), verbose=0)  # each member gets all rows
 
 
 def test_rows_sorted_by_a_feature_give_a_warning_that_names_the_column(spark):
@@ -55,15 +56,6 @@ def test_rows_sorted_by_a_feature_give_a_warning_that_names_the_column(spark):
     )
     with pytest.warns(UserWarning, match=WARNING.format("'day' has the mean .* in partition 0, and .* in partition 2")):
         fit(frame.repartitionByRange(3, "day"), model=classifier(2, 8, 4), features=["day", "x"])
-
-
-def test_only_what_a_mode_needs_is_warned_of(sc):
-    def ensemble(sampling):
-        return SparkEnsemble([classifier(8, 4, 4, seed=seed) for seed in range(2)], sampling=sampling, seed=1)
-
-    with pytest.warns(UserWarning, match=WARNING.format("y is ")):
-        ensemble("partition").fit(rows(sc, 2), verbose=0)
-    ensemble("all").fit(rows(sc, 2), verbose=0)
 
 
 def test_validation_rows_that_differ_from_the_others_give_a_warning(spark):
@@ -79,52 +71,19 @@ def test_global_places_do_not_depend_on_the_order_of_the_source(sc, spark):
     expected = fit(rows(sc, 4), shuffle="global", validation_split=0.2)
     order = GENERATOR.permutation(600)
     assert is_same(fit(rows(sc, 3, order), shuffle="global", validation_split=0.2, spark_model={"num_workers": 4}), expected)
-    frames = [to_data_frame(spark, X[each], Y[each]).repartition(parts) for each, parts in ((slice(None), 4), (order, 5))]
     settings = {"shuffle": "global", "validation_split": 0.2, "spark_model": {"num_workers": 3}}
-    one, other = (fit(frame, **settings) for frame in frames)
-    assert is_same(one, other)
-
-
-def test_validation_rows_of_a_global_shuffle_are_like_the_others(sc):
-    apart, mixed = ({"validation_split": 0.2, "epochs": 8, "shuffle": how} for how in (True, "global"))
-    differences = [
-        abs(np.subtract(history["loss"], history["val_loss"])[-1])
-        for _, history in (silently(rows(sc, 2), **apart), fit(rows(sc, 2), **mixed))
-    ]
-    assert differences[1] < 0.1 < differences[0]
-
-
-def test_asynchronous_workers_get_rows_at_random(sc):
-    spark_model = SparkModel(classifier(8, 8, 4), "asynchronous", seed=2, num_workers=2)
-    spark_model.fit(rows(sc, 5), epochs=1, shuffle="global", verbose=0)
-    assert [each["rows"] for each in spark_model.training_histories] == [300, 300]
-
-
-def test_spark_ml_has_the_same_shuffle(spark):
-    frame = to_data_frame(spark, X, Y).repartitionByRange(2, "label")
-    estimator = KerasEstimator(model=classifier(8, 8, 4), seed=2, verbose=0, shuffle="global")
-    assert estimator.getOrDefault("shuffle") == "global"
-    expected, _ = fit(frame, shuffle="global")
-    found = estimator.fit(frame).get_model().get_weights()
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    frame, reordered = to_data_frame(spark, X, Y), to_data_frame(spark, X[order], Y[order])
+    assert is_same(fit(frame.repartition(4), **settings), fit(reordered.repartition(5), **settings))
 
 
 def test_resuming_with_other_rows_is_an_error(sc, tmp_path):
-    def run(data, epochs, **arguments):
-        return fit(
-            data,
-            epochs=epochs,
-            shuffle="global",
-            checkpoint=Checkpoint(str(tmp_path / arguments["path"])),
-            resume=arguments.get("resume", False),
-        )
-
-    whole = run(rows(sc, 2), 3, path="whole")
-    run(rows(sc, 2), 1, path="parts")
-    assert is_same(run(rows(sc, 2, GENERATOR.permutation(600)), 3, path="parts", resume=True), whole)
+    settings = {"shuffle": "global", "checkpoint": Checkpoint(str(tmp_path / "run")), "resume": True}
+    whole = fit(rows(sc, 2), epochs=3, shuffle="global")
+    fit(rows(sc, 2), epochs=1, **settings)
+    assert is_same(fit(rows(sc, 2, GENERATOR.permutation(600)), epochs=3, **settings), whole)
     changed = rows(sc, 2).map(lambda row: (row[0] + np.float32(1), row[1]))
     with pytest.raises(DataError, match=r"not those of the training that is resumed.*checkpoint\(\)"):
-        run(changed, 4, path="parts", resume=True)
+        fit(changed, epochs=4, **settings)
 
 
 def test_balanced_class_weights_are_those_of_the_rows_to_train_on(sc):
@@ -132,12 +91,12 @@ def test_balanced_class_weights_are_those_of_the_rows_to_train_on(sc):
     data = sc.parallelize(list(zip(GENERATOR.permutation(X), y, strict=True)), 3)
     rows_of_classes = np.bincount(np.concatenate([y[start : start + 150] for start in (0, 200, 400)]))
     given = {number: 450 / (2 * count) for number, count in enumerate(rows_of_classes)}
-    settings = {"validation_split": 0.25, "model": classifier(8, 4, 2)}
-    expected = fit(data, class_weight=given, **settings)
-    settings["model"] = classifier(8, 4, 2)
-    assert is_same(fit(data, class_weight="balanced", **settings), expected)
-    settings["model"] = classifier(8, 4, 2)
-    assert not is_same(fit(data, **settings), expected)
+    expected, balanced, plain = (
+        fit(data, validation_split=0.25, model=classifier(8, 4, 2), class_weight=weight)
+        for weight in (given, "balanced", None)
+    )
+    assert is_same(balanced, expected)
+    assert not is_same(plain, expected)
 
 
 def test_an_argument_that_does_not_fit_is_an_error_before_a_job(sc):
@@ -165,8 +124,7 @@ def test_an_rdd_does_not_change_with_the_arrays_that_it_was_made_of(sc):
     rdd = to_simple_rdd(sc, x, y, num_slices=2)
     expected = fit(to_simple_rdd(sc, X, Y, num_slices=2), shuffle=False)
     model = SparkModel(classifier(8, 8, 4))
-    scores, predictions = model.evaluate(rdd), model.predict(rdd)
+    predictions = model.predict(rdd)
     x[:], y[:] = 0, 0
     assert is_same(silently(rdd, shuffle=False), expected)
-    np.testing.assert_allclose(model.evaluate(rdd), scores, rtol=1e-6)
     np.testing.assert_allclose(model.predict(rdd), predictions, rtol=1e-6)
