@@ -46,7 +46,7 @@ def memory():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("mode", "transport"),
-    [("synchronous", "http"), ("asynchronous", "socket"), ("asynchronous", "http"), ("hogwild", "socket")],
+    [("synchronous", "http"), ("asynchronous", "http"), ("hogwild", "socket")],
 )
 def test_a_transformer_trains(sc, request, mode, transport):
     generator = np.random.default_rng(0)
