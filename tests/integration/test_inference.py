@@ -127,17 +127,6 @@ def test_predictions_keep_the_keys_of_their_rows(sc, digits, spark_model):
         spark_model.predict(sc.parallelize(list(x[:2]), 1), keyed=True)
 
 
-def test_keys_of_models_with_several_inputs_and_outputs(sc):
-    left, right = keras.Input((2,), name="left"), keras.Input((1,), name="right")
-    model = keras.Model([left, right], [keras.layers.Dense(1)(left), keras.layers.Dense(3)(right)])
-    x = np.arange(8.0).reshape(4, 2), np.arange(4.0).reshape(4, 1)
-    first, second = model.predict(x, verbose=0)
-    rows = sc.parallelize([(number, (x[0][number], x[1][number])) for number in range(4)], 2)
-    for number, (one, two) in SparkModel(model).predict(rows, keyed=True):
-        np.testing.assert_allclose(one, first[number], rtol=1e-5)
-        np.testing.assert_allclose(two, second[number], rtol=1e-5)
-
-
 def test_only_rdds_have_keys(spark, digits, spark_model):
     with pytest.raises(ConfigurationError, match=r"received an array .*; predictions of arrays are in the order.* zip\("):
         spark_model.predict(digits[0], keyed=True)

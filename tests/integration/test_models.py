@@ -17,6 +17,21 @@ def generator():
     return np.random.default_rng(0)
 
 
+def test_several_inputs_and_outputs_by_position(sc, generator):
+
+    one, two = keras.Input((4,)), keras.Input((2, 3))
+    joined = keras.layers.Concatenate()([one, keras.layers.Flatten()(two)])
+    model = keras.Model([one, two], [keras.layers.Dense(1)(joined), keras.layers.Dense(2)(joined)])
+    model.compile("sgd", loss=["mse", "mae"])
+    x = [generator.random((60, 4)).astype(np.float32), generator.random((60, 2, 3)).astype(np.float32)]
+    y = [x[0].sum(1, keepdims=True), x[1][:, 0, :2]]
+    spark_model = SparkModel(model, num_workers=2)
+    for data in ((x, y), (to_simple_rdd(sc, x, y),)):
+        spark_model.fit(*data, verbose=0)
+    for mine, other in zip(spark_model.predict(x), model.predict(x, verbose=0), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
 def test_several_inputs_and_outputs_by_name(sc, generator):
     wide, ids = keras.Input((5,), name="wide"), keras.Input((3,), dtype="int32", name="ids")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 4)(ids))
@@ -45,32 +60,11 @@ def test_several_inputs_and_outputs_by_name(sc, generator):
         found = spark_model.evaluate(*data, batch_size=20, return_dict=True)
         assert found == pytest.approx(expected, rel=1e-5)
     expected = model.predict(x, verbose=0)
-    for given in (x, (x["wide"], x["ids"])):
-        predicted = spark_model.predict(given)
-        assert predicted.keys() == expected.keys()
-        np.testing.assert_allclose(predicted["kind"], expected["kind"], rtol=1e-4, atol=1e-6)
+    predicted = spark_model.predict((x["wide"], x["ids"]))
+    assert predicted.keys() == expected.keys()
+    np.testing.assert_allclose(predicted["kind"], expected["kind"], rtol=1e-4, atol=1e-6)
     lazy = spark_model.predict(sc.parallelize(rows, 3), collect=False)
     np.testing.assert_allclose([row["amount"] for row in lazy.collect()], expected["amount"], rtol=1e-4, atol=1e-5)
-
-
-def test_several_inputs_and_outputs_by_position(sc, generator):
-    one, two = keras.Input((4,)), keras.Input((2, 3))
-    joined = keras.layers.Concatenate()([one, keras.layers.Flatten()(two)])
-    model = keras.Model([one, two], [keras.layers.Dense(1)(joined), keras.layers.Dense(2)(joined)])
-    model.compile("sgd", loss=["mse", "mae"])
-    x = (generator.random((60, 4)).astype(np.float32), generator.random((60, 2, 3)).astype(np.float32))
-    y = (x[0].sum(1, keepdims=True), x[1][:, 0, :2])
-    spark_model = SparkModel(model, num_workers=2)
-    rows = [((x[0][i], x[1][i]), (y[0][i], y[1][i])) for i in range(60)]
-    for data in ((list(x), list(y)), (sc.parallelize(rows, 2),)):
-        spark_model.fit(*data, verbose=0)
-        expected = model.evaluate(list(x), list(y), batch_size=10, verbose=0)
-        np.testing.assert_allclose(spark_model.evaluate(*data, batch_size=10), expected, rtol=1e-5)
-    expected = model.predict(list(x), verbose=0)
-    for data in (x, sc.parallelize(rows, 3), sc.parallelize([row[0] for row in rows], 3)):
-        predicted = spark_model.predict(data)
-        for mine, other in zip(predicted, expected, strict=True):
-            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
