@@ -19,7 +19,6 @@ from sparkkeras import (
     load_spark_model,
     lp_to_simple_rdd,
     to_labeled_point,
-    to_simple_rdd,
 )
 from sparkkeras.mllib.conversions import from_matrix, from_vector, to_matrix, to_vector
 from sparkkeras.mllib.model import SparkMLlibModel
@@ -61,16 +60,6 @@ def test_lp_to_simple_rdd(sc):
         np.testing.assert_array_equal([row[1] for row in rows], labels)
 
 
-def test_a_simple_rdd_is_an_ordinary_rdd(sc):
-    rdd = to_simple_rdd(sc, X, Y, np.ones(4), num_slices=3)
-    assert rdd.getNumPartitions() == 3
-    assert rdd.count() == 4
-    rows = rdd.filter(lambda row: row[1] == 2).map(lambda row: (row[0] * 2, row[1], row[2])).collect()
-    np.testing.assert_array_equal([row[0] for row in rows], X[[0, 3]] * 2)
-    named = to_simple_rdd(sc, {"a": X, "b": Y}, Y).first()
-    assert named[0].keys() == {"a", "b"}
-
-
 @pytest.mark.parametrize(
     ("points", "message"),
     [
@@ -87,19 +76,6 @@ def test_labels_from_which_classes_cannot_be_inferred_are_reported(sc, points, m
         from_labeled_point(sc.parallelize(points, 2), categorical=True)
 
 
-def images():
-    """A classifier for images of 8 x 8 pixels."""
-    keras.utils.set_random_seed(0)
-    layers = [keras.layers.Flatten(), keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")]
-    model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def as_images(x, y):
-    return x.reshape(-1, 8, 8, 1), y
-
-
 def sparse(x, y):
     """LabeledPoints with sparse features."""
     return [
@@ -112,21 +88,16 @@ def test_a_classifier_learns_digits(sc, digits):
     x, y, x_test, y_test = digits
     model = classifier(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.005))
     mllib_model = SparkMLlibModel(model, num_workers=2, seed=1)
-    history = mllib_model.fit(to_labeled_point(sc, x, y), categorical=True, epochs=4, validation_split=0.1, verbose=0)
-    assert history.history.keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
-    assert mllib_model.training_histories is mllib_model.spark_model.training_histories
-
-    scores = mllib_model.predict(to_matrix(x_test))
-    accuracy = (from_matrix(scores).argmax(axis=1) == y_test).mean()
-    assert accuracy > 0.85
-
     points = sc.parallelize(sparse(x_test, y_test), 3)
-    loss, found = mllib_model.evaluate(points, categorical=True)
-    assert found == pytest.approx(accuracy, abs=1e-6)
-    expected = mllib_model.model.evaluate(x_test, np.eye(10)[y_test], verbose=0)
-    assert [loss, found] == pytest.approx(expected, rel=1e-4)
-    named = mllib_model.evaluate(points, categorical=True, nb_classes=10, return_dict=True)
-    assert named == pytest.approx({"loss": loss, "accuracy": found})
+    arguments = {"categorical": True, "transform": lambda x, y: (2 * x, y), "validation_data": points}
+    history = mllib_model.fit(to_labeled_point(sc, x, y), epochs=4, verbose=0, **arguments).history
+    assert mllib_model.training_histories is mllib_model.spark_model.training_histories
+    accuracy = (from_matrix(mllib_model.predict(to_matrix(2 * x_test), transform=None)).argmax(axis=1) == y_test).mean()
+    assert accuracy > 0.85
+    expected = model.evaluate(2 * x_test, np.eye(10)[y_test], verbose=0)
+    assert [history["val_loss"][-1], history["val_accuracy"][-1]] == pytest.approx(expected, rel=1e-4)
+    named = mllib_model.evaluate(points, categorical=True, nb_classes=10, return_dict=True, transform=arguments["transform"])
+    assert named == pytest.approx({"loss": expected[0], "accuracy": accuracy}, rel=1e-4)
 
 
 def test_predictions_have_the_form_of_the_data(sc, digits):
@@ -145,25 +116,11 @@ def test_predictions_have_the_form_of_the_data(sc, digits):
         assert isinstance(found, mllib.DenseVector)
         np.testing.assert_allclose(from_vector(found), expected[3], **close)
     mixed = [*(to_vector(row) for row in x[:25]), *(ml.DenseVector(row) for row in x[25:])]
-    for rows in (sc.parallelize(mixed, 3), sc.parallelize(sparse(x, y), 3)):
-        lazy = mllib_model.predict(rows)
-        assert lazy.getNumPartitions() == 3
-        found = lazy.collect()
+    for rows in (mixed, sparse(x, y)):
+        found = mllib_model.predict(sc.parallelize(rows, 3)).collect()
         assert all(isinstance(row, mllib.DenseVector) for row in found)
         np.testing.assert_allclose([row.toArray() for row in found], expected, **close)
     assert mllib_model.predict(to_matrix(np.zeros((0, 64)))).toArray().shape == (0, 10)
-
-
-def test_a_transform_reshapes_features_to_images(sc, digits):
-    x, y, x_test, y_test = digits
-    mllib_model = SparkMLlibModel(images(), num_workers=2, seed=1)
-    points, held_out = to_labeled_point(sc, x[:200], y[:200]), sc.parallelize(sparse(x_test, y_test), 2)
-    history = mllib_model.fit(points, verbose=0, transform=as_images, validation_data=held_out).history
-    assert mllib_model.evaluate(held_out, transform=as_images)[0] == pytest.approx(history["val_loss"][0], rel=1e-4)
-    scores = from_matrix(mllib_model.predict(to_matrix(x_test), transform=as_images))
-    assert scores.shape == (len(x_test), 10)
-    with pytest.raises(DataError, match=r"expects rows of shape \(8, 8, 1\).*transform="):
-        mllib_model.predict(to_matrix(x_test), transform=None)
 
 
 def test_training_equals_that_of_a_spark_model(sc, digits):
@@ -190,14 +147,12 @@ def test_errors_are_raised_before_a_job(sc):
     for call in (mllib_model.fit, mllib_model.evaluate):
         with pytest.raises(ConfigurationError, match="nb_classes=3 requires categorical=True"):
             call(points, nb_classes=3)
-        with pytest.raises(
-            ConfigurationError, match=r"nb_classes=5 do not fit the model 'classifier', whose output has 3 unit"
-        ):
-            call(points, categorical=True, nb_classes=5)
-        with pytest.raises(ConfigurationError, match=r"whose output has 1 unit.*leave categorical out"):
-            getattr(SparkMLlibModel(regression()), call.__name__)(points, categorical=True)
-        with pytest.raises(DataError, match="lp_rdd is an array .* expected an RDD of LabeledPoints"):
-            call(X)
+    with pytest.raises(ConfigurationError, match="nb_classes=5 do not fit the model 'classifier', whose output has 3 unit"):
+        mllib_model.fit(points, categorical=True, nb_classes=5)
+    with pytest.raises(ConfigurationError, match=r"whose output has 1 unit.*leave categorical out"):
+        SparkMLlibModel(regression()).fit(points, categorical=True)
+    with pytest.raises(DataError, match="lp_rdd is an array .* expected an RDD of LabeledPoints"):
+        mllib_model.fit(X)
     with pytest.raises(DataError, match="expected a Matrix"):
         mllib_model.predict(X)
     with pytest.raises(DataError, match=r"expects rows of shape \(3,\), received rows of shape \(2,\)"):
@@ -210,11 +165,8 @@ def test_errors_are_raised_before_a_job(sc):
 def test_rows_that_are_not_labeled_points_are_reported(sc):
     mllib_model = SparkMLlibModel(classifier(width=3, classes=3))
     rows = sc.parallelize([LabeledPoint(0.0, X[0]), (X[1], 1.0)], 1)
-    for call in (mllib_model.fit, mllib_model.evaluate):
-        with pytest.raises(
-            DataError, match="a row is a tuple of 2 values; expected a LabeledPoint. SparkModel accepts rows"
-        ):
-            call(rows)
+    with pytest.raises(DataError, match="a row is a tuple of 2 values; expected a LabeledPoint. SparkModel accepts rows"):
+        mllib_model.fit(rows)
     with pytest.raises(Exception, match="DataError: a row is an array of shape .* expected a Vector or a LabeledPoint"):
         mllib_model.predict(sc.parallelize(list(X), 1)).collect()
     with pytest.raises(DataError, match="label 2 is out of range: with nb_classes=2"):

@@ -1,8 +1,5 @@
 """Saving and loading, with local paths and on file systems that Spark can access."""
 
-import os
-import signal
-import time
 from dataclasses import dataclass
 
 import keras
@@ -11,7 +8,6 @@ import pytest
 
 from sparkkeras import ConfigurationError, ModelError, SparkModel, StorageError, load_spark_model
 from sparkkeras.parameter.rules import DiLoCo
-from sparkkeras.spark.filesystem import read_bytes, write_bytes
 from tests.models import classifier
 
 
@@ -84,22 +80,3 @@ def test_custom_rules_are_saved(tmp_path):
     with pytest.raises(ConfigurationError, match="custom_objects=.'Mine': Mine."):
         load_spark_model(str(tmp_path / "own.keras"))
     assert load_spark_model(str(tmp_path / "own.keras"), custom_objects={"Mine": Mine}).rule == Mine(0.25)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path):
-    """A fork of this process, which writes the file repeatedly, is killed."""
-    path = str(tmp_path / "model.keras")
-    SparkModel(classifier(units=256)).save(path)
-    model = read_bytes(path)
-    child = os.fork()
-    if child == 0:
-        try:
-            while True:
-                write_bytes(path, model)
-        finally:
-            os._exit(0)
-    time.sleep(np.random.default_rng().uniform(0.05, 0.15))  # a random moment
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert len(load_spark_model(path).model.get_weights()) == 4

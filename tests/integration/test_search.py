@@ -15,14 +15,13 @@ from pathlib import Path
 import hyperopt
 import keras
 import numpy as np
-import optuna
 import psutil
 import pytest
 from hyperopt import hp
 
 from sparkkeras import ServerOptions, to_data_frame, to_simple_rdd
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
-from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, loguniform, report
+from sparkkeras.hyperopt import HyperParamModel, SparkTrials, report
 from tests.conftest import long, settle
 
 LINE = {"x": hp.uniform("x", -10, 10)}
@@ -66,37 +65,6 @@ def test_the_best_model_and_an_ensemble(sc, digits):
     models = search.best_models(2)
     mean = np.mean([keras.ops.convert_to_numpy(model(x_test)) for model in models], axis=0)
     np.testing.assert_allclose(search.best_ensemble(2).predict(x_test), mean, atol=1e-5)
-
-
-class Size(keras.callbacks.Callback):
-    """Adds the number of weights to the logs."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs["size"] = self.model.count_params()
-
-
-def test_the_pareto_front_of_two_metrics(sc, digits):
-    x, y, *_ = digits
-    search = HyperParamModel(sc)
-    result = search.minimize(
-        model=build,
-        data=(x, y),
-        space={"units": choice(4, 32), "lr": loguniform(1e-3, 1e-2)},
-        max_evals=4,
-        epochs=2,
-        validation_split=0.2,
-        callbacks=Size(),
-        metric=("val_loss", "size"),
-        mode="min",
-        algo=optuna.samplers.GridSampler({"units": [4, 32], "lr": [0.003, 0.01]}, seed=1),
-        keep_models=2,
-        verbose=0,
-    )
-    assert result is None
-    assert {trial.params["units"] for trial in search.pareto_front} == {4, 32}
-    for trial in search.pareto_front[:2]:
-        model = search.model_of(trial.number)
-        assert trial.values == (trial.history["val_loss"][trial.best_epoch - 1], model.count_params())
 
 
 def test_http_transport(sc):
