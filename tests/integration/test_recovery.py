@@ -127,25 +127,17 @@ class Idle(Kill):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("executor", "epoch", "batch"),
+    ("executor", "epoch", "batch", "shuffle"),
     [  # test_frames.py kills a worker, too
-        *(long(executor, epoch, batch) for executor in (False, True) for epoch, batch in ((0, 0), (1, 7), (2, 7))),
-        (True, 1, 3),
+        *(long(executor, epoch, batch, True) for executor in (False, True) for epoch, batch in ((0, 0), (1, 7), (2, 7))),
+        (True, 1, 3, True),
+        (True, 1, 3, "global"),
     ],
 )
-def test_a_killed_worker_or_executor_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch):
-    expected = train([rows(sc, arrays)])
+def test_a_killed_worker_or_executor_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch, shuffle):
+    expected = train([rows(sc, arrays)], shuffle=shuffle)
     mark = tmp_path / "mark"
-    killed = train([rows(sc, arrays)], worker_callbacks=[Kill(str(mark), epoch, batch, executor)])
-    assert mark.exists()
-    assert_same_bits(killed, expected)
-
-
-@pytest.mark.cluster
-def test_rows_that_are_placed_at_random_are_the_same_after_a_killed_executor(sc, arrays, tmp_path):
-    expected = train([rows(sc, arrays)], shuffle="global")
-    mark = tmp_path / "mark"
-    killed = train([rows(sc, arrays)], worker_callbacks=[Kill(str(mark), 1, 3, executor=True)], shuffle="global")
+    killed = train([rows(sc, arrays)], worker_callbacks=[Kill(str(mark), epoch, batch, executor)], shuffle=shuffle)
     assert mark.exists()
     assert_same_bits(killed, expected)
 
@@ -158,20 +150,14 @@ def test_a_source_that_gives_other_rows_after_a_killed_executor_is_an_error(sc, 
 
 
 @pytest.mark.cluster
-def test_arrays_reach_separate_executors(sc, arrays):
-    spark_model = SparkModel(classifier(), num_workers=2)
-    x, y = arrays
-    spark_model.fit(x, y, validation_data=(x, y), verbose=0)
-    assert sorted(report["rows"] for report in spark_model.training_histories) == [120, 120]
-
-
-@pytest.mark.cluster
-def test_no_files_remain_on_executors(sc, arrays):
+def test_arrays_reach_separate_executors_on_which_no_files_remain(sc, arrays):
     def files(_):
         home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
         return [str(path) for path in home.glob("sparkkeras-*")]
 
-    train([rows(sc, arrays)])
+    spark_model = SparkModel(classifier(), num_workers=2)
+    spark_model.fit(*arrays, validation_data=arrays, verbose=0)
+    assert sorted(report["rows"] for report in spark_model.training_histories) == [120, 120]
     with pytest.raises(WorkerError):
         train([rows(sc, arrays)], worker_callbacks=[Fail()])
     assert sc.parallelize(range(4), 4).flatMap(files).collect() == []
