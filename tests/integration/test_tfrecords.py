@@ -29,14 +29,12 @@ from tests.processes import interrupted_when
 
 SCHEMA = (
     "id bigint, flag boolean, tiny tinyint, small smallint, number int, single float, wide double, text string, "
-    "data binary, flags array<boolean>, bigs array<bigint>, floats array<float>, wides array<double>, "
-    "texts array<string>, datas array<binary>"
+    "data binary, bigs array<bigint>, texts array<string>"
 )
 ROWS = [
-    (1, True, -128, 2**15 - 1, -(2**31), 1.5, -2.5, "", b"", [True, False], [], [0.5, -1.0], [], ["", "ü"], [b"", b"\xff"]),
-    (2**63 - 1, False, 127, -1, 7, float("inf"), 0.25, "größe 🎈", b"\x00\xff", [], [-1, 2**62, 0], [], [1.0], [], []),
-    (-(2**63), *[None] * 14),
-    (4, *[None] * 9, [5], None, None, ["a"], [b"b"]),
+    (1, True, -128, 2**15 - 1, -(2**31), 1.5, -2.5, "", b"", [], ["", "ü"]),
+    (2**63 - 1, False, 127, -1, 7, float("inf"), 0.25, "größe 🎈", b"\x00\xff", [-1, 2**62, 0], []),
+    (-(2**63), *[None] * 10),
 ]
 
 
@@ -195,12 +193,7 @@ def test_invalid_arguments_are_reported(spark, tmp_path):
         (lambda: load_tfrecords(spark, ""), ConfigurationError, "expected the path of a file"),
         (lambda: load_tfrecords(spark, path, schema="x no"), ConfigurationError, "is not valid DDL"),
         (lambda: load_tfrecords(spark, path, schema=["x"]), ConfigurationError, "expected a StructType or DDL"),
-        (lambda: load_tfrecords(spark, path, schema=T.StructType()), ConfigurationError, "at least one"),
-        (
-            lambda: load_tfrecords(spark, path, schema="x int", binary_features=["x"]),
-            ConfigurationError,
-            "declare these columns binary",
-        ),
+        (lambda: load_tfrecords(spark, path, schema="x int", binary_features=["x"]), ConfigurationError, "declare these"),
         (lambda: load_tfrecords(spark, path, binary_features="x"), ConfigurationError, r"\['x'\]"),
     ]:
         with pytest.raises(error, match=message):
@@ -309,8 +302,6 @@ def test_the_format_appends_and_overwrites(frame, spark, tmp_path):
     assert by_id(loaded.load(path).select("texts", "id")) == by_id(frame.select("texts", "id"))
     inferred = spark.read.format("tfrecord").load(f"file:{path}").schema
     assert inferred == load_tfrecords(spark, path).schema
-    binary = spark.read.format("tfrecord").option("binary_features", "text, texts").load(path)
-    assert binary.agg(F.max("text")).collect() == [("größe 🎈".encode(),)]
     assert names(tmp_path) == ["rows"]
 
 
@@ -324,12 +315,10 @@ def test_a_job_of_the_format_that_fails_changes_nothing(spark, tmp_path):
     for mode in "append", "overwrite":
         with pytest.raises(PythonException, match="DataError: column 'x' holds an array that contains a null"):
             bad.write.format("tfrecord").mode(mode).save(path)
-    for options, message in [
-        ({"compression": "snappy"}, "ConfigurationError: compression='snappy' is not known"),
-        ({"mode": "error"}, '"tfrecord" cannot be written in the "ErrorIfExists" mode'),
-    ]:
-        with pytest.raises(AnalysisException, match=message):
-            good.write.format("tfrecord").mode("append").save(path, **options)
+    with pytest.raises(AnalysisException, match="ConfigurationError: compression='snappy' is not known"):
+        good.write.format("tfrecord").mode("append").save(path, compression="snappy")
+    with pytest.raises(AnalysisException, match='"tfrecord" cannot be written in the "ErrorIfExists" mode'):
+        good.write.format("tfrecord").save(path)
     assert names(path) == before
     assert names(tmp_path) == ["rows"]
 
