@@ -78,10 +78,10 @@ def two_outputs():
 
 
 def test_each_output_has_its_columns_and_task():
-    found = columns(two_outputs())
+    found = columns(two_outputs(), logits="l")
     assert [[field.name for field in column.fields()] for column in found] == [
         ["o_age", "p_age"],
-        ["o_kind", "pr_kind", "p_kind"],
+        ["o_kind", "l_kind", "pr_kind", "p_kind"],
     ]
     found = columns(two_outputs(), raw="", probability={"kind": "p_of_kind"}, prediction=["years", "sort"])
     assert [[field.name for field in column.fields()] for column in found] == [["years"], ["p_of_kind", "sort"]]
@@ -92,17 +92,26 @@ def test_each_output_has_its_columns_and_task():
 def test_names_tasks_and_thresholds_of_nested_outputs():
     a = keras.Input((4,))
     model = keras.Model(a, {"u": keras.layers.Dense(1)(a), "v": {"w": keras.layers.Dense(2, "softmax")(a)}})
-    transformer = KerasTransformer(
-        model=model,
-        outputCol={"u": "one", "v": {"w": "two"}},
-        task={"v": {"w": "multiclass"}},
-        thresholds={"v": {"w": [0.2, 0.8]}},
-    )
-    one, two = columns(
-        model, transformer.getTask(), transformer.getOutputCol(), "", "", thresholds=transformer.getThresholds()
-    )
+    names = {"u": "one", "v": {"w": "two"}}
+    one, two = columns(model, {"v": {"w": "multiclass"}}, names, thresholds={"v": {"w": [0.2, 0.8]}})
     assert (one.output_col, two.output_col) == ("one", "two")
     assert (one.task.name, two.task.name, two.thresholds) == ("regression", "multiclass", (0.2, 0.8))
+
+
+def test_types_and_metadata_of_the_columns():
+    def types(model, output_type="array"):
+        (column,) = columns(model, output_type=output_type, logits="l")
+        return [(field.name, field.dataType.simpleString(), *field.metadata.values()) for field in column.fields()]
+
+    assert types(network("sparse_categorical_crossentropy", 3), "vector") == [
+        ("o", "vector", {"num_attrs": 3}),
+        ("l", "vector", {"num_attrs": 3}),
+        ("pr", "vector", {"num_attrs": 3}),
+        ("p", "double", {"num_vals": 3, "type": "nominal"}),
+    ]
+    assert types(network("binary_crossentropy"))[1:3] == [(name, "vector", {"num_attrs": 2}) for name in ("l", "pr")]
+    assert types(network("mse")) == [("o", "double"), ("p", "double")]
+    assert types(network("mse", 3, axes=(5,)), "vector") == [("o", "array<array<float>>")]
 
 
 def test_names_of_unknown_outputs_are_reported():
@@ -112,29 +121,6 @@ def test_names_of_unknown_outputs_are_reported():
         columns(two_outputs(), raw=["x"])
     with pytest.raises(ConfigurationError, match="task: the model has no output 'size'"):
         columns(two_outputs(), task={"size": "binary"})
-
-
-def test_types_and_metadata_of_the_columns():
-    (column,) = columns(network("sparse_categorical_crossentropy", 3), output_type="vector")
-    assert [(field.dataType.simpleString(), field.metadata["ml_attr"]) for field in column.fields()] == [
-        ("vector", {"num_attrs": 3}),
-        ("vector", {"num_attrs": 3}),
-        ("double", {"num_vals": 3, "type": "nominal"}),
-    ]
-    (column,) = columns(network("mse", 3, axes=(5,)), output_type="vector")
-    assert [field.dataType.simpleString() for field in column.fields()] == ["array<array<float>>"]
-    (column,) = columns(network("mse", 1))
-    assert [field.dataType.simpleString() for field in column.fields()] == ["double", "double"]
-
-
-def test_classification_outputs_have_a_raw_prediction_vector():
-    for model, size in [(network("binary_crossentropy"), 2), (network("categorical_crossentropy", 3), 3)]:
-        _, raw, probability, _ = columns(model, logits="l")[0].fields()
-        assert (raw.name, raw.dataType.simpleString(), raw.metadata) == ("l", "vector", {"ml_attr": {"num_attrs": size}})
-        assert probability.metadata == raw.metadata
-    found = columns(two_outputs(), logits="l")
-    names = [field.name for column in found for field in column.fields()]
-    assert names == ["o_age", "p_age", "o_kind", "l_kind", "pr_kind", "p_kind"]
 
 
 @pytest.mark.parametrize(

