@@ -119,8 +119,6 @@ def test_a_model_of_keras_applications_by_name(frame, tmp_path):
 def test_errors_are_raised_before_a_job(frame, network):
     with pytest.raises(ModelError, match="this ImageFeaturizer has no model"):
         ImageFeaturizer().transform(frame)
-    with pytest.raises(DataError, match="no column 'picture'"):
-        ImageFeaturizer(model=network, inputCol="picture").transform(frame)
     with pytest.raises(DataError, match="expected images"):
         ImageFeaturizer(model=network, inputCol="label").transform(frame)
     with pytest.raises(ConfigurationError, match=r"'label' already exists: choose another name \(outputCol\)"):

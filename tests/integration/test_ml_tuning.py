@@ -182,8 +182,6 @@ def test_errors_are_raised_before_training(estimator, model, frame):
         KerasEstimator().fit(frame)
     with pytest.raises(ModelError, match="is not compiled"):
         estimator.fit(frame, {estimator.model: keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])})
-    with pytest.raises(DataError, match="no column 'target'"):
-        estimator.fit(frame, {estimator.labelCol: "target"})
     with pytest.raises(ConfigurationError, match="the output column 'label' already exists"):
         estimator.fit(frame, {estimator.predictionCol: "label"})
     with pytest.raises(ConfigurationError, match=r"only one of .*validation_col \(in Spark ML validationIndicatorCol\)"):
@@ -194,16 +192,13 @@ def test_invalid_rows_are_skipped_or_kept(spark, model):
     rows = [([0.5] * 64, 1), (None, 2), ([float("nan")] * 64, 2), ([0.1] * 64, 3)]
     frame = spark.createDataFrame(rows, "features array<double>, label int")
     fitted = KerasEstimator(model=model, handleInvalid="skip", verbose=0, num_workers=1).fit(frame)
-    assert fitted.getHandleInvalid() == "skip"
-    scored = fitted.transform(frame)
-    assert [row.label for row in scored.collect()] == [1, 3]
-    assert scored._jdf.queryExecution().executedPlan().toString().count("ArrowEvalPython") == 1
-    kept = fitted.transform(frame, {fitted.handleInvalid: "keep"}).collect()
-    assert [row.prediction is None for row in kept] == [False, True, True, False]
+    assert [row.label for row in fitted.transform(frame).collect()] == [1, 3]
     whole = fitted.evaluate(frame.where("label != 2"))
     assert np.isfinite(whole["loss"])
     assert fitted.evaluate(frame) == pytest.approx(whole)
-    assert fitted.setHandleInvalid("keep").evaluate(frame) == pytest.approx(whole)
+    fitted.setHandleInvalid("keep")
+    assert [row.prediction is None for row in fitted.transform(frame).collect()] == [False, True, True, False]
+    assert fitted.evaluate(frame) == pytest.approx(whole)
 
 
 def test_metrics_with_several_values(frame):
@@ -211,6 +206,5 @@ def test_metrics_with_several_values(frame):
     model.compile("sgd", "binary_crossentropy", metrics=[keras.metrics.F1Score(name="f1")])
     labelled = frame.selectExpr("features", "array(label % 2, 1) as label")
     fitted = KerasEstimator(model=model, verbose=0, num_workers=1, epochs=2).fit(labelled)
-    assert [len(each) for each in fitted.history["f1"]] == [2, 2]
-    assert all(isinstance(each, float) for values in fitted.history["f1"] for each in values)
-    assert all(isinstance(each, float) for each in fitted.history["loss"])
+    assert [[type(each) for each in values] for values in fitted.history["f1"]] == [[float, float]] * 2
+    assert [type(each) for each in fitted.history["loss"]] == [float, float]
