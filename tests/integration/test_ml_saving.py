@@ -233,7 +233,7 @@ def test_a_path_without_a_scheme_is_on_the_default_file_system(sc, tmp_path):
     assert not (tmp_path / "here").exists()
 
 
-def test_custom_code_inside_a_function_must_be_registered_with_keras(frame, tmp_path):
+def test_custom_code_inside_a_function_must_be_registered_with_keras(tmp_path):
     class Tripled(keras.layers.Layer):
         def call(self, inputs):
             return inputs * 3
@@ -247,9 +247,8 @@ def test_custom_code_inside_a_function_must_be_registered_with_keras(frame, tmp_
     with pytest.raises(CustomObjectError, match=r"custom code is missing.*custom_object_scope.*Tripled"):
         PipelineModel.load(path)
     with keras.saving.custom_object_scope({"Tripled": Tripled}):
-        loaded = PipelineModel.load(path)
-    same_model(loaded.stages[0].get_model(), scorer.get_model())
-    assert len(loaded.transform(frame).collect()) == 6
+        (loaded,) = PipelineModel.load(path).stages
+    same_model(loaded.get_model(), scorer.get_model())
 
 
 def test_lambda_layers_need_unsafe_deserialization_to_load(tmp_path):

@@ -55,16 +55,11 @@ def test_the_best_model_and_an_ensemble(sc, digits):
     best = search.minimize(
         model=build, data=(x, y), space=SPACE, max_evals=2, epochs=4, validation_split=0.2, seed=3, verbose=0
     )
-    trial = search.best_trial
-    assert search.best_value == min(each.value for each in search.trials) == min(trial.history["val_loss"])
-    assert best.evaluate(x[-280:], y[-280:], verbose=0)[0] == pytest.approx(trial.value, rel=1e-4)
-    assert best.evaluate(x_test, y_test, verbose=0)[1] > 0.8
-    assert [each.number for each in search.trials] == [0, 1]
-    assert all(each.status == "ok" and each.epochs == 4 and each.seconds > 0 for each in search.trials)
-    assert {each.worker.split("/")[1] for each in search.trials} == {"0", "1"}
-    models = search.best_models(2)
-    mean = np.mean([keras.ops.convert_to_numpy(model(x_test)) for model in models], axis=0)
-    np.testing.assert_allclose(search.best_ensemble(2).predict(x_test), mean, atol=1e-5)
+    assert search.best_value == min(trial.value for trial in search.trials) == min(search.best_trial.history["val_loss"])
+    assert best.evaluate(x[-280:], y[-280:], verbose=0)[0] == pytest.approx(search.best_value, rel=1e-4)
+    assert [(trial.number, trial.status, trial.epochs) for trial in search.trials] == [(0, "ok", 4), (1, "ok", 4)]
+    assert {trial.worker.split("/")[1] for trial in search.trials} == {"0", "1"}
+    assert (search.best_ensemble(2).predict(x_test).argmax(axis=1) == y_test).mean() > 0.8
 
 
 def test_http_transport(sc):
@@ -420,12 +415,7 @@ def test_spark_trials(sc):
     trials = SparkTrials(parallelism=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        best = hyperopt.fmin(
-            objective, LINE, hyperopt.tpe.suggest, 12, trials=trials, rstate=np.random.default_rng(1), verbose=False
-        )
+        best = hyperopt.fmin(objective, LINE, hyperopt.tpe.suggest, 12, trials=trials, verbose=False)
     assert len(trials.trials) == 12
-    assert set(best) == {"x"}
-    assert trials.best_trial["result"]["loss"] == min(trials.losses()) == (best["x"] - 3) ** 2
-    assert trials.best_trial["result"]["note"] == "here"
-    assert trials.argmin == best
-    assert trials.search.best_params == best
+    assert trials.best_trial["result"] == {"loss": min(trials.losses()), "status": "ok", "note": "here"}
+    assert trials.argmin == trials.search.best_params == best

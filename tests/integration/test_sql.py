@@ -102,19 +102,6 @@ def test_two_models_in_one_query(spark, model, frame):
     close(values(scored), model.predict(np.stack([second, second * 0, second * 0], axis=1), verbose=0).ravel())
 
 
-def test_several_inputs_and_outputs(spark, frame):
-    keras.utils.set_random_seed(0)
-    a, b = keras.Input((2,), name="left"), keras.Input((1,), name="right")
-    both = keras.layers.Concatenate()([a, b])
-    built = keras.Model([a, b], [keras.layers.Dense(2, name="pair")(both), keras.layers.Dense(1, name="single")(both)])
-    built.compile("sgd", ["mse", "mse"])
-    register_keras_udf(spark, "both_ends", built)
-    scored = spark.sql("SELECT id, p.pair, p.single FROM (SELECT id, both_ends(array(a, b), c) AS p FROM measurements)")
-    pair, single = built.predict([X[:, :2], X[:, 2:]], verbose=0)
-    close(values(scored, "pair"), pair)
-    close(values(scored, "single"), single.ravel())
-
-
 def test_rows_with_nulls_get_null_or_are_rejected(spark, model, frame):
     frame.withColumn("b", F.when(F.col("id") % 3 > 0, F.col("b"))).createOrReplaceTempView("gaps")
     register_keras_udf(spark, "lenient", model)
