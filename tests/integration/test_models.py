@@ -35,18 +35,14 @@ def test_several_inputs_and_outputs_by_position(sc, generator):
 def test_several_inputs_and_outputs_by_name(sc, generator):
     wide, ids = keras.Input((5,), name="wide"), keras.Input((3,), dtype="int32", name="ids")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 4)(ids))
-    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()([wide, embedded]))
+    joined = keras.layers.Concatenate()([wide, embedded])
     outputs = {
-        "amount": keras.layers.Dense(1, name="amount")(hidden),
-        "kind": keras.layers.Dense(3, activation="softmax", name="kind")(hidden),
+        "amount": keras.layers.Dense(1, name="amount")(joined),
+        "kind": keras.layers.Dense(3, activation="softmax", name="kind")(joined),
     }
     model = keras.Model({"wide": wide, "ids": ids}, outputs)
-    model.compile(
-        "adam",
-        loss={"amount": "mse", "kind": "sparse_categorical_crossentropy"},
-        loss_weights={"amount": 0.5, "kind": 2.0},
-        metrics={"kind": ["accuracy"], "amount": [keras.metrics.RootMeanSquaredError()]},
-    )
+    losses = {"amount": "mse", "kind": "sparse_categorical_crossentropy"}
+    model.compile("adam", losses, loss_weights={"amount": 0.5, "kind": 2.0}, metrics={"kind": ["accuracy"]})
     x = {"wide": generator.random((120, 5)).astype(np.float32), "ids": generator.integers(0, 7, (120, 3))}
     y = {"amount": x["wide"].sum(1), "kind": x["ids"][:, 0] % 3}
     spark_model = SparkModel(model, num_workers=2)
@@ -54,7 +50,7 @@ def test_several_inputs_and_outputs_by_name(sc, generator):
     for data in ((x, y), (to_simple_rdd(sc, x, y),), (sc.parallelize(rows, 3),)):
         history = spark_model.fit(*data, epochs=3, validation_split=0.1, verbose=0).history
         assert history["loss"][-1] < history["loss"][0]
-        assert {"amount_loss", "kind_loss", "kind_accuracy", "val_amount_root_mean_squared_error"} <= history.keys()
+        assert {"amount_loss", "kind_loss", "kind_accuracy", "val_kind_accuracy"} <= history.keys()
         # In Keras, the loss of each output is a mean over batches, so it is the same only if all batches are full.
         expected = model.evaluate(x, y, batch_size=20, verbose=0, return_dict=True)
         found = spark_model.evaluate(*data, batch_size=20, return_dict=True)

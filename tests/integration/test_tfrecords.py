@@ -134,12 +134,10 @@ def test_a_path_is_a_file_a_folder_or_a_glob(spark, tmp_path, monkeypatch):
 
     assert found(f"{folder}/") == [0, 1, 2, 6]
     assert found(f"{folder}/a-1") == [1]
-    assert found(f"{folder}/{{a,b}}-0") == [0, 2]
-    assert found(f"file:{folder}/b-*") == [2]
+    assert found(f"file:{folder}/{{a,b}}-*") == [0, 1, 2]
     monkeypatch.chdir(tmp_path / "in [x]" / "below")
     assert found("c") == [5]  # the working directory has brackets in its name
     monkeypatch.chdir(tmp_path)
-    assert found("in*/below") == [5]
     write(tmp_path / "parent" / "plain" / "e", example(n=7))
     assert found("parent/*") == [7]
     for path, message in [
