@@ -53,13 +53,9 @@ def example(**values):
     features = {}
     for name, value in values.items():
         listed = value if isinstance(value, list) else [value]
-        feature = {
-            float: lambda listed: {"float_list": tf.train.FloatList(value=listed)},
-            int: lambda listed: {"int64_list": tf.train.Int64List(value=listed)},
-            bytes: lambda listed: {"bytes_list": tf.train.BytesList(value=listed)},
-        }[type(listed[0])]
-        features[name] = tf.train.Feature(**feature(listed))
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+        kind = {float: "float_list", int: "int64_list", bytes: "bytes_list"}[type(listed[0])]
+        features[name] = tf.train.Feature(**{kind: {"value": listed}})
+    return tf.train.Example(features={"feature": features}).SerializeToString()
 
 
 def write(path, *records):
