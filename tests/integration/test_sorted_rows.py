@@ -44,7 +44,7 @@ def test_sorted_rows_give_a_warning_that_names_the_fix(sc, spark):
     fit(frame, shuffle=False)
     fit(X, Y)
     fit(to_simple_rdd(sc, X, Y, num_slices=4))
-    members = [classifier(8, 4, 4, seed=seed) for seed in range(2)]
+    members = [classifier(8, 8, 4, seed=seed) for seed in range(2)]
     SparkEnsemble(members, sampling="all", seed=1).fit(rows(sc, 2), verbose=0)  # each member gets all rows
 
 
