@@ -1,13 +1,11 @@
 """Prediction and evaluation on Spark."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras import ConfigurationError, DataError, EnsembleModel, ModelError, SparkModel, to_simple_rdd
+from sparkkeras import ConfigurationError, DataError, EnsembleModel, SparkModel, to_simple_rdd
 from tests.models import classifier
 
 
@@ -85,25 +83,6 @@ def test_evaluate_equals_keras_on_classes(sc, digits, capsys):
     named = SparkModel(model).evaluate(x, y, sample_weight=weight, return_dict=True, verbose=1)
     assert named == pytest.approx(model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True), rel=1e-5)
     assert "accuracy: " in capsys.readouterr().out
-
-
-def test_models_that_cannot_be_trained_predict_and_evaluate(sc, digits):
-    """A model that was never compiled, and one that was frozen and then quantized after training."""
-    _, _, x, y = digits
-    x, y = x[:100], y[:100]
-    plain, changed = classifier(), classifier(seed=1)
-    bare = keras.Model(plain.inputs, plain.outputs)
-    np.testing.assert_allclose(SparkModel(bare).predict(x), bare.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
-    spark_model = SparkModel(changed, num_workers=2)
-    spark_model.fit(x, y, verbose=0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
-        for change in (lambda: setattr(changed.layers[0], "trainable", False), lambda: changed.quantize("int8")):
-            change()
-            np.testing.assert_allclose(spark_model.predict(x), changed.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
-            np.testing.assert_allclose(spark_model.evaluate(x, y), changed.evaluate(x, y, verbose=0), rtol=1e-4)
-            with pytest.raises(ModelError, match="built for other weights"):
-                spark_model.fit(x, y, verbose=0)
 
 
 def test_predictions_keep_the_keys_of_their_rows(sc, digits, spark_model):
