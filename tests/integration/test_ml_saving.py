@@ -88,16 +88,6 @@ def test_every_param_of_an_estimator_is_loaded(tmp_path):
     assert "pickle" not in next((tmp_path / "estimator" / "metadata").glob("part-*")).read_text()
 
 
-def test_a_transformer_with_an_uncompiled_model(frame, tmp_path):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="end")])
-    KerasTransformer(model=model, batch_transform=parts.Shifted(2.0)).save(str(tmp_path / "plain"))
-    loaded = KerasTransformer.load(str(tmp_path / "plain"))
-    assert loaded.getBatchTransform() == parts.Shifted(2.0)
-    assert loaded.history == {}
-    output = np.array([row.output for row in loaded.transform(frame).collect()])
-    np.testing.assert_allclose(output, model.predict(ROWS + 2, verbose=0), rtol=1e-5)
-
-
 def test_an_existing_folder_is_only_overwritten_on_request(tmp_path):
     path = f"file://{tmp_path}/here"
     kept, other = (KerasTransformer(model=small(seed=seed)) for seed in range(2))

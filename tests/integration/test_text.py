@@ -6,7 +6,6 @@ import pytest
 from pyspark.sql import functions as F
 
 from sparkkeras import SparkModel, from_data_frame, keras_udf, to_data_frame
-from sparkkeras.ml import KerasEstimator
 
 WORDS = ["good", "bad", "😀"]
 Y = np.random.default_rng(0).integers(0, 2, 60)
@@ -47,13 +46,3 @@ def test_columns_of_text_and_numbers(spark):
     scores = dict(zip(zip(TEXT, SIZE, strict=True), expected, strict=True))
     for text, size, score in frame.select("text", "size", keras_udf(spark_model.model)("text", "size")).collect():
         np.testing.assert_allclose(score, scores[text, size], rtol=1e-4)
-
-
-def test_an_estimator_on_a_column_of_text(spark):
-    frame = spark.createDataFrame(list(zip(TEXT, Y.tolist(), strict=True)), "text string, label int").repartition(2)
-    text = keras.Input((1,), dtype="string", name="text")
-    hashed = keras.layers.Hashing(8, output_mode="one_hot")(text)
-    small = keras.Model(text, keras.layers.Dense(1, activation="sigmoid")(hashed))
-    small.compile("sgd", "binary_crossentropy")
-    fitted = KerasEstimator(model=small, featuresCol="text", verbose=0).fit(frame)
-    assert fitted.transform(frame).where("output > 0 and output < 1").count() == 60
