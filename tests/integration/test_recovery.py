@@ -15,6 +15,7 @@ from sparkkeras import DataError, SparkModel, WorkerError
 from sparkkeras.training import worker_reports
 from tests.conftest import long, settle
 from tests.models import classifier
+from tests.processes import interrupted_when
 
 
 @pytest.fixture(scope="module")
@@ -209,17 +210,8 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(spark_model.model.get_weights()))
     spark_model = SparkModel(classifier(), seed=4)
     data = rows(sc, arrays)
-
-    def interrupt():
-        while not mark.exists():
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when(mark.exists, seconds=20):
         spark_model.fit(data, epochs=3, verbose=0, callbacks=[keep], worker_callbacks=[Slow()])
-    thread.join()
     assert len(kept) == 1
     assert_same_bits(spark_model.model.get_weights(), kept[0])
     deadline = time.monotonic() + 20

@@ -23,6 +23,7 @@ from sparkkeras import ServerOptions, to_data_frame, to_simple_rdd
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.hyperopt import HyperParamModel, SparkTrials, report
 from tests.conftest import settle
+from tests.processes import interrupted_when
 
 LINE = {"x": hp.uniform("x", -10, 10)}
 SPACE = {"units": hp.choice("units", [8, 16, 32]), "lr": hp.loguniform("lr", -7, -3)}
@@ -288,14 +289,8 @@ class TestEndOfSearch:
                     raise
             return params["x"]
 
-        def interrupt():
-            while len(list(tmp_path.glob("begun-*"))) < 2:
-                time.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=interrupt, daemon=True).start()
         search = HyperParamModel(sc)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted_when(lambda: len(list(tmp_path.glob("begun-*"))) == 2, seconds=20):
             search.minimize(objective=objective, space=LINE, max_evals=99, seed=1, verbose=0)
         assert len(list(tmp_path.glob("ended-*"))) == 2
         assert search.reason == "it was interrupted"
