@@ -125,8 +125,7 @@ def test_sparse_matrices_give_the_results_of_dense_arrays(sc, digits, spark_mode
     for found in (
         spark_model.predict(matrix, transform=lambda x, y: x * 1),
         spark_model.predict(rows),
-        spark_model.predict(sc.parallelize([matrix[row] for row in range(200)], 2)),
-        spark_model.predict(matrix, collect=False).collect(),
+        spark_model.predict(sc.parallelize([matrix[row] for row in range(200)], 2), collect=False).collect(),
         members.predict(matrix),
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

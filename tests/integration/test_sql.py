@@ -107,8 +107,7 @@ def test_rows_with_nulls_get_null_or_are_rejected(spark, model, frame):
     register_keras_udf(spark, "lenient", model)
     register_keras_udf(spark, "strict", model, on_invalid="error")
     found = values(spark.sql("SELECT id, lenient(a, b, c) AS p FROM gaps")).astype(float)
-    assert np.isnan(found[::3]).all()
-    close(np.delete(found, slice(None, None, 3)), np.delete(expected(model), slice(None, None, 3)))
+    close(found, np.where(np.arange(len(X)) % 3 > 0, expected(model), np.nan))
     assert spark.sql("SELECT lenient(1, NULL, 2) AS p, lenient(NULL) AS q").first().asDict() == {"p": None, "q": None}
     with pytest.raises(PythonException, match=r"DataError: argument 2 of strict\(\) has a null"):
         spark.sql("SELECT strict(a, b, c) FROM gaps").collect()
