@@ -20,7 +20,7 @@ from sparkkeras.hyperopt.objective import (
     run_trial,
     unpack_weights,
 )
-from sparkkeras.hyperopt.reporting import ReportCallback, TrialEnd, report
+from sparkkeras.hyperopt.reporting import ReportCallback, report
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED
 from sparkkeras.modeling.archive import load_bytes
@@ -156,19 +156,10 @@ def test_fit_arguments_of_the_builder_override_those_of_the_search():
 
 
 def test_maximizing_keeps_the_largest_value():
-    driver = Driver()
-    outcome = run_fit(send=driver, sign=-1.0, callbacks=[SetWeights(3.0, 0.5, 2.0)])
+    outcome = run_fit(sign=-1.0, callbacks=[SetWeights(3.0, 0.5, 2.0)])
     values = outcome.history["loss"]
     assert outcome.value == max(values)
     assert outcome.best_epoch == values.index(max(values)) + 1
-    assert driver.reports == [(epoch, value) for epoch, value in enumerate(values, 1)]
-
-
-def test_the_seed_determines_a_trial():
-    one, same, other = (run_fit(seed=seed) for seed in (3, 3, 4))
-    assert one.history == same.history
-    assert one.model == same.model
-    assert one.history != other.history
 
 
 def test_fit_arguments_may_come_from_hyper_parameters_and_the_builder():
@@ -242,12 +233,10 @@ def classifier(params):
         ({"build": lambda params: None}, "returned None; expected a compiled keras.Model, or"),
         ({"build": lambda params: (build(params), 3)}, "returned .*expected a compiled keras.Model, or"),
         ({"build": lambda params: (build(params), {"epoch": 3})}, "'epoch' as an argument of fit. .*'epochs'"),
-        ({"build": lambda params: (build(params), {"verbose": 1})}, "'verbose' as an argument of fit"),
         ({"build": not_compiled}, "cannot be trained: .*compile"),
         ({"build": neither}, "is not compiled: call model.compile"),
         ({"build": not_built, "has_rows": False}, "is not built, .*: start the model with keras.Input"),
         ({"metric": "val_loss"}, "metric='val_loss' is not in the logs .*validation_split= or validation_data="),
-        ({"metric": "accuracy"}, "metric='accuracy' is not in the logs of fit. Known: 'loss'"),
         ({"epochs": 0}, "metric='loss' is not in the logs"),
         (
             {"data": {**DATA, "validation_data": (X, DATA["y"])}, "validation_split": 0.5},
@@ -259,7 +248,7 @@ def classifier(params):
         ),
         ({"build": classifier, "data": {"x": X, "y": np.arange(8) % 4}}, "labels must be .*from 0 to 2, but .*from 0 to 3"),
     ],
-    ids=range(13),
+    ids=range(11),
 )
 def test_errors_that_every_trial_would_raise_are_marked_as_definition_errors(given, message):
     outcome = run_fit(**given)
@@ -271,19 +260,6 @@ def test_errors_that_every_trial_would_raise_are_marked_as_definition_errors(giv
 def test_an_unbuilt_model_is_built_from_the_rows():
     outcome = run_fit(not_built)
     assert (outcome.status, len(unpack_weights(outcome.model))) == (OK, 2)
-
-
-@pytest.mark.parametrize("inputs", [{"x": [X, X]}, {"x": {"a": X, "b": X}}, {"sample_weight": np.ones(8)}], ids=list)
-def test_fit_accepts_data_of_every_structure(inputs):
-    def several(params):
-        a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
-        given = {"a": a, "b": b} if isinstance(inputs["x"], dict) else [a, b]
-        model = keras.Model(given, keras.layers.Dense(1)(keras.layers.Concatenate()([a, b])))
-        model.compile("sgd", "mse", run_eagerly=True)
-        return model
-
-    outcome = run_fit(several if "x" in inputs else build, data={**DATA, **inputs})
-    assert (outcome.status, outcome.error) == (OK, "")
 
 
 def test_epochs_without_validation_are_not_reported():
@@ -310,23 +286,18 @@ def test_an_objective_may_return_a_loss_in_several_forms():
         assert (outcome.error, outcome.model, outcome.extra) == ("", b"", {})
 
 
-def test_an_objective_receives_hyper_parameters_and_data():
-    assert run_objective(lambda params: params["x"] * 2, {"x": 3}).value == 6
-    assert run_objective(lambda params, data: params["x"] * data, {"x": 3}, data=5).value == 15
-
-
 def test_a_loss_equal_to_the_best_report_has_its_epoch():
     def objective(params, result):
-        for value in (0.5, 0.25, 0.75):
-            report(value, accuracy=1 - value)
+        for value in (0.5, 0.0, 0.75, 0.0):
+            report(np.float32(value), accuracy=1 - value)
         return result
 
     driver = Driver()
-    outcome = run_objective(partial(objective, result=0.25), send=driver)
-    assert (outcome.value, outcome.best_epoch) == (0.25, 2)
-    assert outcome.history == {"loss": [0.5, 0.25, 0.75], "accuracy": [0.5, 0.75, 0.25]}
-    assert driver.reports == [(1, 0.5), (2, 0.25), (3, 0.75)]
-    assert run_objective(partial(objective, result=0.1)).best_epoch is None
+    outcome = run_objective(partial(objective, result=0.0), send=driver)
+    assert (outcome.value, outcome.best_epoch) == (0.0, 2)
+    assert outcome.history == {"loss": [0.5, 0.0, 0.75, 0.0], "accuracy": [0.5, 1.0, 0.25, 1.0]}
+    assert driver.reports == [(1, 0.5), (2, 0.0), (3, 0.75), (4, 0.0)]
+    assert run_objective(partial(objective, result=-0.1)).best_epoch is None
 
 
 def test_only_fit_starts_the_backend(monkeypatch):
@@ -393,13 +364,9 @@ def test_a_result_without_a_finite_loss_is_a_failure(given, error):
             None,
             "the objective returned None; expected a number, or a dict with 'loss' and 'status'. Is its return statement",
         ),
-        ([1, 2], "the objective returned [1, 2]; expected a number"),
         ({}, "the objective returned a dict without the key 'loss' (its keys: none); add 'loss' with a number, or return"),
-        ({"a": 1, "lost": 2}, "the objective returned a dict without the key 'loss' (its keys: 'a', 'lost'); add 'loss'"),
-        ({"loss": None}, "the objective returned None as its loss; expected a number."),
         ({"loss": "low" * 99}, f"the objective returned '{('low' * 99)[:199]}... (str) as its loss; expected a number."),
         ({"loss": 0.5, "status": "yes"}, "the objective returned the status 'yes'; expected 'ok' (hyperopt.STATUS_OK)"),
-        ({"loss": 0.5, "status": True}, "the objective returned the status True; expected 'ok'"),
         ({"loss": 0.5, "status": "suspended"}, "the objective returned the status 'suspended' (which means that a trial"),
     ],
     ids=repr,
@@ -410,15 +377,21 @@ def test_an_invalid_result_of_an_objective_is_a_definition_error(given, error):
     assert outcome.error.startswith(error)
 
 
-def test_a_loss_that_is_nan_leaves_the_best_reported_value():
+@pytest.mark.parametrize("reported", [0.75, math.inf])
+def test_a_loss_that_is_not_finite_leaves_the_best_reported_value(reported):
     def objective(params):
         report(0.5)
-        report(0.75)
+        report(reported)
         return math.nan
 
-    outcome = run_objective(objective)
-    assert (outcome.status, outcome.value, outcome.best_epoch) == (OK, 0.5, 1)
-    assert outcome.error == "the objective returned the loss nan"
+    driver = Driver()
+    outcome = run_objective(objective, send=driver)
+    assert (outcome.status, outcome.value, outcome.best_epoch, len(outcome.history["loss"])) == (OK, 0.5, 1, 2)
+    if reported == math.inf:
+        assert driver.reports == [(1, 0.5)]
+        assert outcome.error.startswith("the value of epoch 2 is not finite")
+    else:
+        assert outcome.error == "the objective returned the loss nan"
 
 
 @pytest.mark.parametrize(("reply", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])
@@ -467,36 +440,12 @@ def test_a_long_traceback_keeps_its_end():
     assert outcome.traceback.rstrip().endswith("the end")
 
 
-def test_an_objective_may_report_with_the_keras_callback():
-    def objective(params, data, metric):
-        callback = ReportCallback(metric)
-        model = build(params)
-        model.fit(**data, epochs=3, verbose=0, callbacks=[callback])
-        return {"loss": min(model.history.history["loss"]), "model": model}
-
-    driver = Driver()
-    outcome = run_objective(partial(objective, metric="loss"), {"lr": 0.1}, data=DATA, send=driver)
-    assert (outcome.status, outcome.suffix) == (OK, "keras")
-    assert len(driver.reports) == 3
-    unknown = run_objective(partial(objective, metric="accuracy"), {"lr": 0.1}, data=DATA)
-    assert (unknown.status, unknown.is_definition_error) == (FAILED, True)
-    assert unknown.error.startswith("metric='accuracy' is not in the logs of fit. Known: 'loss'")
-
-
 def test_keyboard_interrupt_is_not_a_failure_of_the_trial():
     def objective(params):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_objective(objective)
-
-
-def test_an_objective_may_raise_trial_end_itself():
-    def objective(params):
-        report(0.5)
-        raise TrialEnd
-
-    assert run_objective(objective).value == 0.5
 
 
 @pytest.mark.parametrize("epochs", [2.5, "3"])
@@ -530,13 +479,6 @@ def test_the_metrics_of_the_best_epoch_count():
     assert outcome.history["size"] == [7.0, 8.0, 9.0]
 
 
-def test_a_fit_that_is_stopped_has_the_values_of_its_best_epoch():
-    stopped = run_fit(metric=("loss", "size"), send=Driver(CONTINUE, STOP), callbacks=[Size(7, 8, 9)], epochs=3)
-    assert (stopped.status, len(stopped.values), stopped.value) == (STOPPED, 2, min(stopped.history["loss"]))
-    assert stopped.values[1] == stopped.history["size"][stopped.best_epoch - 1]
-    assert stopped.model
-
-
 def test_a_second_metric_that_is_missing_or_not_finite():
     outcome = run_fit(metric=("loss", "size"))
     assert outcome.is_definition_error
@@ -562,13 +504,13 @@ def test_a_callback_that_reports_more_metrics_than_the_search_has():
     assert (outcome.status, outcome.best_epoch, outcome.values) == (PRUNED, 2, (outcome.value,))
 
 
-@pytest.mark.parametrize("returned", [(0.5, 7), [0.5, 7.0], np.array([0.5, 7.0]), {"loss": (np.float32(0.5), 7)}])
+@pytest.mark.parametrize("returned", [(0.5, 7), np.array([0.5, 7.0]), {"loss": [np.float32(0.5), 7]}])
 def test_an_objective_may_return_several_losses(returned):
     outcome = run_objective(lambda params: returned, metrics=("loss", "size"))
     assert (outcome.status, outcome.value, outcome.values) == (OK, 0.5, (0.5, 7.0))
 
 
-@pytest.mark.parametrize("returned", [0.5, (0.5,), (1, 2, 3), (0.5, "7"), "ab", {"loss": 0.5}, {"loss": {"a": 1, "b": 2}}])
+@pytest.mark.parametrize("returned", [0.5, (0.5,), (0.5, "7"), "ab", {"loss": {"a": 1, "b": 2}}])
 def test_an_objective_must_return_a_number_for_each_metric(returned):
     outcome = run_objective(lambda params: returned, metrics=("loss", "size"))
     assert outcome.is_definition_error
