@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import threading
 import time
-import warnings
 
 import hyperopt
 import keras
@@ -15,7 +14,6 @@ import pytest
 from hyperopt import hp
 from hyperopt.early_stop import no_progress_loss
 
-import sparkkeras.hyperopt
 from sparkkeras import ParameterServerOptions
 from sparkkeras.errors import (
     ConfigurationError,
@@ -35,7 +33,7 @@ from sparkkeras.hyperopt import (
     choice,
     report,
 )
-from sparkkeras.hyperopt.workers import LocalWorkers, Workers
+from sparkkeras.hyperopt.workers import LocalWorkers
 
 LINE = {"x": hp.uniform("x", -10, 10)}
 SPACE = {"units": hp.choice("units", [8, 16, 32]), "lr": hp.loguniform("lr", -3, 0)}
@@ -90,8 +88,7 @@ def rows(digits):
 
 
 def search_of(**arguments):
-    constructor_arguments = {name: arguments.pop(name) for name in ("num_workers", "transport") if name in arguments}
-    search = HyperParamModel(LocalWorkers(), **constructor_arguments)
+    search = HyperParamModel(LocalWorkers())
     search.minimize(**{"space": LINE, "max_evals": 6, "seed": 1, "verbose": 0, **arguments})
     return search
 
@@ -110,32 +107,7 @@ def fits_of(rows, **arguments):
     return search_of(**{**given, **arguments})
 
 
-def test_the_public_names():
-    for name in sparkkeras.hyperopt.__all__:
-        value = getattr(sparkkeras.hyperopt, name)
-        assert value.__doc__, name
-        assert value.__module__ == f"sparkkeras.hyperopt.{sparkkeras.hyperopt._MODULES[name]}"
-
-
-def test_local_workers_implement_the_protocol():
-    assert isinstance(LocalWorkers(), Workers)
-
-
 class TestResults:
-    def test_the_best_model_has_the_weights_of_its_best_epoch(self, rows):
-        search = fits_of(rows, epochs=3, model=build)
-        best, trial = search.best_model, search.best_trial
-        assert search.best_value == min(each.value for each in search.trials) == min(trial.history["val_loss"])
-        assert trial.best_epoch == 1 + int(np.argmin(trial.history["val_loss"]))
-        assert best.optimizer is not None
-        assert best.count_params() == build(search.best_params).count_params()
-        x, y = rows
-        assert best.evaluate(x[64:], y[64:], verbose=0)[0] == pytest.approx(trial.value, rel=1e-4)
-        assert all(each.status == "ok" and each.epochs == 3 and each.seconds > 0 and each.worker for each in search.trials)
-        ensemble = search.best_ensemble(2, voting="soft")
-        mean = np.mean([model.predict(x, verbose=0) for model in search.best_models(2)], axis=0)
-        np.testing.assert_allclose(ensemble.predict(x), mean, atol=1e-5)
-
     def test_the_models_of_the_best_trials_are_kept(self, rows):
         search = fits_of(rows, max_evals=6, epochs=3, keep_models=3)
         assert {trial.best_epoch for trial in search.trials} == {2}
@@ -155,67 +127,16 @@ class TestResults:
         search = fits_of(rows, epochs=4, max_evals=6, pruner="hyperband")
         assert {(trial.status, trial.epochs < 4) for trial in search.trials} == {("pruned", True), ("ok", False)}
 
-    @pytest.mark.parametrize("algo", ["random", "anneal", hyperopt.tpe.suggest])
-    def test_algorithms(self, algo):
-        search = search_of(objective=parabola, algo=algo, max_evals=8)
-        assert [trial.number for trial in search.trials] == list(range(8))
-        assert search.best_value == min((trial.params["x"] - 3) ** 2 for trial in search.trials)
-
     def test_maximizing_a_metric(self, rows):
         search = fits_of(rows, metric="val_accuracy")
         assert search.best_value == max(trial.value for trial in search.trials)
         assert search.best_value == max(search.best_trial.history["val_accuracy"])
         assert list(search.best_trial.intermediate_values) == search.best_trial.history["val_accuracy"]
-        assert search_of(objective=parabola, mode="max").best_value == max(
-            (trial.params["x"] - 3) ** 2 for trial in search_of(objective=parabola, mode="max").trials
-        )
-
-    @pytest.mark.parametrize("transport", ["socket", "http"])
-    def test_either_transport(self, transport):
-        assert len(search_of(objective=parabola, transport=transport).trials) == 6
-
-    def test_spaces_of_objects_and_conditions(self):
-        def objective(params, data):
-            assert params["expected"] == (1, (2, 3))
-            assert params["activation"]([-1.0, 2.0]) in ([-2.0, 4.0], [-1.0, 2.0])
-            return params["layers"]["units"] + len(params["layers"])
-
-        def doubled(values):
-            return [2 * value for value in values]
-
-        space = {
-            "activation": hp.choice("activation", [doubled, sorted]),
-            "expected": [1, (2, 3)],
-            "layers": hp.choice("layers", [{"units": 1}, {"units": hp.quniform("wide", 4, 8, 2), "deep": True}]),
-        }
-        search = search_of(objective=objective, space=space, max_evals=10, seed=2)
-        assert {(trial.status, trial.error) for trial in search.trials} == {("ok", "")}
-        assert search.best_value == 2
-        assert {trial.params["activation"] for trial in search.trials} == {doubled, sorted}
-
-    def test_trials_are_in_the_order_of_their_numbers(self):
-        search = search_of(objective=parabola, max_evals=2)
-        ledger = search._results.ledger
-        ledger._finished = {  # as after Ctrl-C: the slowest was assigned first
-            number: type(trial)(number, {}, "stopped", ended=10.0 - number, chosen={"x": 0.0})
-            for number, trial in zip(range(5), search.trials * 3, strict=False)
-        }
-        assert [trial.number for trial in ledger.finished] == [4, 3, 2, 1, 0]
-        assert [trial.number for trial in search.trials] == [0, 1, 2, 3, 4]
+        search = search_of(objective=parabola, mode="max")
+        assert search.best_value == max((trial.params["x"] - 3) ** 2 for trial in search.trials)
 
 
 class TestTrialInputs:
-    def test_fit_arguments_from_params_and_from_the_builder(self, rows):
-        x, y = rows
-
-        def custom(params):
-            return quick({"lr": 0.01}), {"validation_data": (x[:16], y[:16])}
-
-        space = {"epochs": hp.choice("epochs", [1, 2]), "batch_size": hp.choice("batch_size", [32, 64])}
-        search = search_of(model=custom, data=(x[16:], y[16:]), space=space, max_evals=4, epochs=9)
-        assert [trial.epochs for trial in search.trials] == [trial.params["epochs"] for trial in search.trials]
-        assert all("val_loss" in trial.history for trial in search.trials)
-
     def test_each_trial_has_new_callbacks(self, rows):
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=10.0)
         search = fits_of(rows, max_evals=2, epochs=9, callbacks=[stopping])
@@ -248,20 +169,11 @@ class TestTrialInputs:
         def objective(params, data):
             model = build(params)
             history = model.fit(*data, batch_size=64, epochs=1, verbose=0, callbacks=[ReportCallback("loss")])
-            return {
-                "loss": history.history["loss"][-1],
-                "status": "ok",
-                "model": model,
-                "seen": np.int64(3),
-                "odd": object(),
-            }
+            return {"loss": history.history["loss"][-1], "status": "ok", "model": model, "seen": np.int64(3)}
 
         search = search_of(objective=objective, data=rows, space=SPACE, max_evals=2)
-        assert search.best_trial.extra["seen"] == 3
-        assert "object" in search.best_trial.extra["odd"]
-        assert search.best_trial.epochs == 1
+        assert (search.best_trial.extra, search.best_trial.epochs) == ({"seen": 3}, 1)
         assert search.best_model.count_params() == build(search.best_params).count_params()
-        assert len(search.best_models(2)) == 2
 
     def test_an_objective_receives_data_if_there_is_any(self):
         def objective(params, folds=3):
@@ -273,32 +185,6 @@ class TestTrialInputs:
 
 
 class TestEarlyStopping:
-    def test_asha_prunes_trials_by_their_reports(self):
-        def objective(params, data):
-            for epoch in range(27):
-                report(abs(params["x"]) + 1 / (epoch + 1), other=epoch)
-            return abs(params["x"]) + 1 / 27
-
-        search = search_of(objective=objective, pruner=optuna.pruners.SuccessiveHalvingPruner(1, 3), max_evals=14)
-        statuses = [trial.status for trial in search.trials]
-        assert statuses.count("pruned") >= 5
-        assert statuses.count("ok") >= 1
-        for trial in search.trials:
-            assert trial.epochs in {1, 3, 9, 27}
-            assert len(trial.history["other"]) == trial.epochs
-            assert trial.value == min(trial.history["loss"])
-
-    @pytest.mark.parametrize("pruner", ["median", "percentile", "asha", "hyperband", "patient"])
-    @pytest.mark.filterwarnings("error")
-    def test_pruners_by_name(self, pruner):
-        def objective(params, data):
-            for epoch in range(9):
-                report(abs(params["x"]) + 1 / (epoch + 1))
-            return abs(params["x"])
-
-        statuses = {trial.status for trial in search_of(objective=objective, pruner=pruner, max_evals=25).trials}
-        assert statuses == ({"ok"} if pruner == "patient" else {"ok", "pruned"})  # all values improve until the end
-
     def test_a_pruned_fit_ends_at_its_epoch(self, rows):
         class PruneAtTwo(optuna.pruners.BasePruner):
             def prune(self, study, trial):
@@ -374,30 +260,6 @@ class TestDefineByRun:
         assert again.trials == search.trials
         assert capsys.readouterr().out.splitlines()[-len(search.pareto_front) :] == table
 
-    @pytest.mark.parametrize(
-        ("objective", "message"),
-        [
-            (lambda hp: hp.Int("x", 1, 3) + hp.Int("y", 3, 1), r"integer\(3, 1\): low must be smaller than high"),
-            (lambda hp: hp.suggest_categorical("x", []), "choice.* has no options"),
-            (lambda hp: hp.Float("x", 0, 1, sampling="log"), "low=0.* must be positive"),
-            (lambda hp: hp.Int("x", 1, 3, sampling="reverse_log"), "sampling='reverse_log' of 'x' is not supported"),
-            (lambda hp: hp.suggest_uniform("x", 1, 3), "hp.suggest_uniform is not supported.*suggest_float"),
-            (lambda hp: hp["x"], "there is no such hyper-parameter.*space="),
-            (lambda hp: hp.suggest_float("x", 0, report(1.0) or 1) and hp.get("z"), r"hp.get\('z'\)"),
-        ],
-    )
-    def test_hyper_parameters_that_cannot_be_defined_end_the_search(self, objective, message):
-        search = HyperParamModel(LocalWorkers())
-        with pytest.raises(ConfigurationError, match=message):
-            search.minimize(objective=objective, max_evals=50, verbose=0)
-        assert len(search.trials) == 1
-
-    def test_a_name_has_one_range(self):
-        search = search_of(objective=lambda hp: hp.Int("x", 0, hp.Int("high", 1, 9)), space=None)
-        assert {trial.error.partition(", as")[0] for trial in search.trials if trial.status == "failed"} == {
-            "the hyper-parameter 'x' is defined twice"
-        }
-
 
 class TestFailures:
     def test_a_trial_that_raises_is_recorded(self):
@@ -418,37 +280,11 @@ class TestFailures:
         def objective(params, data):
             raise ValueError("an error")
 
+        search = HyperParamModel(LocalWorkers())
         with pytest.raises(SearchError, match="3 of 3 trials failed. The first of them, trial 0 .*an error"):
-            search_of(objective=objective, max_evals=3)
-
-    def test_nan_is_not_a_value(self, rows):
-        def diverging(params):
-            model = build({"units": 8, "lr": 0.01})
-            optimizer = keras.optimizers.SGD(1e30 if params["x"] < 3 else 0.1)
-            model.compile(optimizer, "sparse_categorical_crossentropy", run_eagerly=True)
-            return model
-
-        search = search_of(model=diverging, data=rows, metric="loss", batch_size=64, epochs=3, max_evals=4)
-        diverged = [trial for trial in search.trials if trial.params["x"] < 3]
-        assert diverged
-        for trial in diverged:
-            assert "not finite" in trial.error
-            assert trial.epochs < 3
-        assert all(trial.status == "ok" for trial in search.trials if trial.params["x"] >= 3)
-        assert np.isfinite(search.best_value)
-
-    @pytest.mark.parametrize(
-        ("builder", "message"),
-        [
-            (lambda params: None, "returned None; expected a compiled keras.Model"),
-            (lambda params: keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)]), "not compiled"),
-            (lambda params: (build({"units": 8, "lr": 0.1}), {"epoch": 3}), "'epoch' as an argument of fit.*epochs"),
-            (lambda params: (build({"units": 8, "lr": 0.1}), 3), "expected a compiled keras.Model"),
-        ],
-    )
-    def test_functions_that_return_no_compiled_model(self, rows, builder, message):
-        with pytest.raises((SearchError, ConfigurationError), match=message):
-            search_of(model=builder, data=rows, max_evals=2, metric="loss")
+            search.minimize(objective=objective, space=LINE, max_evals=3, verbose=0)
+        with pytest.raises(SearchError, match="none of the 3 trials has a value: see trials for errors, and search again"):
+            _ = search.best_model
 
     def test_an_unknown_metric_is_reported(self, rows):
         with pytest.raises(ConfigurationError, match="'val_los' is not in the logs.*Did you mean 'val_loss'"):
@@ -459,25 +295,10 @@ class TestFailures:
     def test_data_that_does_not_fit_the_model(self, rows):
         """Only a trial can check this; the first one raises the error."""
         x, y = rows
-        for data, message in [((x, y + 100), "has the label 109|labels"), ((x[:, :5], y), "shape")]:
-            search = HyperParamModel(LocalWorkers())
-            with pytest.raises(ConfigurationError, match=message):
-                search.minimize(model=build, data=data, space=SPACE, max_evals=50, metric="loss", seed=1, verbose=0)
-            assert len(search.trials) == 1
-
-    def test_pruners_and_stop_functions_that_raise(self):
-        class Broken(optuna.pruners.BasePruner):
-            def prune(self, study, trial):
-                return 1 / 0
-
-        def objective(params, data):
-            report(1.0)
-            return 1.0
-
-        with pytest.raises(ConfigurationError, match="the pruner .*ZeroDivisionError"):
-            search_of(objective=objective, pruner=Broken())
-        with pytest.raises(ConfigurationError, match="early_stop_fn .*ZeroDivisionError"):
-            search_of(objective=objective, early_stop_fn=lambda trials: 1 / 0)
+        search = HyperParamModel(LocalWorkers())
+        with pytest.raises(ConfigurationError, match="has the label 109|labels"):
+            search.minimize(model=build, data=(x, y + 100), space=SPACE, max_evals=50, metric="loss", verbose=0)
+        assert len(search.trials) == 1
 
 
 class TestResume:
@@ -490,8 +311,10 @@ class TestResume:
         assert losses_of(second.best_models(2)) == pytest.approx(sorted(trial.value for trial in second.trials)[:2])
         assert len(list((tmp_path / "search" / "models").iterdir())) == 2
         assert fits_of(rows, max_evals=5, **arguments).trials == second.trials
+        values = [trial.value for trial in second.trials]
         with pytest.raises(ConfigurationError, match="holds another search.*metric"):
-            fits_of(rows, max_evals=5, metric="loss", **arguments)
+            second.minimize(model=quick, data=rows, space=SPACE, max_evals=9, metric="loss", verbose=0, **arguments)
+        assert [trial.value for trial in second.trials] == values  # a rejected call changes nothing
 
     def test_unreadable_data_fails_no_trials(self, rows, tmp_path):
         file = tmp_path / "exists"
@@ -551,34 +374,6 @@ class TestResume:
             fits_of(rows, metric="val_loss", **arguments)
         assert len(fits_of(rows, metric="loss", **arguments).trials) == 1
 
-    def test_an_early_stop_is_kept_when_resuming(self, tmp_path):
-        def ended(max_evals):
-            return search_of(
-                objective=lambda params, data: 1.0,
-                early_stop_fn=no_progress_loss(3),
-                save_to=tmp_path / "search",
-                max_evals=max_evals,
-            )
-
-        first = ended(20)
-        assert len(first.trials) < 8
-        assert ended(30).trials == first.trials
-
-    def test_a_rejected_call_changes_nothing(self, tmp_path):
-        arguments = {"objective": parabola, "space": LINE, "max_evals": 3, "seed": 1, "verbose": 0}
-        search = HyperParamModel(LocalWorkers())
-        search.minimize(**arguments, save_to=tmp_path / "search")
-        best = search.best_trial
-        with pytest.raises(ConfigurationError, match="mode differs"):
-            search.minimize(**arguments, mode="max", save_to=tmp_path / "search")
-        assert search.best_trial == best
-
-    def test_folders_with_other_files_are_unchanged(self, tmp_path):
-        (tmp_path / "thesis.tex").touch()
-        with pytest.raises(ConfigurationError, match=r"holds other files .thesis\.tex"):
-            search_of(objective=parabola, save_to=tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_killed_driver(self, tmp_path):
         """A fork of this process is the driver that is killed; nothing here uses the backend."""
@@ -627,19 +422,12 @@ class TestBadInput:
         ("arguments", "message"),
         [
             ({}, "give exactly one of model= .* and objective="),
-            ({"objective": parabola, "model": build}, "give exactly one of"),
             ({"objective": 3}, "objective=3: expected a function"),
             ({"objective": parabola, "max_evals": None}, "give max_evals="),
             ({"objective": parabola, "max_evals": 0}, "max_evals=0: expected a positive whole number"),
             ({"objective": parabola, "timeout": -1}, "timeout=-1: expected a positive number"),
-            ({"objective": parabola, "algo": "bayes"}, "algo='bayes' is not known.*'tpe'"),
-            ({"objective": parabola, "pruner": "medain"}, "Did you mean 'median'"),
             ({"objective": parabola, "mode": "best"}, "mode='best' is not known"),
-            ({"objective": parabola, "keep_models": -1}, "keep_models=-1"),
             ({"objective": parabola, "keep_models": "some"}, "keep_models='some': .* at least 0, or \"all\""),
-            ({"objective": parabola, "space": {}}, "has no hyper-parameter to choose"),
-            ({"objective": parabola, "space": {"x": [1, 2]}}, "has no hyper-parameter to choose"),
-            ({"objective": parabola, "seed": -3}, "seed=-3"),
             ({"objective": parabola, "loss_threshold": "low"}, "loss_threshold='low'"),
             ({"objective": parabola, "epochs": 3}, "epochs= works only with model="),
             ({"objective": parabola, "space": (np.zeros(999),)}, r"space=\(array\(.{0,99}\) has no hyper-parameter"),
@@ -650,8 +438,6 @@ class TestBadInput:
             ({"model": lambda: 1, "data": ([[1.0]], [1.0])}, r"build\(params\)"),
             ({"model": build, "metric": "val_niceness"}, "cannot infer from its name whether to minimize or maximize"),
             ({"model": build, "data": list, "validation_data": 3}, "let it return a dict"),
-            ({"model": build, "callbacks": [1]}, "expected keras.callbacks.Callback objects"),
-            ({"model": build, "class_weight": "balanced"}, "class_weight='balanced': expected a dict"),
         ],
     )
     def test_arguments_are_checked_before_the_search_starts(self, arguments, message):
@@ -665,10 +451,8 @@ class TestBadInput:
             (None, "data is None"),
             (x, "expected .x, y."),
             ((x, y[:5]), "same number of rows"),
-            ((x, None), "no labels"),
             ({"x": x, "labels": y}, "the key 'labels'"),
             ((np.full_like(x, np.nan), y), "holds NaN .* Fix the data, or drop such rows.$"),
-            ((np.array([[None] * 64] * 80), y), "has missing values .*: replace them or drop the row.$"),
             ((x[:0], y[:0]), "no rows"),
         ]:
             with pytest.raises(DataError, match=message):
@@ -684,15 +468,10 @@ class TestBadInput:
             ("val_accuracy", True),
             ("val_auc_1", True),
             ("val_mean_io_u", True),
-            ("f1_score", True),
-            ("val_top_k_categorical_accuracy", True),
             ("val_account_mae", False),
             ("accuracy_loss", False),
-            ("val_mean_squared_error", False),
             ("val_false_positives", False),
-            ("val_error_accuracy", True),
             ("val_false_alarm_auc", True),
-            ("precision_loss", False),
         ],
     )
     def test_the_direction_is_inferred_from_the_name_of_a_metric(self, metric, is_maximized):
@@ -714,51 +493,22 @@ class TestBadInput:
         with pytest.raises(ConfigurationError, match="sc='local'"):
             HyperParamModel("local")
 
-    @pytest.mark.parametrize(("slots", "message"), [(1, "room for 1 trial:"), (2, "room for 2 trials:")])
-    def test_more_workers_than_slots(self, slots, message):
-        search = HyperParamModel(LocalWorkers(slots), num_workers=9)
-        with pytest.warns(UserWarning, match=f"num_workers=9, but Spark has {message}") as caught:
+    def test_more_workers_than_slots(self):
+        search = HyperParamModel(LocalWorkers(), num_workers=9)
+        with pytest.warns(UserWarning, match="num_workers=9, but Spark has room for 1 trial: no more than 1") as caught:
             search.minimize(objective=parabola, space=LINE, max_evals=1, seed=1, verbose=0)
         (warning,) = caught
-        assert f"no more than {slots} will run at the same time" in str(warning.message)
-        assert "train" not in str(warning.message)
         assert warning.filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            search_of(objective=parabola, num_workers=1, max_evals=1)
 
     def test_there_are_no_results_before_the_first_search(self):
         search = HyperParamModel()
         assert search.trials == []
-        for access in (lambda: search.best_params, lambda: search.best_model):
+        for access in (lambda: search.best_params, lambda: search.plot("search.png"), search.best_models):
             with pytest.raises(SearchError, match="call minimize first"):
                 access()
-        for access in (lambda: search.plot("search.png"), search.best_models, lambda: search.model_of(0)):
-            with pytest.raises(SearchError, match="call minimize first"):
-                access()
-
-    def test_a_search_without_a_value_has_no_best_trial(self):
-        def objective(params, data):
-            raise ValueError("an error")
-
-        search = HyperParamModel(LocalWorkers())
-        with pytest.raises(SearchError, match="2 of 2 trials failed"):
-            search.minimize(objective=objective, space=LINE, max_evals=2, verbose=0)
-        with pytest.raises(SearchError, match="none of the 2 trials has a value: see trials for errors, and search again"):
-            _ = search.best_model
 
 
 class TestSparkTrials:
-    def test_resuming(self, tmp_path):
-        def run(max_evals):
-            trials = SparkTrials(spark_session=LocalWorkers(), save_to=tmp_path / "search")
-            hyperopt.fmin(lambda params: params["x"], LINE, hyperopt.rand.suggest, max_evals, trials=trials, verbose=False)
-            return trials
-
-        first, second = run(3), run(5)
-        assert second.vals["x"][:3] == first.vals["x"]
-        assert len(second.trials) == 5
-
     def test_failures_do_not_end_the_search(self):
         def objective(params):
             if params["x"] < 0:
