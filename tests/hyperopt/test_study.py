@@ -65,7 +65,7 @@ def params_of(search):
 
 @pytest.mark.filterwarnings("error", "ignore:CUDA:UserWarning")
 @pytest.mark.parametrize("name", INSTALLED)
-def test_values_are_in_the_space_and_depend_only_on_the_seed(name, caplog):
+def test_suggestions_depend_only_on_the_seed_and_are_silent(name, caplog):
     count = 12 if name == "gp" else 25  # it takes a second for each trial after the tenth
     optuna.logging.enable_propagation()
     try:
@@ -73,29 +73,16 @@ def test_values_are_in_the_space_and_depend_only_on_the_seed(name, caplog):
     finally:
         optuna.logging.disable_propagation()
     assert caplog.records == []
-    for params in params_of(search):
-        assert -10 <= params["x"] <= 10
-        assert 1e-4 <= params["lr"] <= 1
-        assert params["units"] in (32, 64, 96, 128)
-        assert type(params["units"]) is type(params["layers"]) is int
-        assert 1 <= params["layers"] <= 100
-        assert params["step"] in (0, 0.2, 0.4)
-        assert abs(params["scale"]) < 5
-        assert set(params["kind"]) == ({"name", "momentum"} if params["kind"]["name"] == "a" else {"name", "n"})
-        assert params["activation"] in ("relu", "tanh", None)
-        assert params["list"] in ([[64, 32], "fixed"], [(16,), "fixed"])
     assert len({params["x"] for params in params_of(search)}) > 10
     assert params_of(run(Search(SPACE, algo=name, seed=1), count)) == params_of(search)
     assert run(Search(SPACE, algo=name, seed=2), 1).trials[0].params != search.trials[0].params
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_tpe_learns_from_the_trials(sign):
+def test_tpe_learns_from_the_trials():
     def best(name):
-        search = Search(SPACE, algo=name, mode="min" if sign > 0 else "max", seed=1)
-        return sign * run(search, 60, lambda params: sign * loss(params)).best_value
+        return run(Search(SPACE, algo=name, mode="max", seed=1), 60, lambda params: -loss(params)).best_value
 
-    assert best("tpe") < 0.7 * best("random")
+    assert best("tpe") > 0.7 * best("random")
 
 
 def test_random_suggestions_depend_only_on_the_number_of_the_trial():
@@ -110,9 +97,7 @@ def test_random_suggestions_depend_only_on_the_number_of_the_trial():
 @pytest.mark.parametrize(
     ("algo", "count", "metrics"),
     [
-        ("tpe", 12, {}),
         ("tpe", 12, {"metric": ("a", "b"), "mode": ("min", "max")}),
-        ("random", 4, {}),
         ("nsgaii", 4, {}),
         ("anneal", 5, {}),
         (tpe.suggest, 22, {}),
@@ -140,20 +125,6 @@ def test_a_search_that_is_cut_off_anywhere_continues_as_if_it_was_not(algo, coun
         assert searched(folder) == expected, lines[cut]
 
 
-@pytest.mark.parametrize("name", ["tpe", "random", "anneal"])
-def test_trials_that_were_running_are_continued_with_their_parameters(name, tmp_path):
-    def search():
-        return Search(SPACE, algo=name, seed=1, save_to=tmp_path / "search")
-
-    with search() as first:
-        run(first, 2)
-        pending = [first.ask(), first.ask(), first.ask()]
-        first.tell(pending[1], 0.5)
-    with search() as second:
-        assert [second.ask().params for _ in range(2)] == [pending[0].params, pending[2].params]
-        assert second.ask().number == 5
-
-
 def test_a_search_may_be_resumed_with_another_algorithm(tmp_path):
     earlier = []
     for count, algo in enumerate(("tpe", "anneal", optuna.samplers.TPESampler(seed=1), rand.suggest, "random", "tpe")):
@@ -169,15 +140,12 @@ def test_a_search_may_be_resumed_with_another_algorithm(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "directions"),
     [
-        lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=5),
-        lambda: optuna.samplers.RandomSampler(seed=1),
-        lambda: optuna.samplers.QMCSampler(seed=1, warn_independent_sampling=False),
-        lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=8),
+        (lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=5), ["minimize"]),
+        (lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=8), ["minimize", "maximize"]),
     ],
 )
-@pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"]])
 def test_the_trials_of_a_sampler_are_those_of_optuna(make, directions):
     def values(params):
         return two_losses(params)[: len(directions)]
@@ -189,10 +157,6 @@ def test_the_trials_of_a_sampler_are_those_of_optuna(make, directions):
     own = run(Search(LINE, algo=make(), **metrics), 25, lambda params: values(params) if metrics else values(params)[0])
     assert params_of(own) == [trial.params for trial in study.trials]
     assert {trial.number for trial in own.pareto_front} == {trial.number for trial in study.best_trials}
-    search = HyperParamModel(LocalWorkers())
-    objective = values if metrics else lambda params: values(params)[0]
-    search.minimize(objective=objective, space=LINE, algo=make(), max_evals=25, verbose=0, **metrics)
-    assert [trial.values for trial in search.trials] == [trial.values for trial in own.trials]
 
 
 def test_a_sampler_sees_pending_and_failed_trials_and_reports():
@@ -235,17 +199,17 @@ def test_a_trial_is_suggested_again_if_the_sampler_raises_an_error():
         assert [search.ask().number, search.ask().number] == numbers
 
 
-@pytest.mark.parametrize("sampler", [optuna.samplers.TPESampler, optuna.samplers.RandomSampler])
-def test_a_resumed_search_does_not_repeat_the_suggestions_of_a_sampler_with_a_seed(tmp_path, sampler):
+def test_a_resumed_search_does_not_repeat_the_suggestions_of_a_sampler_with_a_seed(tmp_path):
     for _ in range(2):
-        with Search({"x": uniform(0, 1)}, algo=sampler(seed=1), save_to=tmp_path / "search") as search:
+        sampler = optuna.samplers.TPESampler(seed=1)
+        with Search({"x": uniform(0, 1)}, algo=sampler, save_to=tmp_path / "search") as search:
             run(search, 3, lambda params: params["x"])
     assert len({trial.params["x"] for trial in search.trials}) == 6
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [uniform(0, 0.3, step=0.1), uniform(0, 0.6, step=0.2), uniform(0, 0.7, step=0.1)])
-def test_a_search_with_inexact_steps_can_be_resumed(tmp_path, rate):
+def test_a_search_with_inexact_steps_can_be_resumed(tmp_path):
+    rate = uniform(0, 0.7, step=0.1)
     for count in (25, 3):
         with Search({"rate": rate}, algo=optuna.samplers.TPESampler(seed=1), save_to=tmp_path / "search") as search:
             run(search, count, lambda params: -params["rate"])
@@ -253,7 +217,7 @@ def test_a_search_with_inexact_steps_can_be_resumed(tmp_path, rate):
     assert len(search.trials) == 28
 
 
-@pytest.mark.parametrize("num_pending", [1, 2, 4])
+@pytest.mark.parametrize("num_pending", [1, 4])
 def test_samplers_that_try_everything_end_the_search(num_pending, tmp_path):
     """Each point is tried once, also in a resumed search; a `GridSampler` repeats some of several pending ones."""
     space = {"units": integer(32, 96, step=32), "rate": uniform(0, 0.3, step=0.3), "o": choice("one", [2])}
@@ -280,16 +244,6 @@ def test_samplers_that_try_everything_end_the_search(num_pending, tmp_path):
         whole = tried(make, folder)
         assert whole == points or (repeats and set(whole) == set(points))
     assert tried(make, folder) == whole  # the grid is complete
-
-
-def test_a_search_on_workers_ends_when_a_grid_is_complete(tmp_path):
-    for _ in range(2):
-        search = HyperParamModel(LocalWorkers())
-        grid = optuna.samplers.GridSampler({"x": [0.5, 1.0], "n": [1, 9]}, seed=1)
-        search.minimize(
-            objective=lambda params: params["x"], space=LINE, max_evals=99, algo=grid, verbose=0, save_to=tmp_path / "search"
-        )
-        assert sorted((each["x"], each["n"]) for each in params_of(search)) == [(0.5, 1), (0.5, 9), (1.0, 1), (1.0, 9)]
 
 
 def test_a_grid_that_is_cut_off_anywhere_is_completed(tmp_path):
@@ -332,7 +286,7 @@ def test_algorithms_have_names_for_display():
 @pytest.mark.parametrize(
     ("algo", "message"),
     [
-        *((given, r"is not known.*a sampler of Optuna.*Known: 'anneal', 'atpe', .*'tpe'") for given in ("b", None, 3, dict)),
+        (3, r"is not known.*a sampler of Optuna.*Known: 'anneal', 'atpe', .*'tpe'"),
         ("TPE", "Did you mean 'tpe'"),
         (optuna.samplers.RandomSampler, "algo=RandomSampler is a class; expected an object"),
         (
@@ -354,25 +308,6 @@ def test_algorithms_name_the_packages_that_are_missing(monkeypatch):
 
 
 # Several metrics
-
-
-@pytest.mark.parametrize("algo", ["tpe", "nsgaii", optuna.samplers.TPESampler(seed=1)])
-def test_samplers_find_the_pareto_front_of_several_metrics(algo):
-    def hypervolume(search):
-        front = search.pareto_front
-        assert {trial.number for trial in front} == {
-            trial.number
-            for trial in search.trials
-            if not any(
-                all(np.less_equal(o.values, trial.values)) and any(np.less(o.values, trial.values)) for o in search.trials
-            )
-        }
-        assert [trial.value for trial in front] == sorted(trial.value for trial in front)
-        return optuna._hypervolume.compute_hypervolume(np.array([trial.values for trial in front]), np.array([13.0, 13.0]))
-
-    count = 150 if algo == "nsgaii" else 60
-    found = hypervolume(run(Search(LINE, algo=algo, seed=1, **TWO), count, two_losses))
-    assert found > hypervolume(run(Search(LINE, algo="random", seed=1, **TWO), count, two_losses))
 
 
 def test_a_search_of_several_metrics_can_be_resumed(tmp_path):
@@ -402,7 +337,6 @@ def test_telling_several_values():
     for value, message in (
         (0.3, r"value=0.3: expected a sequence of 2 numbers \(loss, size\)"),
         ((1, 2, 3), "expected a sequence of 2 numbers"),
-        ({"loss": 1, "size": 2}, "expected a sequence of 2 numbers"),
         ((1, "2"), "value='2': expected a number"),
         (None, r"trial 0 has no value: tell\(trial, \(loss, size\)\)"),
     ):
@@ -426,14 +360,7 @@ def test_several_metrics_have_no_best_trial():
     search = HyperParamModel(LocalWorkers())
     assert search.minimize(objective=two_losses, space=LINE, max_evals=2, verbose=0, **TWO) is None
     assert search.metric == ("loss", "size")
-    for access in (
-        lambda: search.best_trial,
-        lambda: search.best_params,
-        lambda: search.best_value,
-        lambda: search.best_model,
-        search.best_models,
-        search.best_ensemble,
-    ):
+    for access in (lambda: search.best_params, lambda: search.best_model, search.best_models):
         with pytest.raises(ConfigurationError, match=r"\(loss, size\) has no best trial: .* pareto_front, .* model_of\("):
             access()
 
@@ -448,24 +375,13 @@ def test_arguments_that_do_not_suit_several_metrics():
         ({"metric": ("loss", "loss")}, "names a metric twice"),
         ({"metric": ("loss", 3)}, "metric=3: expected the name of a metric"),
     ):
-        given = {**TWO, **arguments}
         with pytest.raises(ConfigurationError, match=message):
-            Search(LINE, **given)
-        with pytest.raises(ConfigurationError, match=message):
-            HyperParamModel(LocalWorkers()).minimize(objective=two_losses, space=LINE, max_evals=1, **given)
+            Search(LINE, **{**TWO, **arguments})
     with pytest.raises(ConfigurationError, match=r"metric=\(\): expected the name of a metric"):
         Search(LINE, metric=())
-    for name, value in (("loss_threshold", 0.1), ("early_stop_fn", lambda trials: (False, []))):
+    for name, value in (("pruner", "asha"), ("loss_threshold", 0.1), ("early_stop_fn", lambda trials: (False, []))):
         with pytest.raises(ConfigurationError, match=f"{name}=.* decides by a single value"):
-            HyperParamModel(LocalWorkers()).minimize(
-                objective=two_losses, space=LINE, max_evals=1, algo="tpe", **TWO, **{name: value}
-            )
-
-
-@pytest.mark.skipif(importlib.util.find_spec("cmaes") is None, reason="needs cmaes")
-def test_samplers_of_a_single_objective_are_rejected():
-    with pytest.raises(ConfigurationError, match=r"algo=cmaes cannot search this .*Give another sampler"):
-        Search(LINE, algo="cmaes", **TWO)
+            HyperParamModel(LocalWorkers()).minimize(objective=two_losses, space=LINE, max_evals=1, **TWO, **{name: value})
 
 
 # Pruners
@@ -478,6 +394,7 @@ def curve(params):
     return params["x"]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", PRUNERS)
 def test_pruners_end_trials_that_are_worse_than_others(name):
     def searched(**arguments):
@@ -515,10 +432,7 @@ def test_a_pruner_of_the_user_gets_the_study_and_the_reports():
 @pytest.mark.parametrize(
     ("pruner", "message"),
     [
-        *(
-            (given, "is not known. Give None, a name, or a pruner of Optuna.*Known: 'asha'")
-            for given in ("", 3, str, ["asha"])
-        ),
+        (["asha"], "is not known. Give None, a name, or a pruner of Optuna.*Known: 'asha'"),
         ("Median", "Did you mean 'median'"),
         (optuna.pruners.MedianPruner, r"pruner=MedianPruner is a class; expected an object: MedianPruner\(\)"),
     ],
@@ -529,37 +443,12 @@ def test_invalid_pruners_are_rejected(pruner, message):
 
 
 def test_importing_an_earlier_pruner_names_what_replaces_it():
-    for name, words in (
-        ("ASHAPruner", 'use pruner="asha", or'),
-        ("MedianPruner", 'use pruner="median"'),
-        ("Pruner", "use a subclass of"),
-    ):
+    for name, words in (("ASHAPruner", 'use pruner="asha", or'), ("Pruner", "use a subclass of")):
         with pytest.raises(ImportError, match=f"{name}: pruners are Optuna's: {words}"):
             getattr(sparkkeras.hyperopt, name)
 
 
 # Importances
-
-
-def test_importances_are_the_largest_for_what_matters():
-    """An optimum inside the range, in one option; what the study has as names, quantiles and steps."""
-    space = {
-        "noise": uniform(0, 1),
-        "kind": choice({"name": "a"}, {"name": "b", "lr": loguniform(1e-6, 1)}),
-        "scale": normal(0, 1),
-        "units": integer(8, 512, step=8),
-    }
-
-    def value(params):
-        return params["scale"] ** 2 + 3 * (params["kind"]["name"] == "a") + 0.01 * params["noise"]
-
-    search = run(Search(space, algo="random", seed=1), 100, value)
-    found = search.importances()
-    assert list(found)[:2] in (["kind", "scale"], ["scale", "kind"])
-    assert found == optuna.importance.get_param_importances(search.study)
-    assert sum(found.values()) == pytest.approx(1)
-    larger = run(Search(space, algo="random", seed=1, mode="max"), 100, lambda params: -value(params)).importances()
-    assert larger == pytest.approx(found)
 
 
 def test_the_importance_for_one_of_several_metrics():
