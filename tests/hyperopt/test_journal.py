@@ -10,14 +10,12 @@ from pathlib import Path
 
 import optuna
 import pytest
-from hyperopt import rand
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt import JournalBackend, choice, loguniform, uniform
-from sparkkeras.hyperopt.algorithms import make_algorithm
+from sparkkeras.hyperopt.algorithms import SAMPLERS
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, PRUNE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.space import Space
@@ -30,7 +28,7 @@ LOSS = {"loss": 1.0}
 
 
 @contextmanager
-def search(folder, *, algo="tpe", space=SPACE, metrics=LOSS, seed=7, pruner=None, max_evals=None):
+def search(folder, *, space=SPACE, metrics=LOSS, seed=7, pruner=None, max_evals=None):
     """The ledger of a search in a folder, which saves trials without a thread."""
     journal, space = Journal(folder, None, *metrics.values()), Space(space)
 
@@ -40,8 +38,8 @@ def search(folder, *, algo="tpe", space=SPACE, metrics=LOSS, seed=7, pruner=None
         ledger.saved(trial.number)
 
     with journal.opened() as storage:
-        study = SearchStudy(space, metrics, make_algorithm(algo, space, metrics)[0], seed, pruner, storage)
-        ledger = TrialLedger(study, Limits(max_evals, num_metrics=len(metrics)), lambda: 0.0, save=save)
+        study = SearchStudy(space, metrics, SAMPLERS["tpe"], seed, pruner, storage)
+        ledger = TrialLedger(study, Limits(max_evals), lambda: 0.0, save=save)
         journal.add(ledger.finished)
         journal.flush()
         yield ledger
@@ -60,8 +58,7 @@ def run(ledger):
     while not ledger.is_over:
         trial, lease = ask(ledger)
         ledger.report(lease, 1, trial.params["x"])
-        values = (trial.params["x"] ** 2, trial.params["x"])[: ledger._limits.num_metrics]
-        ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=values[0], values=values))
+        ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=trial.params["x"] ** 2))
         count += 1
     return count
 
@@ -97,57 +94,47 @@ def folder(tmp_path):
     return str(tmp_path / "deep" / "search")
 
 
-@pytest.fixture(params=["local", "segments"])
-def any_folder(request, tmp_path, monkeypatch):
-    """Folders on a local file system, and on one that cannot append to files."""
-    if request.param == "local":
-        return str(tmp_path / "search")
+@pytest.fixture
+def segments(tmp_path, monkeypatch):
+    """A folder on a file system that cannot append to files."""
     monkeypatch.setattr(filesystem, "uses_connect", lambda: True)
     return f"memory://{tmp_path}/search"
+
+
+@pytest.fixture(params=["folder", "segments"])
+def any_folder(request):
+    """Both kinds of folders."""
+    return request.getfixturevalue(request.param)
 
 
 def log_of(folder):
     return Path(folder) / "journal.log"
 
 
-def copy_start(folder, count):
-    """Copy the start of a journal, as it was when a driver was killed; ``None`` if it has no more than these parts."""
-    target = f"{folder}-{count}"
-    if not filesystem.has_scheme(folder):
-        lines = log_of(folder).read_bytes().splitlines(keepends=True)
-        Path(target).mkdir()
-        log_of(target).write_bytes(b"".join(lines[:count]))
-        return target if count <= len(lines) else None
-    names = filesystem.names_in(f"{folder}/journal")
-    for name in names[:count]:
-        filesystem.write_bytes(f"{target}/journal/{name}", filesystem.read_bytes(f"{folder}/journal/{name}"))
-    return target if count <= len(names) else None
-
-
 # Resuming
 
 
-@pytest.mark.parametrize(
-    ("algo", "count", "metrics"),
-    [("tpe", 13, LOSS), (rand.suggest, 3, LOSS), ("nsgaii", 3, {"loss": 1.0, "size": -1.0})],
-    ids=["tpe", "rand.suggest", "nsgaii"],
-)
-def test_a_search_resumes_wherever_its_driver_was_killed(any_folder, algo, count, metrics):
-    """It repeats no trial that was finished, loses none, and has the trials of a search that was not interrupted."""
-    settings = {"algo": algo, "metrics": metrics, "max_evals": count}
-    with search(any_folder, **settings) as ledger:
-        assert run(ledger) == count
+def test_a_search_resumes_wherever_its_driver_was_killed(segments):
+    """It repeats no trial that was finished, loses none, and has the trials of a search that was not interrupted.
+
+    tests/hyperopt/test_study.py tests this on a local path.
+    """
+    with search(segments, max_evals=13) as ledger:
+        assert run(ledger) == 13
         expected = ledger.finished
-    known, parts = -1, 0
-    while (start := copy_start(any_folder, parts)) is not None:
-        with search(start, **settings) as ledger:
+    known, names = 0, filesystem.names_in(f"{segments}/journal")
+    for count in range(len(names) + 1):
+        start = f"{segments}-{count}"
+        for name in names[:count]:
+            filesystem.write_bytes(f"{start}/journal/{name}", filesystem.read_bytes(f"{segments}/journal/{name}"))
+        with search(start, max_evals=13) as ledger:
             finished = ledger.finished
             assert finished == expected[: len(finished)]
             assert len(finished) >= known
-            assert run(ledger) == count - len(finished)
+            assert run(ledger) == 13 - len(finished)
             assert ledger.finished == expected
-        known, parts = len(finished), parts + 1
-    assert known == count
+        known = len(finished)
+    assert known == 13
 
 
 def test_a_line_that_was_cut_off_is_removed(folder):
@@ -201,33 +188,6 @@ def test_a_trial_that_runs_again_is_pruned_by_new_epochs_only(folder):
         assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2, 3)] == [CONTINUE, CONTINUE, PRUNE]
 
 
-def test_trials_of_a_suggest_function_resume_with_another_algorithm(folder):
-    with search(folder, algo=rand.suggest) as ledger:
-        (one, _), (two, lease) = ask(ledger), ask(ledger)
-        ledger.finish(lease, replace(two, status=OK, value=0.5))
-    with search(folder) as ledger:
-        assert [each.params for each in ledger.finished] == [two.params]
-        assert ask(ledger)[0].params == one.params
-        assert ask(ledger)[0].number == 2
-
-
-def test_a_suggestion_that_failed_is_repeated_with_its_number():
-    class Fails(optuna.samplers.RandomSampler):
-        def sample_independent(self, study, trial, *given):
-            if trial.number == 1 and not failed:
-                failed.append(1)
-                raise RuntimeError("no idea")
-            return super().sample_independent(study, trial, *given)
-
-    failed = []
-    with search(None, algo=Fails(1), max_evals=3) as ledger:
-        failed.clear()
-        ask(ledger)
-        assert ledger.ask(Worker("other")) is None
-        assert "RuntimeError: no idea" in str(ledger.take_failure())
-        assert [ask(ledger)[0].number for _ in range(2)] == [1, 2]
-
-
 def test_optuna_reads_the_journal_while_a_search_writes_it(any_folder):
     with search(any_folder, max_evals=3) as ledger:
         backends = [JournalBackend(any_folder)]
@@ -245,45 +205,27 @@ def test_optuna_reads_the_journal_while_a_search_writes_it(any_folder):
                 assert study.best_trial.number == number
 
 
-def test_a_journal_that_is_not_there_is_reported(folder):
-    with pytest.raises(StorageError, match="there is no search in '.*search': expected a folder with a file journal.log"):
-        JournalBackend(folder)
-
-
 # Trials
 
 
-FULL = {
-    "status": PRUNED,
-    "value": 0.25,
-    "best_epoch": 2,
-    "history": {"loss": [0.5, 0.25], "val_loss": [0.5, 0.25]},
-    "error": "a message with\nä line break",
-    "traceback": "Traceback",
-    "extra": {"note": [1, {"a": None}], "x": -math.inf},
-    "intermediate_values": (0.5, 0.25),
-}
-
-
 def test_trials_are_restored_exactly(any_folder):
+    full = {
+        "status": PRUNED,
+        "value": 0.25,
+        "best_epoch": 2,
+        "history": {"loss": [0.5, 0.25], "val_loss": [math.nan, math.inf]},
+        "error": "a message with\nä line break",
+        "traceback": "Traceback",
+        "extra": {"note": [1, {"a": None}], "x": -math.inf},
+    }
     with search(any_folder, space={"f": choice(abs, max), "lr": loguniform(1e-4, 1)}) as ledger:
-        for fields in (FULL, {"status": FAILED, "error": "it raised"}, {"status": OK, "value": -math.inf}):
-            trial, lease = ask(ledger)
-            ledger.finish(lease, replace(trial, **fields))
+        for fields in (full, {"status": FAILED, "error": "it raised"}, {"status": OK, "value": -math.inf}):
+            _, lease = ask(ledger)
+            ledger.report(lease, 1, math.nan)
+            ledger.finish(lease, replace(ledger.extend_for_upload(lease), **fields))
         trials = ledger.finished
     with search(any_folder, space={"f": choice(abs, max), "lr": loguniform(1e-4, 1)}) as ledger:
-        assert ledger.finished == trials
-
-
-def test_metrics_that_are_not_numbers_are_restored(any_folder):
-    with search(any_folder) as ledger:
-        _, lease = ask(ledger)
-        ledger.report(lease, 1, math.nan)
-        ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=FAILED, history={"loss": [math.nan, math.inf]}))
-    with search(any_folder) as ledger:
-        (again,) = ledger.finished
-    assert str(again.history) == "{'loss': [nan, inf]}"
-    assert str(again.intermediate_values) == "(nan,)"
+        assert repr(ledger.finished) == repr(trials)  # NaN does not equal itself
 
 
 def test_entries_that_could_not_be_written_are_written_again(folder, monkeypatch):
@@ -306,7 +248,7 @@ def test_entries_that_could_not_be_written_are_written_again(folder, monkeypatch
         assert ledger.finished == expected
 
 
-@pytest.mark.parametrize("damage", [b"\n", b"{", b"[1, 2]", b"null", b"\xff", b"{}"])
+@pytest.mark.parametrize("damage", [b"{", b"null", b"{}"])
 def test_a_damaged_journal_is_reported(folder, damage):
     with search(folder, max_evals=1) as ledger:
         run(ledger)
@@ -322,10 +264,8 @@ def test_a_damaged_journal_is_reported(folder, damage):
 @pytest.mark.parametrize(
     ("settings", "difference"),
     [
-        ({"metrics": {"mse": 1.0}}, "its metric differs .'loss' there, 'mse' now.. Resume it"),
         ({"metrics": {"loss": -1.0}}, "its mode differs .'min' there, 'max' now"),
-        ({"seed": 8}, "its seed differs .7 there, 8 now"),
-        ({"metrics": {"mse": 1.0}, "seed": 8}, "its metric differs .*; its seed differs "),
+        ({"metrics": {"mse": 1.0}, "seed": 8}, "its metric differs .'loss' there, 'mse' now.; its seed differs .7 there, 8"),
         (
             {"space": {"x": uniform(-1, 1), "y": uniform(0, 1)}},
             "the labels of its space differ .only there: 'optimizer', 'optimizer.momentum'; only now: 'y'.. Resume",
@@ -371,12 +311,6 @@ def test_two_searches_cannot_run_in_one_folder(folder, scheme):
         assert len(ledger.finished) == 1
 
 
-def test_a_failed_search_releases_its_folder(folder):
-    with pytest.raises(ZeroDivisionError), Journal(folder, 10, 1.0).opened():
-        _ = 1 / 0
-    add(Journal(folder, 10, 1.0))
-
-
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot .*file/search.*: Not a directory"):
@@ -391,14 +325,6 @@ def test_a_folder_with_other_files_is_rejected_and_unchanged(folder, name):
     with pytest.raises(ConfigurationError, match=rf"holds other files \({name}\): give a new or empty folder"):
         add(Journal(folder, 10, 1.0))
     assert [each for each in Path(folder).rglob("*") if each.name != "models"] == [path]
-
-
-def test_a_folder_of_checkpoints_is_rejected(folder):
-    CheckpointStore(folder).write("fit", None)
-    with pytest.raises(
-        ConfigurationError, match=r"holds other files \(checkpoint-00000001-\w+/\): give a new or empty folder"
-    ):
-        add(Journal(folder, 10, 1.0))
 
 
 def test_a_search_that_was_killed_at_its_start_may_start_again(folder):
@@ -457,10 +383,9 @@ def test_with_several_metrics_other_models_are_kept_up_to_the_number(folder):
     values = [(0.5, 1.0), (0.6, 0.5), (0.55, 0.4), (0.7, 0.3), (0.4, 2.0)]
     journal = Journal(folder, 3, 1.0, -1.0)
     with journal.opened():
-        trials = [keep(journal, number, *each) for number, each in enumerate(values)]
-        assert models(journal) == ["00000.npz", "00002.npz", "00004.npz"]
-    add(again := Journal(folder, 3, 1.0, -1.0), *trials)
-    assert models(again) == ["00000.npz", "00002.npz", "00004.npz"]
+        for number, each in enumerate(values):
+            keep(journal, number, *each)
+    assert models(journal) == ["00000.npz", "00002.npz", "00004.npz"]
 
 
 def test_ties_keep_the_model_of_the_lowest_trial_number(folder):
@@ -504,17 +429,6 @@ def test_a_failure_to_keep_a_model_removes_no_other_model(folder, monkeypatch):
     assert not journal.has_model(1)
 
 
-def test_the_model_of_a_repeated_trial_is_the_last_one(folder):
-    journal = Journal(folder, 2, 1.0)
-    with journal.opened():
-        for lease, (value, suffix) in enumerate(((0.25, "keras"), (0.5, "npz"))):
-            journal.draft(lease).write_bytes(suffix.encode())
-            journal.keep_model(0, (value,), journal.draft(lease), suffix)
-        journal.count_model(0)
-        journal.drop_surplus()
-    assert journal.model_file(0) == ("00000.npz", b"npz")
-
-
 def test_only_models_that_could_be_kept_are_wanted(folder):
     journal = Journal(folder, 2, -1.0)
     with journal.opened():
@@ -528,26 +442,17 @@ def test_only_models_that_could_be_kept_are_wanted(folder):
 
 
 def test_models_of_an_earlier_call_count(folder):
-    first = Journal(folder, 2, 1.0)
+    first = Journal(folder, None, 1.0)
     with first.opened():
         trials = [keep(first, number, value) for number, value in enumerate([0.5, 0.4, 0.6])]
     journal = Journal(folder, 2, 1.0)
     with journal.opened():
         journal.add(trials)
+        assert models(journal) == ["00000.npz", "00001.npz"]
         assert journal.model_file(1) == ("00001.npz", b"weights1")
         assert not journal.wants(0.55)
         keep(journal, 3, 0.45)
     assert models(journal) == ["00001.npz", "00003.npz"]
-
-
-def test_resuming_with_a_smaller_number_removes_models(folder):
-    first = Journal(folder, None, -1.0)
-    with first.opened():
-        trials = [keep(first, number, value) for number, value in enumerate(VALUES)]
-    for count, expected in ((3, ["00001.npz", "00003.npz", "00006.npz"]), (1, ["00001.npz"]), (0, [])):
-        journal = Journal(folder, count, -1.0)
-        add(journal, *trials)
-        assert models(journal) == expected
 
 
 def test_models_without_a_trial_are_removed(folder):
@@ -562,23 +467,6 @@ def test_models_without_a_trial_are_removed(folder):
     assert models(again) == sorted(["00000.npz", *others])
     assert again.model_file(0) == ("00000.npz", b"weights0")
     assert not again.has_model(1)
-
-
-def test_models_are_stored_as_weights_or_whole_models(folder):
-    journal = Journal(folder, 3, 1.0)
-    with journal.opened():
-        for number, suffix in enumerate(("npz", "keras")):
-            journal.draft(number).write_bytes(suffix.encode())
-            journal.keep_model(number, (0.5,), journal.draft(number), suffix)
-    again = Journal(folder, 3, 1.0)
-    add(again, trial(0), trial(1))
-    assert [again.model_file(number) for number in range(2)] == [("00000.npz", b"npz"), ("00001.keras", b"keras")]
-
-
-def test_drafts_of_two_leases_have_different_files(folder):
-    journal = Journal(folder, 3, 1.0)
-    assert journal.draft(1) != journal.draft(2)
-    assert not str(journal.draft(1)).startswith(folder)
 
 
 def test_a_missing_model_file_is_reported(folder):
@@ -604,14 +492,3 @@ def test_a_temporary_folder_is_removed_with_its_journal():
     gc.collect()
     assert not folder.exists()
     assert not drafts.exists()
-
-
-def test_a_folder_of_the_user_is_kept(folder):
-    journal = Journal(folder, 3, 1.0)
-    add(journal)
-    drafts = journal.draft(1).parent
-    assert drafts.exists()
-    del journal
-    gc.collect()
-    assert not drafts.exists()
-    assert log_of(folder).exists()
