@@ -39,49 +39,12 @@ def params_of(search):
     return [(trial.number, trial.params, trial.value) for trial in search.trials]
 
 
-@pytest.mark.parametrize("algo", ["tpe", "random", "anneal", tpe.suggest])
-def test_a_loop_finds_good_values_with_every_algorithm(algo):
-    search = run(Search(SPACE, algo=algo, seed=1), 30)
-    assert search.best_value == loss(search.best_params) == min(trial.value for trial in search.trials) < 3
-    assert [trial.number for trial in search.trials] == list(range(30))
-    assert {trial.status for trial in search.trials} == {"ok"}
-
-
-def test_it_has_the_trials_of_a_search_on_workers():
+def test_it_finds_good_values_with_the_trials_of_a_search_on_workers():
     own = run(Search(SPACE, seed=7), 25)
+    assert own.best_value == loss(own.best_params) == min(trial.value for trial in own.trials) < 5
     model = HyperParamModel(LocalWorkers())
     model.minimize(objective=loss, space=SPACE, max_evals=25, seed=7, verbose=0)
     assert params_of(own) == params_of(model)
-
-
-def test_values_may_be_maximized():
-    search = run(Search(SPACE, metric="accuracy", seed=1), 25)
-    assert search.best_value == max(trial.value for trial in search.trials)
-    assert search.best_value > 100
-    assert run(Search(SPACE, metric="score", mode="max", seed=1), 3).best_value > 0
-
-
-def test_the_same_seed_gives_the_same_trials():
-    assert params_of(run(Search(SPACE, seed=5), 25)) == params_of(run(Search(SPACE, seed=5), 25))
-    assert params_of(run(Search(SPACE, seed=5), 1)) != params_of(run(Search(SPACE, seed=6), 1))
-    assert Search(SPACE).seed != Search(SPACE).seed
-
-
-def test_pending_trials_are_considered():
-    seen = []
-
-    def suggest(new_ids, domain, trials, seed):
-        seen.append(trials.statuses())
-        return tpe.suggest(new_ids, domain, trials, seed)
-
-    search = Search(SPACE, algo=suggest, seed=1)
-    first, second = search.ask(), search.ask()
-    assert first.params != second.params
-    search.tell(second, 0.5)
-    search.ask()
-    assert seen == [[], ["new"], ["new", "ok"]]
-    assert [trial.status for trial in search.trials] == ["running", "ok", "running"]
-    assert repr(search) == "Search(metric='loss', trials=3, pending=2)"
 
 
 def test_threads_may_share_a_search():
@@ -125,15 +88,6 @@ class TestResults:
         search.report(other, 0.5)
         assert search.tell(other, 0.125).best_epoch is None
 
-    def test_the_pruner_decides_on_reports(self):
-        search = Search(SPACE, pruner="asha", metric="accuracy", seed=1)
-        for quality in (0.9, 0.8, 0.7, 0.1):
-            trial = search.ask()
-            ended = [search.report(trial, quality), search.report(trial, quality)]
-        assert ended == [False, True]
-        assert search.tell(trial).status == "pruned"
-        assert search.trials[-1].value == 0.1
-
     def test_a_report_that_is_not_finite_ends_the_trial(self):
         search = Search(SPACE, seed=1)
         one, other = search.ask(), search.ask()
@@ -144,22 +98,8 @@ class TestResults:
         told = search.tell(other)
         assert (told.status, told.value, told.error) == ("failed", None, "its value is inf, not a finite number")
 
-    def test_the_search_can_be_plotted(self, tmp_path):
-        run(Search(SPACE, seed=1), 5).plot(tmp_path / "search.png")
-        assert (tmp_path / "search.png").stat().st_size > 10_000
-
 
 class TestFolder:
-    def test_a_search_continues_from_its_folder(self, tmp_path):
-        whole = run(Search(SPACE, seed=3), 25)
-        with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
-            run(search, 22)
-            search.ask()  # is not told
-        with Search(SPACE, save_to=tmp_path / "search") as search:
-            assert search.seed == 3
-            assert len(search.trials) == 22
-            assert params_of(run(search, 3)) == params_of(whole)
-
     def test_pending_trials_are_asked_for_again(self, tmp_path):
         with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
             run(search, 3)
@@ -187,22 +127,17 @@ class TestFolder:
         assert params_of(model)[:5] == params_of(search)
         assert len(model.trials) == 8
 
-    def test_a_folder_belongs_to_one_search(self, tmp_path):
-        with Search(SPACE, save_to=tmp_path / "search") as search:
-            run(search, 1)
-            with pytest.raises(ConfigurationError, match="another search is running in this folder"):
-                Search(SPACE, save_to=tmp_path / "search")
-        with pytest.raises(ConfigurationError, match=r"its mode differs \('min' there, 'max' now\)"):
-            Search(SPACE, metric="loss", mode="max", save_to=tmp_path / "search")
-        with pytest.raises(SearchError, match="there is no further trial: it was closed"):
-            search.ask()
-
     def test_a_closed_search_takes_no_results(self):
         search = Search(SPACE)
         trial = search.ask()
+        search.ask()
+        search.tell(trial, 0.5)
+        assert repr(search) == "Search(metric='loss', trials=2, pending=1)"
         search.close()
-        with pytest.raises(ConfigurationError, match="is not pending"):
-            search.tell(trial, 1.0)
+        with pytest.raises(ConfigurationError, match="is not pending, and the search was closed"):
+            search.tell(1, 1.0)
+        with pytest.raises(SearchError, match="there is no further trial: it was closed"):
+            search.ask()
 
     def test_a_trial_that_cannot_be_saved_raises_an_error(self, tmp_path, monkeypatch):
         def fail(*_):
@@ -254,17 +189,6 @@ class TestFolder:
 
 
 class TestErrors:
-    def test_a_trial_is_told_once(self):
-        search = Search(SPACE, seed=1)
-        trial = search.ask()
-        search.tell(trial, 1.0)
-        for call in (lambda: search.tell(trial, 1.0), lambda: search.report(trial, 1.0), lambda: search.tell([], 1.0)):
-            with pytest.raises(
-                ConfigurationError,
-                match=r"(pending|has ended .*): expected a trial that ask\(\) returned.*\[\]",
-            ):
-                call()
-
     def test_a_result_needs_a_value_or_an_error(self):
         search = Search(SPACE, seed=1)
         trial = search.ask()
@@ -290,21 +214,6 @@ class TestErrors:
         search.tell(np.int64(1), 0.25)
         assert search.tell(search.trials[2], 0.125).number == 2
 
-    def test_a_failing_algorithm_or_pruner_is_reported(self):
-        def suggest(new_ids, domain, trials, seed):
-            raise RuntimeError("no idea")
-
-        with pytest.raises(ConfigurationError, match="the search algorithm .* failed: RuntimeError: no idea"):
-            Search(SPACE, algo=suggest).ask()
-
-        class Broken(optuna.pruners.BasePruner):
-            def prune(self, study, trial):
-                raise RuntimeError("no idea")
-
-        search = Search(SPACE, pruner=Broken())
-        with pytest.raises(ConfigurationError, match="the pruner .* failed: RuntimeError: no idea"):
-            search.report(search.ask(), 1.0)
-
     def test_an_algorithm_without_suggestions_ends_the_search(self):
         with pytest.raises(SearchError, match="there is no further trial: the search algorithm has no more suggestions"):
             Search(SPACE, algo=lambda new_ids, domain, trials, seed: []).ask()
@@ -312,12 +221,8 @@ class TestErrors:
     def test_arguments_are_checked(self):
         with pytest.raises(UnknownArgumentError, match="Search takes no argument 'max_evals'"):
             Search(SPACE, max_evals=3)
-        with pytest.raises(ConfigurationError, match="metric='score': cannot infer"):
-            Search(SPACE, metric="score")
         with pytest.raises(ConfigurationError, match="seed=-1"):
             Search(SPACE, seed=-1)
-        with pytest.raises(ConfigurationError, match="has no hyper-parameter to choose"):
-            Search({"units": 32})
         with pytest.raises(ConfigurationError, match="Search needs a space"):
             Search(None)
 
@@ -337,15 +242,13 @@ def test_what_tell_refuses_says_why():
     trial, other = search.ask(), search.ask()
     search.tell(trial, 0.25)
     for call, message in (
-        (lambda: search.tell(trial, 1.0), r"has ended \(status 'ok', value 0\.25\)"),
-        (lambda: search.tell(other, "0.3"), r"value='0\.3': expected a number"),
+        (lambda: search.tell(trial, 1.0), r"has ended \(status 'ok', value 0\.25\).*expected a trial that ask\(\) returned"),
+        (lambda: search.report(trial, 1.0), "has ended"),
+        (lambda: search.tell([], 1.0), r"pending: expected a trial"),
         (lambda: search.tell(other, 3.0, error="no"), r"value=3\.0 and error='no': a trial has a value, or it failed"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             call()
-    search.close()
-    with pytest.raises(ConfigurationError, match="not pending, and the search was closed"):
-        search.tell(other, 1.0)
 
 
 def test_a_folder_of_a_later_version_is_rejected(tmp_path, monkeypatch):
