@@ -1,29 +1,20 @@
 """Distributions and spaces of them: their labels, the values that trials get, and what is rejected."""
 
 import json
-import math
 from collections import namedtuple
 
-import keras
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
-from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, normal, uniform
+from sparkkeras.hyperopt import Search, choice, integer, loguniform, normal, uniform
 from sparkkeras.hyperopt.distributions import Quantile, from_json, to_json
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.space import Space
-from sparkkeras.hyperopt.workers import LocalWorkers
 
 Pair = namedtuple("Pair", "first second")
-
-LAYER, ARRAY = keras.layers.Identity(), np.arange(3)
-
-
-def a_function(x):
-    return x
 
 
 def nested():
@@ -38,63 +29,46 @@ def nested():
     }
 
 
-def suggestions(given, count=40, algo="random"):
-    """The hyper-parameters of trials, as workers receive them; the value of a trial is arbitrary."""
-    space, search = Space(given), Search(given, algo=algo, seed=1)
-    for number in range(count):
-        trial = search.ask()
-        search.tell(trial, math.sin(number))
-        assert repr(decode(space.encode(trial.params), space.objects)) == repr(trial.params)
-    return [trial.params for trial in search.trials]
-
-
-@pytest.mark.parametrize(
-    ("distribution", "kind", "is_in"),
-    [
-        (choice("x", None, 7), (str, type(None), int), lambda value: value in ("x", None, 7)),
-        (integer(-2, 3), int, lambda value: -2 <= value <= 3),
-        (integer(1, 4, log=True), int, lambda value: 1 <= value <= 4),
-        (integer(32, 130, step=32), int, lambda value: value in (32, 64, 96, 128)),
-        (loguniform(1e-4, 1e-1), float, lambda value: 1e-4 <= value <= 1e-1),
-        (normal(100, 1), float, lambda value: 90 < value < 110),
-        (uniform(-1, 1), float, lambda value: -1 <= value <= 1),
-        (uniform(0, 0.3, step=0.1), float, lambda value: value in (0, 0.1, 0.2, 0.3)),
-    ],
-)
-@pytest.mark.parametrize("algo", ["tpe", "random", "anneal"])
-def test_values_are_plain_and_in_their_range(distribution, kind, is_in, algo):
-    for params in suggestions({"a": distribution}, algo=algo):
-        assert isinstance(params["a"], kind), params
-        assert not isinstance(params["a"], np.generic)
-        assert is_in(params["a"]), params
+def suggestions(given, count=40):
+    """The hyper-parameters of trials, as workers receive them."""
+    space, search = Space(given), Search(given, algo="random", seed=1)
+    return [decode(space.encode(search.ask().params), space.objects) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
     ("distribution", "values"),
     [
-        (integer(1, 4), {1, 2, 3, 4}),
-        (integer(0, 10, step=5), {0, 5, 10}),
+        (integer(-1, 2), {-1, 0, 1, 2}),
+        (integer(0, 12, step=5), {0, 5, 10}),
         (integer(1, 3, log=True), {1, 2, 3}),
-        (uniform(0, 0.3, step=0.1), {0.0, 0.1, 0.2, 0.3}),
         (uniform(0, 1, step=0.4), {0.0, 0.4, 0.8}),
-        (uniform(0.1, 0.3, step=0.2), {0.1, 0.3}),
         (uniform(0, 1, step=1 / 3), {0.0, 1 / 3, 2 / 3, 1.0}),
         (uniform(0, 0.7, step=0.1), {0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7}),
-        (choice(*range(4)), {0, 1, 2, 3}),
+        (choice("x", None, 7), {"x", None, 7}),
     ],
 )
 def test_all_values_occur_and_the_bounds_are_as_likely_as_the_others(distribution, values):
     drawn = [params["a"] for params in suggestions({"a": distribution}, 300)]
     assert set(drawn) == values
+    assert {type(value) for value in drawn} == {type(value) for value in values}
     if not getattr(distribution, "log", False):
         assert min(drawn.count(value) for value in values) > 0.6 * 300 / len(values)
 
 
-def test_logarithms_are_uniform():
-    values = [params["a"] for params in suggestions({"a": loguniform(1e-4, 1)}, 200)]
-    assert 0.4 < np.mean(np.array(values) < 1e-2) < 0.6
-    whole = [params["a"] for params in suggestions({"a": integer(1, 1000, log=True)}, 200)]
-    assert 0.4 < np.mean(np.array(whole) < 32) < 0.6
+@pytest.mark.parametrize(
+    ("distribution", "low", "middle", "high"),
+    [
+        (uniform(-1, 1), -1, 0, 1),
+        (loguniform(1e-4, 1), 1e-4, 1e-2, 1),
+        (integer(1, 1000, log=True), 1, 32, 1000),
+        (normal(100, 1), 90, 100, 110),
+    ],
+)
+def test_half_of_the_values_are_on_each_side_of_the_middle(distribution, low, middle, high):
+    values = [params["a"] for params in suggestions({"a": distribution}, 200)]
+    assert low <= min(values) < max(values) <= high
+    assert 0.4 < np.mean(np.array(values) < middle) < 0.6
+    assert {type(value) for value in values} <= {int, float}
 
 
 def test_labels_are_paths_and_name_the_option_where_a_path_is_shared():
@@ -124,16 +98,6 @@ def test_trials_get_the_structure_of_the_space_with_values_of_the_chosen_options
     assert {params["dropout"] == 0.0 for params in met} == {True, False}
 
 
-def test_options_are_those_of_the_space():
-    objects = (a_function, LAYER, ARRAY, keras.layers.Dense, {"a", "b"})
-    space = {"a": choice(*objects, [64, 32], (1, 2), {"x": ARRAY}, 1.5, True, None)}
-    met = [params["a"] for params in suggestions(space, 99)]
-    assert all(any(value is each for value in met) for each in objects)
-    plain = [value for value in met if not any(value is each for each in objects)]
-    assert {repr(value) for value in plain} == {"[64, 32]", "(1, 2)", repr({"x": ARRAY}), "1.5", "True", "None"}
-    assert all(value["x"] is ARRAY for value in plain if isinstance(value, dict))
-
-
 def test_choices_of_choices():
     space = {"a": choice(choice({"kind": "x", "v": integer(0, 1)}, {"kind": "y", "v": integer(2, 3)}), {"v": integer(4, 5)})}
     assert set(Space(space).parameters) == {"a", "a (choice)", "a.v (choice, x)", "a.v (choice, y)", "a.v ({v=integer})"}
@@ -149,36 +113,6 @@ def test_named_tuples_without_distributions_are_kept():
     for params in suggestions({"a": choice(Pair(1, 2), 3), "b": uniform(0, 1)}, 5):
         assert params["a"] in (Pair(1, 2), 3)
         assert type(params["a"]) in (Pair, int)
-
-
-def test_the_digest_of_a_space_depends_on_names_ranges_and_options():
-    spaces = [
-        {"a": uniform(0, 1)},
-        {"b": uniform(0, 1)},
-        {"a": uniform(0, 2)},
-        {"a": uniform(0, 1, step=0.5)},
-        {"a": integer(0, 1)},
-        {"a": choice(0, 1)},
-        {"a": choice(1, 0)},
-        {"a": choice([0], 1)},
-    ]
-    assert len({Space(space).digest for space in spaces}) == len(spaces)
-    assert Space(nested()).digest == Space(nested()).digest
-
-
-def test_a_search_takes_such_a_space():
-    search = HyperParamModel(LocalWorkers())
-    search.minimize(
-        objective=lambda params: (params["x"] - 3) ** 2 + params["n"],
-        space={"x": uniform(-10, 10), "n": integer(0, 4), "o": choice("one", "two")},
-        max_evals=30,
-        seed=1,
-        verbose=0,
-    )
-    assert search.best_value < 3
-    assert set(search.best_params) == {"x", "n", "o"}
-    assert type(search.best_params["n"]) is int
-    assert search.best_params["o"] in ("one", "two")
 
 
 @given(
@@ -216,34 +150,23 @@ def test_distributions_are_sent_as_json(distribution):
             lambda: choice([32, 64]),
             r"single option, which is of type list: give each .*choice\(\*options\)",
         ),
-        (lambda: choice({"a": 1}.keys()), "single option, which is of type dict_keys"),
-        (lambda: choice(iter([1, 2])), "single option, which is of type list_iterator"),
-        (
-            lambda: choice(np.array([32, 64])),
-            "has a single option, which is of type ndarray: give each",
-        ),
+        (lambda: choice(np.array([32, 64])), "single option, which is of type ndarray"),
         (lambda: integer(1, 2.5), "integer: high=2.5 is not a whole number; for fractions use uniform"),
-        (lambda: integer(True, 2), "integer: low=True is not a whole number"),
         (lambda: integer(4, 4), r"integer\(4, 4\): low must be smaller than high; write a value that is not searched"),
         (lambda: integer(1, 4, step=0), r"integer\(1, 4, step=0\): expected a positive step of at most high - low = 3"),
-        (lambda: integer(1, 4, step=4), "expected a positive step of at most"),
         (lambda: integer(0, 4, log=True), "integer: low=0 must be positive, since the logarithm"),
         (lambda: integer(1, 4, log="yes"), "log='yes': expected True or False"),
         (lambda: integer(1, 8, step=2, log=True), "step=2 cannot be combined with log=True"),
         (lambda: loguniform(-7, -2), r"loguniform: low=-7.0 must be positive.*unlike in hyperopt"),
-        (lambda: loguniform(1e-2, 1e-4), "low must be smaller than high"),
         (lambda: normal(0, 0), "normal: stddev=0.0: expected a positive number"),
         (lambda: normal("a", 1), "normal: mean='a' is not a finite number"),
         (lambda: uniform(0, float("inf")), "uniform: high=inf is not a finite number"),
-        (lambda: uniform(0, 1, step=-0.1), "expected a positive step"),
-        (lambda: uniform(0, 1, step=0), "expected a positive step"),
         (lambda: uniform(0, 0.3, step=0.301), r"step=0.301\): expected a positive step of at most high - low = 0.3"),
         (
             lambda: Space({"a": Pair(1, uniform(0, 1))}),
             r"Pair\(\.\.\.\) has distributions, and trials would get a plain",
         ),
         (lambda: Space({"a.b": uniform(0, 1), "a": {"b": uniform(0, 1)}}), "have the name 'a.b': rename one of them"),
-        (lambda: Space({1: uniform(0, 1), "1": uniform(0, 1)}), "have the name '1'"),
     ],
 )
 def test_errors_name_what_was_given_and_what_was_expected(make, message):
