@@ -16,7 +16,7 @@ from scipy.stats import ks_2samp
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import HyperParamModel, Search, SparkTrials, choice, integer, loguniform, normal, uniform
 from sparkkeras.hyperopt.expressions import Suggester, history_of, value_of
-from sparkkeras.hyperopt.space import Space, evaluate
+from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import LocalWorkers
 
@@ -197,24 +197,6 @@ def test_a_suggest_function_gets_the_trials_of_other_algorithms(tmp_path):
         options = [{"x": 0.25 * values["k.x"]} if "k.x" in values else {}, {"n": 3 + 2 * values.get("k.n", 0)}]
         assert trial.params["k"] == options[values["k"]]
     assert [trial.number for trial in pending] == [7, 8]
-
-
-@pytest.mark.parametrize("kind", SPACES)
-def test_optuna_learns_from_what_suggest_functions_chose(kind):
-    """The study has the values that Optuna would have chosen for the same hyper-parameters."""
-    space = Space(SPACES[kind])
-    search = run(Search(SPACES[kind], algo=rand.suggest, seed=1), 20)
-    for trial, frozen in zip(search.trials, search.study.trials, strict=True):
-        assert frozen.params == trial.chosen
-        params = evaluate(space.tree, lambda each, chosen=frozen.params: each.value(chosen[each.label]))
-        for found, expected in zip(leaves(params), leaves(trial.params), strict=True):
-            assert found == (pytest.approx(expected, 1e-6) if isinstance(expected, float) else expected)
-
-
-def leaves(params):
-    """The numbers, names and objects in a structure."""
-    params = list(params.values()) if isinstance(params, dict) else params
-    return [each for item in params for each in leaves(item)] if isinstance(params, (list, tuple)) else [params]
 
 
 @pytest.mark.filterwarnings("error")
