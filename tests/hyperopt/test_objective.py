@@ -23,7 +23,6 @@ from sparkkeras.hyperopt.objective import (
 from sparkkeras.hyperopt.reporting import ReportCallback, report
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED
-from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.worker import device
 
@@ -143,16 +142,6 @@ def test_fit_keeps_the_weights_of_its_best_epoch():
     assert driver.reports == list(enumerate(values, 1))
     assert outcome.suffix == "npz"
     assert [set(weight.ravel()) for weight in unpack_weights(outcome.model)] == [{0.5}, {0.5}]
-
-
-def test_fit_arguments_of_the_builder_override_those_of_the_search():
-    def with_fit_arguments(params):
-        return build(params), {"validation_data": (X, X[:, :1] * 7)}
-
-    data = {**DATA, "validation_data": (X, X[:, :1])}
-    given = run_fit(data=data, metric="val_loss", callbacks=[SetWeights(0.0, 0.0, 0.0)])
-    from_builder = run_fit(with_fit_arguments, data=data, metric="val_loss", callbacks=[SetWeights(0.0, 0.0, 0.0)])
-    assert from_builder.value == pytest.approx(49 * given.value, rel=1e-4)
 
 
 def test_maximizing_keeps_the_largest_value():
@@ -309,33 +298,12 @@ def test_only_fit_starts_the_backend(monkeypatch):
     assert started == [1]
 
 
-def test_further_results_of_an_objective_become_json_values():
-    extra = run_objective(
-        lambda params: {"loss": 0.5, "n": np.int64(3), "a": np.arange(2), "nested": {"b": [1, None]}, "o": {1}, 7: "seven"}
-    ).extra
+def test_further_results_of_an_objective_become_json_values_of_limited_length():
+    given = {"n": np.int64(3), "a": np.arange(2), "nested": {"b": [1, None]}, "o": {1}, 7: "seven"}
+    extra = dict(run_objective(lambda params: {"loss": 0.5, "long": np.zeros(EXTRA_LENGTH), **given}).extra)
+    assert len(extra["long"]) < 200
+    assert extra.pop("long").endswith("characters: too long to be kept)")
     assert extra == {"n": 3, "a": [0, 1], "nested": {"b": [1, None]}, "o": "{1}", "7": "seven"}
-
-
-def test_too_long_results_are_truncated():
-    outcome = run_objective(
-        lambda params: {"loss": 0.5, "long": "x" * EXTRA_LENGTH, "array": np.zeros(EXTRA_LENGTH), "short": "x" * 1000}
-    )
-    assert outcome.value == 0.5
-    assert len(outcome.extra["short"]) == 1000
-    for name in ("long", "array"):
-        assert len(outcome.extra[name]) < 200
-        assert outcome.extra[name].endswith("characters: too long to be kept)")
-
-
-def test_a_model_that_an_objective_returns_is_kept():
-    def objective(params):
-        model = build(params)
-        model.set_weights([np.full_like(weight, 0.5) for weight in model.get_weights()])
-        return {"loss": 0.5, "model": model, "note": "x"}
-
-    outcome = run_objective(objective, {"lr": 0.1})
-    assert (outcome.suffix, outcome.extra) == ("keras", {"note": "x"})
-    assert [set(weight.ravel()) for weight in load_bytes(outcome.model, {}, safe_mode=True).get_weights()] == [{0.5}, {0.5}]
 
 
 @pytest.mark.parametrize(

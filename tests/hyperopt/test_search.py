@@ -185,15 +185,6 @@ class TestTrialInputs:
 
 
 class TestEarlyStopping:
-    def test_a_pruned_fit_ends_at_its_epoch(self, rows):
-        class PruneAtTwo(optuna.pruners.BasePruner):
-            def prune(self, study, trial):
-                return len(trial.intermediate_values) == 2
-
-        search = fits_of(rows, max_evals=2, epochs=9, pruner=PruneAtTwo())
-        assert [(trial.status, trial.epochs) for trial in search.trials] == [("pruned", 2), ("pruned", 2)]
-        assert search.best_model is not None
-
     def test_timeout_keeps_the_best_reported_value(self):
         def objective(params, data):
             for _ in range(3000):
@@ -238,27 +229,22 @@ class TestDefineByRun:
             assert tuned(HyperParameters(trial.params)).count_params() == search.model_of(trial.number).count_params()
         resumed = fits_of(rows, max_evals=8, **{**arguments, "model": HyperModel(tuned)})
         assert resumed.trials[:6] == search.trials
-        whole = fits_of(rows, max_evals=8, **{**arguments, "save_to": None})
-        assert [trial.params for trial in resumed.trials] == [trial.params for trial in whole.trials]
         assert losses_of([resumed.best_model]) == pytest.approx([resumed.best_value])
 
-    def test_an_objective_in_the_style_of_optuna(self, capsys, tmp_path):
+    def test_an_objective_in_the_style_of_optuna(self, tmp_path):
         def objective(trial):
             kind = trial.suggest_categorical("kind", ["near", None])
             x = trial.suggest_float("x", -1, 1, step=0.25) if kind else trial.suggest_int("far", 1, 100, log=True)
             report(abs(x))
             return abs(x), x
 
-        arguments = {"objective": objective, "space": None, "save_to": tmp_path / "search", "verbose": 1}
+        arguments = {"objective": objective, "space": None, "save_to": tmp_path / "search", "max_evals": 8}
         arguments |= {"metric": ("distance", "x"), "mode": ("min", "max")}
-        search = search_of(max_evals=8, **arguments)
+        search = search_of(**arguments)
         assert {tuple(trial.params) for trial in search.trials} == {("kind", "x"), ("kind", "far")}
         assert len(search.pareto_front) > 1
         assert sum(search.importances("x").values()) == pytest.approx(1)
-        table = capsys.readouterr().out.splitlines()[-len(search.pareto_front) :]
-        again = search_of(max_evals=8, **arguments)
-        assert again.trials == search.trials
-        assert capsys.readouterr().out.splitlines()[-len(search.pareto_front) :] == table
+        assert search_of(**arguments).trials == search.trials
 
 
 class TestFailures:
@@ -348,14 +334,11 @@ class TestResume:
         one, other = search.best_models(2)
         assert not layer.built
         assert not np.allclose(one.get_weights()[0], other.get_weights()[0])
-        another = keras.layers.Dense(8, "relu", name="second")
+        another = keras.layers.Dense(8, "relu")  # with a generated name
         again = fits_of(rows, space=space(another), max_evals=3, **arguments)
-        assert len(again.trials) == 3
-        another = keras.layers.Dense(8, "relu")  # with another generated name
-        again = fits_of(rows, space=space(another), max_evals=2, **arguments)
-        assert again.trials[0].params["layer"] is another
+        assert [trial.params["layer"] for trial in again.trials] == [another] * 3
 
-    def test_stopped_trials_and_trials_with_an_invalid_definition_run_again(self, rows, tmp_path):
+    def test_stopped_trials_run_again(self, tmp_path):
         slow = tmp_path / "slow"
         slow.touch()
 
@@ -369,10 +352,6 @@ class TestResume:
         assert {trial.status for trial in search_of(timeout=0.3, **arguments).trials} == {"stopped"}
         slow.unlink()
         assert [trial.status for trial in search_of(**arguments).trials] == ["ok"] * 4
-        arguments = {"validation_split": 0.0, "max_evals": 1, "save_to": tmp_path / "other"}
-        with pytest.raises(ConfigurationError, match="is not in the logs"):
-            fits_of(rows, metric="val_loss", **arguments)
-        assert len(fits_of(rows, metric="loss", **arguments).trials) == 1
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_killed_driver(self, tmp_path):
@@ -528,13 +507,9 @@ def test_progress_lines_and_table_show_the_same_names(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Loading Keras, then searching on 1 worker."
     assert lines[7].startswith("6/6 trials - best loss 1.5")
-    shown = {
-        trial.number: f"fit.optimizer={trial.params['fit']['optimizer']} place={trial.params['x']}"
-        for trial in search.trials
-    }
-    assert all(lines[1 + number].startswith(f"trial {number} loss ") for number in range(6))
-    assert all(shown[number] in lines[1 + number] for number in range(6))
-    assert all(line.endswith(shown[int(line.split()[0])]) for line in lines[9:])
+    for trial, line in zip(search.trials, lines[1:], strict=False):
+        assert line.startswith(f"trial {trial.number} loss ")
+        assert f"fit.optimizer={trial.params['fit']['optimizer']} place={trial.params['x']} (" in line
 
 
 def test_several_searches_share_a_storage(tmp_path):
