@@ -23,16 +23,6 @@ def rows_of(batches):
     return np.concatenate([batches[index][0] for index in range(len(batches))])
 
 
-def test_batches_are_in_the_order_of_the_rows_with_floats_of_keras(block):
-    batches = RowBatches(block, 8)
-    assert [len(batches[index][0]) for index in range(len(batches))] == [8, 8, 4]
-    np.testing.assert_array_equal(rows_of(batches), X)
-    x, y, weight = batches[2]
-    assert (x.dtype, y.dtype, weight.dtype) == ("float32",) * 3
-    np.testing.assert_array_equal(y, Y[16:])
-    np.testing.assert_array_equal(weight, [2.0] * 4)
-
-
 def test_shuffled_batches_have_each_row_once_in_another_order_in_each_epoch(block):
     batches, same = RowBatches(block, 8, seed=3), RowBatches(block, 8, seed=3)
     epochs = []

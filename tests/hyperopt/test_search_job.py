@@ -8,18 +8,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import optuna
 import pytest
 from hyperopt import hp
 from optuna.samplers import RandomSampler
-from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, WorkerError
 from sparkkeras.hyperopt import search_job, service
-from sparkkeras.hyperopt.journal import Journal, JournalBackend
+from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import CallObjective
 from sparkkeras.hyperopt.saving import TrialSaver
@@ -42,12 +40,6 @@ def ledger_of(saver, storage=None):
     """The ledger of a search with random suggestions."""
     study = SearchStudy(SPACE, {"loss": 1.0}, RandomSampler(1), storage=storage)
     return TrialLedger(study, Limits(max_evals=6), time.monotonic, save=saver.save)
-
-
-def saved_trials(journal):
-    """The states of the trials in the folder of a search."""
-    study = optuna.load_study(study_name="sparkkeras", storage=JournalStorage(JournalBackend(journal.folder)))
-    return [trial.state.name for trial in study.trials]
 
 
 def settings_of(objective):
@@ -324,21 +316,6 @@ def test_a_trial_that_is_stopped_while_the_search_continues_leaves_no_model(serv
         finish(client, ledger, again.lease, Outcome(OK, 0.9, model=b"bad", suffix="npz"))
         assert [journal.has_model(number) for number in range(3)] == [True, True, False]
     assert [trial.value for trial in ledger.finished] == [0.5, 0.4, 0.9]
-
-
-def test_a_trial_that_is_stopped_with_the_search_removes_no_other_model(served):
-    """It is not written, so a resumed search has the others."""
-    ledger, journal, address = served
-    with SearchClient(address, Worker("here/0")) as client:
-        for value in (0.5, 0.4):
-            finish(client, ledger, client.ask().lease, Outcome(OK, value, model=b"good", suffix="npz"))
-        lease = client.ask().lease
-        ledger.stop("enough")
-        finish(client, ledger, lease, Outcome(STOPPED, 0.1, model=b"half", suffix="npz"))
-    assert journal.model_file(2) == ("00002.npz", b"half")
-    assert saved_trials(journal)[:2] == ["COMPLETE", "COMPLETE"]
-    assert "COMPLETE" not in saved_trials(journal)[2:]
-    assert [journal.has_model(number) for number in range(2)] == [True, True]
 
 
 def test_a_worker_that_disconnects_loses_its_trial_to_the_next_that_asks(served):

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt import Search, choice, normal, uniform
+from sparkkeras.hyperopt import choice, normal, uniform
 from sparkkeras.hyperopt.encoding import decode, encode
 from sparkkeras.hyperopt.names import as_text
 from sparkkeras.hyperopt.space import Space, describe, shown
@@ -228,22 +228,6 @@ def test_hyper_parameters_are_described_in_one_line():
     adam = {"optimizer": "adam", "optimizer.lr (adam)": 1e-9, "u": 0.5}
     assert describe(space.parameters, Trial(0, {}, chosen=adam)) == ("optimizer=adam optimizer.lr (adam)=1e-9 u=(1, 2)")
     assert shown({}, Trial(0, {"x": 4}, chosen={"x": 2})) == {"x": 4}  # of a trial that defined it in an earlier search
-
-
-def test_what_is_shown_is_what_the_trial_gets():
-    space = Space(
-        {
-            "a": normal(0, 1),
-            "b": uniform(0, 1, step=0.25),
-            "c": hp.qlognormal("c", 0, 1, 0.5),
-            "d": choice("relu", one_way, (1, 2)),
-            "e": hp.pchoice("e", [(0.2, "x"), (0.8, Optimizer)]),
-        }
-    )
-    search = Search(space.given, algo="random", seed=1)
-    for trial in [search.ask() for _ in range(20)]:
-        texts = {label: as_text(value) for label, value in shown(space.parameters, trial).items()}
-        assert texts == {name: as_text(value) for name, value in trial.params.items()}
 
 
 @pytest.mark.parametrize(
