@@ -414,21 +414,6 @@ def test_a_model_is_removed_only_after_the_better_trial_is_written(folder):
         assert crashed.model_file(len(trials) - 1) == (best, data)
 
 
-def test_a_failure_to_keep_a_model_removes_no_other_model(folder, monkeypatch):
-    journal = Journal(folder, 1, 1.0)
-    with journal.opened():
-        keep(journal, 0, 0.5)
-        journal.draft(7).write_bytes(b"better")
-        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(StorageError, match="cannot write .*00001.npz.*No space left"):
-            journal.keep_model(1, (0.25,), journal.draft(7), "npz")
-        monkeypatch.undo()
-        journal.drop_surplus()
-    assert [path.name for path in (Path(folder) / "models").iterdir()] == ["00000.npz"]
-    assert journal.has_model(0)
-    assert not journal.has_model(1)
-
-
 def test_only_models_that_could_be_kept_are_wanted(folder):
     journal = Journal(folder, 2, -1.0)
     with journal.opened():

@@ -127,15 +127,6 @@ def finished(number, value=0.5, **fields):
 # Assigning trials
 
 
-def test_trials_are_numbered_in_the_order_of_suggestions():
-    bench = Bench(max_evals=3)
-    assert [bench.ledger.ask(Worker(f"w{n}")) for n in range(4)][3] is None
-    assert [(trial.number, trial.params, trial.chosen, trial.worker) for trial in bench.ledger.running] == [
-        (n, {"x": n * 10}, {"x": n}, f"w{n}") for n in range(3)
-    ]
-    assert all(trial.status == RUNNING and trial.attempts == 1 for trial in bench.ledger.running)
-
-
 def test_the_result_of_a_trial_is_kept_with_its_times():
     bench = Bench()
     bench.clock.advance(5)
@@ -476,31 +467,24 @@ def test_a_stopped_search_does_not_assign_lost_trials_again():
     assert not bench.ledger.is_over
 
 
-def test_trials_that_run_at_the_end_have_their_best_reported_value():
-    for sign in (1.0, -1.0):
-        bench = Bench(sign=sign)
-        (_, one), (two, _) = bench.ask(), bench.ask()
-        bench.report(one, 0.5, 0.2, 0.3)
-        bench.clock.advance(7)
-        bench.ledger.stop("enough")
-        bench.ledger.end_running()
-        assert bench.ledger.is_over
-        first, second = bench.ledger.finished
-        assert (first.status, first.value, first.best_epoch) == (STOPPED, *((0.2, 2) if sign > 0 else (0.5, 1)))
-        assert (second.number, second.status, second.value, second.best_epoch) == (two, STOPPED, None, None)
-        assert first.seconds == second.seconds == 7
-        assert bench.ended == []  # a resumed search runs them again
-        assert_lease_lost(bench.ledger.renew, one)
-
-
-def test_reports_are_no_value_for_several_metrics():
-    bench = Bench(num_metrics=2)
-    _, lease = bench.ask()
-    bench.report(lease, 0.5)
+@pytest.mark.parametrize(
+    ("limits", "value", "epoch"),
+    [({"sign": 1.0}, 0.2, 2), ({"sign": -1.0}, 0.5, 1), ({"num_metrics": 2}, None, None)],  # others are not reported
+)
+def test_trials_that_run_at_the_end_have_their_best_reported_value(limits, value, epoch):
+    bench = Bench(**limits)
+    (_, one), _ = bench.ask(), bench.ask()
+    bench.report(one, 0.5, 0.2, 0.3)
+    bench.clock.advance(7)
     bench.ledger.stop("enough")
     bench.ledger.end_running()
-    (trial,) = bench.ledger.finished
-    assert (trial.status, trial.value, trial.values) == (STOPPED, None, ())
+    assert bench.ledger.is_over
+    assert [(trial.status, trial.value, trial.best_epoch, trial.seconds) for trial in bench.ledger.finished] == [
+        (STOPPED, value, epoch, 7),
+        (STOPPED, None, None, 7),
+    ]
+    assert bench.ended == []  # a resumed search runs them again
+    assert_lease_lost(bench.ledger.renew, one)
 
 
 def test_a_trial_that_is_stopped_while_the_search_continues_is_lost():
@@ -586,19 +570,6 @@ def test_a_trial_counts_as_finished_when_it_is_saved():
     bench.ledger.saved(0)
     assert (bench.ledger.is_saving, bench.numbers, bench.ledger.running) == (False, [0], [])
     assert bench.ledger.is_over  # the threshold is reached
-
-
-def test_a_trial_that_cannot_be_saved_is_still_running():
-    def save(trial, model):
-        raise OSError("the disk is full")
-
-    bench = Bench(save=save)
-    _, lease = bench.ask("a")
-    with pytest.raises(OSError, match="the disk is full"):
-        bench.finish(lease, 0.5)
-    assert (bench.ledger.is_saving, bench.numbers, bench.running().status) == (False, [], RUNNING)
-    assert not bench.ledger.is_done(lease)
-    assert bench.ledger.renew(lease) == CONTINUE
 
 
 def test_a_worker_waits_for_a_new_trial_until_its_last_one_is_saved():

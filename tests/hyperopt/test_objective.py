@@ -144,13 +144,6 @@ def test_fit_keeps_the_weights_of_its_best_epoch():
     assert [set(weight.ravel()) for weight in unpack_weights(outcome.model)] == [{0.5}, {0.5}]
 
 
-def test_maximizing_keeps_the_largest_value():
-    outcome = run_fit(sign=-1.0, callbacks=[SetWeights(3.0, 0.5, 2.0)])
-    values = outcome.history["loss"]
-    assert outcome.value == max(values)
-    assert outcome.best_epoch == values.index(max(values)) + 1
-
-
 def test_fit_arguments_may_come_from_hyper_parameters_and_the_builder():
     plain = run_fit(params={"lr": 0.1, "epochs": 2.0, "batch_size": 4.0})
     assert len(plain.history["loss"]) == 2

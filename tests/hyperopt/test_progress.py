@@ -9,7 +9,7 @@ import pytest
 from sparkkeras.events import Events, PhaseStarted, RunEnded, RunStarted
 from sparkkeras.hyperopt.distributions import choice, uniform
 from sparkkeras.hyperopt.ledger import Limits, TrialLedger, Worker
-from sparkkeras.hyperopt.progress import TABLE_ROWS, SearchProgress, TrialEvents, table
+from sparkkeras.hyperopt.progress import SearchProgress, TrialEvents, table
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 from sparkkeras.progress import status_line
@@ -115,22 +115,33 @@ def test_verbose_0_writes_nothing(capsys, bench):
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_a_terminal_there_is_a_line_for_each_new_best_trial(capsys, bench):
-    search = bench(1)
-    for value in (0.5, 0.7, 0.4, 0.4, 0.45, 0.123456):
-        search.end(value)
-    assert trials(capsys) == [
-        "trial 0 val_loss 0.5 lr=0.001 (2.0s)",
-        "trial 2 val_loss 0.4 lr=0.003 (2.0s)",
-        "trial 5 val_loss 0.1235 lr=0.006 (2.0s)",
-    ]
-
-
-def test_the_first_failure_is_reported_with_the_first_line_of_its_error(capsys, bench):
+def test_without_a_terminal_there_is_a_line_for_each_new_best_trial_and_the_first_failure(capsys, bench):
     search = bench(1)
     search.end(None, FAILED, error="ValueError: too large\nsecond line")
     search.end(None, FAILED, error="ValueError: too small")
-    assert trials(capsys) == ["trial 0 failed lr=0.001 (2.0s): ValueError: too large"]
+    for value in (0.5, 0.7, 0.4, 0.4, 0.45, 0.123456):
+        search.end(value)
+    search.events.emit(PhaseStarted("The search ended early: a reason"))
+    search.close()
+    first, *others, _, _, _, _, _, _ = lines(capsys)
+    assert first == "Loading Keras, then searching on 2 workers."
+    assert others == [
+        "trial 0 failed lr=0.001 (2.0s): ValueError: too large",
+        "trial 2 val_loss 0.5 lr=0.003 (2.0s)",
+        "trial 4 val_loss 0.4 lr=0.005 (2.0s)",
+        "trial 7 val_loss 0.1235 lr=0.008 (2.0s)",
+        "The search ended early: a reason.",
+        "8/10 trials - 2 failed - best val_loss 0.1235 (trial 7) - 16.0s.",
+    ]
+
+
+@pytest.mark.parametrize(("error", "begin"), [(None, ""), (KeyboardInterrupt(), "Interrupted: ")])
+def test_without_a_value_or_when_it_is_interrupted_a_search_ends_with_its_summary(capsys, bench, error, begin):
+    search = bench()
+    search.end(0.5 if error else None, OK if error else FAILED, error="it raised")
+    lines(capsys)
+    search.close(error)
+    assert lines(capsys) == [f"{begin}1/10 trials - {'best val_loss 0.5 (trial 0)' if error else '1 failed'} - 2.0s."]
 
 
 def test_verbose_2_writes_a_line_for_each_trial(capsys, bench):
@@ -150,17 +161,6 @@ def test_verbose_2_writes_a_line_for_each_trial(capsys, bench):
         "trial 2 failed lr=0.003 (2.0s): it raised",
         "trial 3 stopped lr=0.004 (2.0s)",
     ]
-
-
-def test_trials_that_end_between_two_ticks_are_reported_once(capsys, bench):
-    search = bench(1)
-    leases = [search.start() for _ in range(3)]
-    for lease, value in zip(leases, (0.5, 0.9, 0.1), strict=True):
-        search.clock.now += 1
-        search.finish(lease, value)
-    search.tick()
-    search.tick()
-    assert [line.split()[1] for line in trials(capsys)] == ["0", "2"]
 
 
 def test_a_resumed_search_does_not_report_earlier_trials_again(capsys, bench):
@@ -189,21 +189,15 @@ def test_a_resumed_search_without_trials_to_run_says_so_and_shows_the_best_ones(
 
 
 def test_on_a_terminal_one_line_is_updated(capsys, terminal, bench):
-    search = bench(1)
+    search = bench(1, max_evals=3)
     search.end(0.5)
     search.end(0.4)
     out = capsys.readouterr().out
     assert out.count(CLEAR) == 1
     assert out.count("\n") == 1
-    assert out.endswith(f"{CLEAR}2/10 trials - best val_loss 0.4 (trial 1) - 4.0s, about 8.0s left")
-
-
-def test_on_a_terminal_a_failure_has_a_line_above_the_progress_line(capsys, terminal, bench):
-    search = bench(1)
-    search.end(None, FAILED, error="it raised")
-    assert capsys.readouterr().out.split("\n", 1)[1] == (
-        "trial 0 failed lr=0.001 (2.0s): it raised\n1/10 trials - 1 failed - 2.0s, about 9.0s left"
-    )
+    assert out.endswith(f"{CLEAR}2/3 trials - best val_loss 0.4 (trial 1) - 4.0s, about 2.0s left")
+    search.end(0.5)
+    assert capsys.readouterr().out.endswith("3/3 trials - best val_loss 0.4 (trial 1) - 6.0s")
 
 
 # The summary
@@ -233,56 +227,12 @@ def test_the_time_left_is_estimated_from_the_trials_of_this_call(capsys, termina
     assert capsys.readouterr().out.endswith("6/10 trials - best val_loss 0.5 (trial 0) - 4.0s, about 4.0s left")
 
 
-def test_an_interrupted_search_ends_with_its_summary(capsys, bench):
-    search = bench()
-    search.end(0.5)
-    lines(capsys)
-    search.close(KeyboardInterrupt())
-    assert lines(capsys) == ["Interrupted: 1/10 trials - best val_loss 0.5 (trial 0) - 2.0s."]
-
-
-def test_a_finished_search_reports_no_time_left(capsys, terminal, bench):
-    search = bench(max_evals=1)
-    search.end(0.5)
-    assert "left" not in capsys.readouterr().out
-
-
 # The end
-
-
-def test_the_output_ends_with_a_table_of_the_best_trials(capsys, bench):
-    search = bench(1, max_evals=12)
-    for number in range(12):
-        search.end(1 / (number + 1), best_epoch=2, intermediate_values=(0.5, 0.4, 0.3))
-    lines(capsys)
-    search.close()
-    output = lines(capsys)
-    assert output[0] == "12/12 trials - best val_loss 0.08333 (trial 11) - 24.0s."
-    assert [line.split()[0] for line in output[1:]] == ["trial", *(str(11 - place) for place in range(TABLE_ROWS))]
-
-
-def test_the_reason_of_an_early_end_stays(capsys, terminal, bench):
-    search = bench(1)
-    search.end(0.5)
-    search.events.emit(PhaseStarted("The search ended early: a reason"))
-    search.close()
-    assert [line.rpartition(CLEAR)[2] for line in capsys.readouterr().out.split("\n")][1:3] == [
-        "The search ended early: a reason.",
-        "1/10 trials - best val_loss 0.5 (trial 0) - 2.0s.",
-    ]
 
 
 def test_hyper_parameters_that_an_earlier_search_has_defined_have_their_values():
     trial = Trial(0, {"rate": 0.3, "on": False}, OK, 0.5, chosen={"rate": 3, "on": "False"})
     assert table([trial], ["val_loss"], {}).splitlines()[1].endswith("rate=0.3 on=False")
-
-
-def test_without_a_value_there_is_no_table(capsys, bench):
-    search = bench(2)
-    search.end(None, FAILED, error="it raised")
-    lines(capsys)
-    search.close()
-    assert lines(capsys) == ["1/10 trials - 1 failed - 2.0s."]
 
 
 def test_the_table_has_columns():

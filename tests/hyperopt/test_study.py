@@ -85,15 +85,6 @@ def test_tpe_learns_from_the_trials():
     assert best("tpe") > 0.7 * best("random")
 
 
-def test_random_suggestions_depend_only_on_the_number_of_the_trial():
-    search = Search(SPACE, algo="random", seed=5)
-    first, second = search.ask(), search.ask()
-    search.tell(second, error="it broke")
-    third = search.ask()
-    assert first.params != second.params != third.params
-    assert [first.params, second.params, third.params] == params_of(run(Search(SPACE, algo="random", seed=5), 3))
-
-
 @pytest.mark.parametrize(
     ("algo", "count", "metrics"),
     [
@@ -261,7 +252,6 @@ def test_algorithms_have_names_for_display():
         return rand.suggest(new_ids, domain, trials, seed)
 
     names = {
-        "tpe": "tpe",
         "anneal": "anneal",
         tpe.suggest: "tpe.suggest",
         partial(tpe.suggest, n_startup_jobs=5): "tpe.suggest(n_startup_jobs=5)",
