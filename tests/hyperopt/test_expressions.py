@@ -246,12 +246,12 @@ def test_options_are_the_objects_of_the_space():
 
 
 def test_expressions_may_stand_beside_distributions():
-    space = {"a": uniform(0, 1), "b": {"c": hp.randint("c", 3)}, "d": choice(hp.uniform("u", 5, 6), "x"), "e": [1, "two"]}
+    space = {"a": uniform(0, 1), "b": {"c": hp.randint("c", 3)}, "d": choice(hp.uniform("u", 5, 6), "x")}
     for algo in ("tpe", "anneal"):
-        met = params_of(run(Search({**space, "e": (1, "two")}, algo=algo, seed=1), 25))
+        met = params_of(run(Search(space, algo=algo, seed=1), 25))
         assert {params["b"]["c"] for params in met} == {0, 1, 2}
         assert all(params["d"] == "x" or 5 <= params["d"] <= 6 for params in met)
-        assert all(0 <= params["a"] <= 1 and params["e"] == (1, "two") for params in met)
+        assert all(0 <= params["a"] <= 1 for params in met)
 
 
 # Conversions

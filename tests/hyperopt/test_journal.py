@@ -7,9 +7,12 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import optuna
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -20,7 +23,7 @@ from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, PRUNE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import SearchStudy
-from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial, ranked
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial, pareto_front, ranked
 from sparkkeras.spark import filesystem
 
 SPACE = {"x": uniform(-1, 1), "optimizer": choice({"name": "sgd", "momentum": uniform(0, 1)}, {"name": "adam"})}
@@ -344,56 +347,28 @@ def test_unfinished_drafts_are_removed(folder):
 # Models
 
 
-VALUES = [0.5, 0.9, 0.1, 0.7, 0.3, 0.3, 0.8]
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("count", [0, 1, 3, 7, None])
-def test_the_models_of_the_best_trials_are_kept(folder, sign, count):
-    journal = Journal(folder, count, sign)
-    with journal.opened():
-        for number, value in enumerate(VALUES):
-            keep(journal, number, value)
-            seen = [trial(n, v) for n, v in enumerate(VALUES[: number + 1])]
-            best = sorted(each.number for each in ranked(seen, sign)[:count])
-            assert models(journal) == [f"{n:05d}.npz" for n in best]
-            assert [journal.has_model(n) for n in range(len(VALUES))] == [n in best for n in range(len(VALUES))]
-    for number in best:
-        assert journal.model_file(number) == (f"{number:05d}.npz", b"weights" + str(number).encode())
-
-
-def test_all_models_of_the_pareto_front_are_kept(folder):
-    """Also of trials that leave the best two and return to them when others have left the front."""
-    values = [(1.0, 10.0), (2.0, 9.0), (2.5, 9.5), (3.0, 8.0), (0.5, 8.5), (4.0, 9.9)]
-    after = [[0], [0, 1], [0, 1], [0, 1, 3], [3, 4], [3, 4]]
-    journal, trials = Journal(folder, 2, 1.0, 1.0), []
-    with journal.opened():
-        for number, expected in enumerate(after):
-            trials.append(keep(journal, number, *values[number]))
-            assert models(journal) == [f"{each:05d}.npz" for each in expected]
-        assert not journal.wants(3.5, 9.0)
-        assert journal.wants(0.4, 20.0)
-    for count, expected in ((None, [3, 4]), (1, [3, 4]), (0, [])):
-        again = Journal(folder, count, 1.0, 1.0)
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=8),
+    st.sampled_from([0, 1, 3, None]),
+    st.sampled_from([(1.0,), (-1.0,), (1.0, -1.0)]),
+)
+def test_the_models_of_the_best_trials_and_of_the_pareto_front_are_kept(values, count, signs):
+    trials, kept = [], []
+    with TemporaryDirectory() as folder:
+        journal = Journal(folder, count, *signs)
+        with journal.opened():
+            for index, each in enumerate(values):
+                number = 7 * index % 11  # of trials with the same values, the one with the lowest number is kept
+                trials.append(keep(journal, number, *map(float, each[: len(signs)])))
+                front = pareto_front(trials, *signs) if len(signs) > 1 else []
+                wanted = max(count or 0, len(front)) if count else count
+                kept = ranked([*kept, trials[-1]], *signs)[:wanted]
+                assert models(journal) == [f"{number:05d}.npz" for number in sorted(trial.number for trial in kept)]
+                assert all(trial in kept for trial in front) or count == 0
+        again = Journal(folder, count, *signs)
         add(again, *trials)
-        assert models(again) == [f"{each:05d}.npz" for each in expected]
-
-
-def test_with_several_metrics_other_models_are_kept_up_to_the_number(folder):
-    values = [(0.5, 1.0), (0.6, 0.5), (0.55, 0.4), (0.7, 0.3), (0.4, 2.0)]
-    journal = Journal(folder, 3, 1.0, -1.0)
-    with journal.opened():
-        for number, each in enumerate(values):
-            keep(journal, number, *each)
-    assert models(journal) == ["00000.npz", "00002.npz", "00004.npz"]
-
-
-def test_ties_keep_the_model_of_the_lowest_trial_number(folder):
-    journal = Journal(folder, 1, 1.0)
-    with journal.opened():
-        for number in (5, 3, 4):
-            keep(journal, number, 0.5)
-    assert models(journal) == ["00003.npz"]
+        assert models(again) == models(journal)
 
 
 def test_a_model_is_removed_only_after_the_better_trial_is_written(folder):

@@ -60,13 +60,6 @@ def run_search(objective, *, data=None, start=LocalRunning, tick=lambda: None):
     return ledger
 
 
-def test_trials_receive_params_and_data():
-    ledger = run_search(lambda params, data: float(params["f"](params["x"])) + data, data=100)
-    assert [trial.number for trial in ledger.finished] == list(range(6))
-    assert all(trial.value == trial.params["f"](trial.params["x"]) + 100 for trial in ledger.finished)
-    assert ledger.is_over
-
-
 def test_the_trials_of_a_lost_job_run_in_a_new_job():
     jobs = []
 
@@ -310,12 +303,8 @@ def test_a_trial_that_is_stopped_while_the_search_continues_leaves_no_model(serv
         lost = client.ask()
         client.finish(lost.lease, Outcome(STOPPED, 0.1, model=b"half", suffix="npz"))
         assert [journal.has_model(number) for number in range(3)] == [True, True, False]
-        again = client.ask()
-        assert again.number == lost.number
         assert not journal.draft(lost.lease).exists()
-        finish(client, ledger, again.lease, Outcome(OK, 0.9, model=b"bad", suffix="npz"))
-        assert [journal.has_model(number) for number in range(3)] == [True, True, False]
-    assert [trial.value for trial in ledger.finished] == [0.5, 0.4, 0.9]
+        assert client.ask().number == lost.number
 
 
 def test_a_worker_that_disconnects_loses_its_trial_to_the_next_that_asks(served):
