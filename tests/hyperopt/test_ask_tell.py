@@ -99,25 +99,6 @@ class TestResults:
 
 
 class TestFolder:
-    def test_pending_trials_are_asked_for_again(self, tmp_path):
-        with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
-            run(search, 3)
-            pending = search.ask()
-            search.report(pending, 0.5)
-            run(search, 2)
-        for _ in range(2):
-            with Search(SPACE, save_to=tmp_path / "search") as search:
-                again = search.ask()
-                assert (again.number, again.params) == (pending.number, pending.params)
-                assert again.intermediate_values == ()
-                other = search.ask()
-                assert other.number == 6
-        search = Search(SPACE, save_to=tmp_path / "search")
-        for trial in (search.ask(), search.ask()):
-            search.report(trial, 0.75)
-            search.tell(trial)
-        assert saved_values(tmp_path / "search") | {3: 0.75, 6: 0.75} == saved_values(tmp_path / "search")
-
     def test_a_search_on_workers_continues_it(self, tmp_path):
         with Search(SPACE, seed=3, save_to=tmp_path / "search") as search:
             run(search, 5)

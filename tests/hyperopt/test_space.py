@@ -169,16 +169,9 @@ def test_different_spaces_have_different_digests():
 # Constants, and spaces that are rejected
 
 
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        *((space, "has no hyper-parameter to choose") for space in ({}, {"units": [32, 64]}, "units")),
-        ({"a.b": uniform(0, 1), "a": {"b": uniform(0, 1)}}, "two hyper-parameters have the name 'a.b'"),
-    ],
-    ids=range(4),
-)
-def test_invalid_spaces_are_rejected(space, message):
-    with pytest.raises(ConfigurationError, match=message):
+@pytest.mark.parametrize("space", [{}, {"units": [32, 64]}, "units"], ids=repr)
+def test_spaces_without_hyper_parameters_are_rejected(space):
+    with pytest.raises(ConfigurationError, match="has no hyper-parameter to choose"):
         Space(space)
 
 
