@@ -251,10 +251,15 @@ def test_epochs_without_validation_are_not_reported():
 
 
 def test_weights_of_any_type_can_be_packed():
-    weights = [np.arange(3, dtype=np.int64), np.float16([[0.5]]), np.zeros((0, 2), np.float32), np.float32(1.5)]
-    again = unpack_weights(pack_weights([*weights, keras.ops.convert_to_numpy(keras.ops.ones((2,), "bfloat16"))]))
-    assert [(one.dtype, one.tolist()) for one in again[:-1]] == [(one.dtype, one.tolist()) for one in weights]
-    assert (again[-1].dtype, again[-1].tolist()) == (np.float32, [1.0, 1.0])
+    weights = [
+        np.arange(3),
+        np.float16([[0.5]]),
+        np.zeros((0, 2)),
+        keras.ops.convert_to_numpy(keras.ops.ones(2, "bfloat16")),
+    ]
+    *again, last = unpack_weights(pack_weights(weights))
+    assert [(one.dtype, one.tolist()) for one in again] == [(one.dtype, one.tolist()) for one in weights[:-1]]
+    assert (last.dtype, last.tolist()) == (np.float32, [1.0, 1.0])
 
 
 # Functions
@@ -443,8 +448,7 @@ def test_a_second_metric_that_is_missing_or_not_finite():
     outcome = run_fit(metric=("loss", "size"))
     assert outcome.is_definition_error
     assert outcome.error.startswith("metric='size' is not in the logs of fit. Known: 'loss'.")
-    outcome = run_fit(metric=("loss", "val_loss"), validation_data=(X, X[:, :1]), validation_freq=5)
-    assert outcome.error.startswith("metric='val_loss' is not in the logs of fit.")
+
     outcome = run_fit(metric=("loss", "size"), callbacks=[Size(7, math.nan, 9)])
     assert (outcome.best_epoch, outcome.values[1], len(outcome.history["size"])) == (1, 7.0, 2)
     assert outcome.error == "the value of 'size' in epoch 2 is not finite: the trial ended there"
