@@ -117,21 +117,21 @@ def test_verbose_0_writes_nothing(capsys, bench):
 
 def test_without_a_terminal_there_is_a_line_for_each_new_best_trial_and_the_first_failure(capsys, bench):
     search = bench(1)
-    search.end(None, FAILED, error="ValueError: too large\nsecond line")
-    search.end(None, FAILED, error="ValueError: too small")
+    search.end(None, FAILED, 1, error="ValueError: too large\nsecond line")
+    search.end(None, FAILED, 1, error="ValueError: too small")
     for value in (0.5, 0.7, 0.4, 0.4, 0.45, 0.123456):
-        search.end(value)
+        search.end(value, OK, 1)
     search.events.emit(PhaseStarted("The search ended early: a reason"))
     search.close()
     first, *others, _, _, _, _, _, _ = lines(capsys)
     assert first == "Loading Keras, then searching on 2 workers."
     assert others == [
-        "trial 0 failed lr=0.001 (2.0s): ValueError: too large",
-        "trial 2 val_loss 0.5 lr=0.003 (2.0s)",
-        "trial 4 val_loss 0.4 lr=0.005 (2.0s)",
-        "trial 7 val_loss 0.1235 lr=0.008 (2.0s)",
+        "trial 0 failed lr=0.001 (1.0s): ValueError: too large",
+        "trial 2 val_loss 0.5 lr=0.003 (1.0s)",
+        "trial 4 val_loss 0.4 lr=0.005 (1.0s)",
+        "trial 7 val_loss 0.1235 lr=0.008 (1.0s)",
         "The search ended early: a reason.",
-        "8/10 trials - 2 failed - best val_loss 0.1235 (trial 7) - 16.0s.",
+        "8/10 trials - 2 failed - best val_loss 0.1235 (trial 7) - 8.0s.",
     ]
 
 
