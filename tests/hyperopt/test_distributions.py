@@ -1,6 +1,5 @@
 """Distributions and spaces of them: their labels, the values that trials get, and what is rejected."""
 
-import json
 from collections import namedtuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
 from sparkkeras.hyperopt import Search, choice, integer, loguniform, normal, uniform
-from sparkkeras.hyperopt.distributions import Quantile, from_json, to_json
+from sparkkeras.hyperopt.distributions import Quantile
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.space import Space
 
@@ -131,15 +130,6 @@ def test_a_value_is_found_again_at_its_quantile(first, width, is_normal, is_log,
         assert value / step == pytest.approx(round(value / step))
     else:
         assert distribution.quantile(value) == pytest.approx(quantile, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "distribution",
-    [choice("x", None, 7), integer(-2, 30, step=4), integer(1, 4, log=True), loguniform(1e-4, 1), uniform(0, 1, step=0.1)],
-)
-def test_distributions_are_sent_as_json(distribution):
-    received = from_json(json.loads(json.dumps(to_json(distribution))))
-    assert (type(received), vars(received)) == (type(distribution), vars(distribution))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from sparkkeras.hyperopt.reporting import ReportCallback, report
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.worker import device
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
 DATA = {"x": X, "y": X[:, :1] * 2}
@@ -284,15 +283,6 @@ def test_a_loss_equal_to_the_best_report_has_its_epoch():
     assert outcome.history == {"loss": [0.5, 0.0, 0.75, 0.0], "accuracy": [0.5, 1.0, 0.25, 1.0]}
     assert driver.reports == [(1, 0.5), (2, 0.0), (3, 0.75), (4, 0.0)]
     assert run_objective(partial(objective, result=-0.1)).best_epoch is None
-
-
-def test_only_fit_starts_the_backend(monkeypatch):
-    started = []
-    monkeypatch.setattr(device, "initialize_backend", lambda: started.append(1))
-    assert run_objective(lambda params: 0.5).value == 0.5
-    assert started == []
-    assert run_fit(epochs=1).status == OK
-    assert started == [1]
 
 
 def test_further_results_of_an_objective_become_json_values_of_limited_length():

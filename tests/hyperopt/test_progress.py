@@ -230,11 +230,6 @@ def test_the_time_left_is_estimated_from_the_trials_of_this_call(capsys, termina
 # The end
 
 
-def test_hyper_parameters_that_an_earlier_search_has_defined_have_their_values():
-    trial = Trial(0, {"rate": 0.3, "on": False}, OK, 0.5, chosen={"rate": 3, "on": "False"})
-    assert table([trial], ["val_loss"], {}).splitlines()[1].endswith("rate=0.3 on=False")
-
-
 def test_the_table_has_columns():
     trials = [
         Trial(
