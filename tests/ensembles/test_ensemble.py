@@ -13,7 +13,6 @@ import pytest
 from sparkkeras import EnsembleModel, greedy_ensemble, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, DataError, ModelError, StorageError
 from sparkkeras.scoring import inference
-from tests.conftest import long
 from tests.models import regression
 
 RNG = np.random.default_rng(0)
@@ -76,41 +75,29 @@ def hard(members):
 
 
 def test_soft_is_the_weighted_mean_of_probabilities(members, outputs, digits):
-    weights = [3, 1, 0]
-    ensemble = EnsembleModel(members, weights=weights)
+    ensemble = EnsembleModel(members, weights=[3, 1, 0])
     assert ensemble.weights == (0.75, 0.25, 0.0)
     found = ensemble.predict(digits[2])
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, np.average(outputs, axis=0, weights=weights), atol=1e-6)
+    np.testing.assert_allclose(found, np.average(outputs, axis=0, weights=[3, 1, 0]), atol=1e-6)
     assert np.array_equal(ensemble.predict_classes(digits[2]), found.argmax(-1))
-    assert ensemble.predict_classes(digits[2]).shape == (len(digits[2]),)
 
 
 def test_hard_is_one_hot_and_follows_the_majority(hard, outputs, digits):
-    found = hard.predict(digits[2])
     votes = np.stack([np.bincount(row, minlength=10) for row in outputs.argmax(-1).T])
-    expected = np.where(votes == votes.max(-1, keepdims=True), outputs.mean(0), -1).argmax(-1)
-    assert (votes == votes.max(-1, keepdims=True)).sum(-1).max() > 1  # there are ties
-    assert np.array_equal(found, np.eye(10, dtype=np.float32)[expected])
-    assert found.dtype == np.float32
-    assert np.array_equal(hard.predict_classes(digits[2]), expected)
+    expected = np.where(votes == votes.max(-1, keepdims=True), outputs.mean(0), -1).argmax(-1)  # the mean breaks ties
+    assert np.array_equal(hard.predict(digits[2]), np.eye(10, dtype=np.float32)[expected])
     assert hard.evaluate(digits[2], digits[3], return_dict=True)["accuracy"] == pytest.approx((expected == digits[3]).mean())
-
-
-def test_an_ensemble_of_one_member_predicts_as_the_member(members, digits):
-    assert np.array_equal(EnsembleModel(members[:1]).predict(digits[2]), members[0].predict(digits[2], verbose=0))
 
 
 def test_the_members_are_not_modified(members, digits):
     def properties():
         return [
-            (model.name, model.trainable, model.compiled, len(model.trainable_weights), model.optimizer.iterations.numpy())
+            (model.name, model.trainable, model.compiled, len(model.trainable_weights), int(model.optimizer.iterations))
             for model in members
         ]
 
     before, weights = properties(), [model.get_weights() for model in members]
-    ensemble = EnsembleModel(members)
-    ensemble.evaluate(digits[2], digits[3])
+    EnsembleModel(members).evaluate(digits[2], digits[3])
     assert properties() == before
     for model, values in zip(members, weights, strict=True):
         assert all(np.array_equal(one, two) for one, two in zip(model.get_weights(), values, strict=True))
@@ -120,11 +107,10 @@ def test_the_ensemble_follows_its_members(digits):
     x, y, *_ = digits
     models = [network(keras.layers.Dense(8), seed=seed) for seed in (0, 1)]
     ensemble = EnsembleModel(models)
-    before = ensemble.predict(x[:50])
+    ensemble.predict(x[:50])
     models[1].fit(x[:200], y[:200], verbose=0)
-    after = ensemble.predict(x[:50])
-    np.testing.assert_allclose(after, np.mean([called(model, x[:50]) for model in models], 0), atol=1e-6)
-    assert np.abs(after - before).max() > 1e-3
+    expected = np.mean([called(model, x[:50]) for model in models], 0)
+    np.testing.assert_allclose(ensemble.predict(x[:50]), expected, atol=1e-6)
 
 
 def test_evaluate_equals_keras_without_regularization(members, soft, outputs, digits):
@@ -138,13 +124,6 @@ def test_evaluate_equals_keras_without_regularization(members, soft, outputs, di
     assert EnsembleModel(members[:1]).evaluate(x, y)[0] < members[0].evaluate(x, y, verbose=0)[0] - 0.01
 
 
-@pytest.mark.soak
-def test_an_ensemble_is_better_than_the_mean_of_its_members(members, soft, digits):
-    _, _, x, y = digits
-    alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
-    assert soft.evaluate(x, y)[1] > np.mean(alone)
-
-
 def test_arrays_do_not_start_spark(soft, digits):
     from pyspark import SparkContext
 
@@ -156,7 +135,7 @@ def test_arrays_do_not_start_spark(soft, digits):
 
 def test_transform_and_rows_that_are_not_finite(soft, digits):
     x, y = digits[2][:20].copy(), digits[3][:20]
-    expected = soft.predict(x)
+    expected, logs = soft.predict(x), soft.evaluate(x, y)
 
     def scaled(features, labels):
         features /= 16.0
@@ -164,28 +143,21 @@ def test_transform_and_rows_that_are_not_finite(soft, digits):
 
     raw = x * 16
     np.testing.assert_allclose(soft.predict(raw, transform=scaled), expected, atol=1e-6)
-    assert soft.evaluate(raw, y, transform=scaled) == pytest.approx(soft.evaluate(x, y), rel=1e-5)
+    assert soft.evaluate(raw, y, transform=scaled) == pytest.approx(logs, rel=1e-5)
     assert np.array_equal(raw, x * 16)
-    x[3, 0] = np.nan
+    x[19, 0] = np.nan
     with pytest.raises(DataError, match="NaN"):
         soft.predict(x)
-    assert np.isnan(soft.predict(x, on_invalid="allow")[3]).all()
-    assert soft.evaluate(x, y, on_invalid="drop") == pytest.approx(
-        soft.evaluate(np.delete(x, 3, 0), np.delete(y, 3)), rel=1e-5
-    )
+    assert np.isnan(soft.predict(x, on_invalid="allow")[19]).all()
+    assert soft.evaluate(x, y, on_invalid="drop") == pytest.approx(soft.evaluate(x[:19], y[:19]), rel=1e-5)
     assert soft.predict(x[:0]).shape == (0, 10)
 
 
 def test_sigmoid_units():
-    models = [unit(seed=seed, loss="binary_crossentropy") for seed in range(3)]
-    outputs = np.stack([called(model, X) for model in models])
-    hard = EnsembleModel(models, "hard")
-    expected = ((outputs > 0.5).sum(0) >= 2).astype(np.float32)
-    assert np.array_equal(hard.predict(X), expected)
-    assert hard.predict_classes(X).tolist() == expected[:, 0].tolist()
-    soft = EnsembleModel(models)
-    assert soft.predict_classes(X).tolist() == (outputs.mean(0)[:, 0] > 0.5).tolist()
-    assert soft.predict_classes(X).shape == (40,)
+    models = [unit(seed=seed) for seed in range(3)]
+    outputs = np.stack([called(model, X)[:, 0] for model in models])
+    assert EnsembleModel(models, "hard").predict_classes(X).tolist() == ((outputs > 0.5).sum(0) >= 2).tolist()
+    assert EnsembleModel(models).predict_classes(X).tolist() == (outputs.mean(0) > 0.5).tolist()
 
 
 def test_multilabel_outputs_vote_for_each_label():
@@ -198,8 +170,7 @@ def test_multilabel_outputs_vote_for_each_label():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
-@pytest.mark.parametrize("strings", [np.array, *map(long, [lambda rows: np.array(rows, object), list])])
-def test_inputs_of_strings_and_numbers(strings):
+def test_inputs_of_strings_and_numbers():
     def model(seed):
         keras.utils.set_random_seed(seed)
         text, size = keras.Input((1,), dtype="string", name="text"), keras.Input((1,), name="size")
@@ -211,12 +182,11 @@ def test_inputs_of_strings_and_numbers(strings):
 
     import tensorflow as tf
 
-    rows, sizes, labels = ["good", "bad", "ü"], np.arange(3.0)[:, None], np.array([1, 0, 1])
+    text, sizes, labels = np.array(["good", "bad", "ü"]), np.arange(3.0)[:, None], np.array([1, 0, 1])
     members = [model(0), model(1)]
-    expected = np.mean([each.predict([tf.constant(rows)[:, None], sizes], verbose=0) for each in members], axis=0)
-    ensemble, x = EnsembleModel(members), {"text": strings(rows), "size": sizes}
+    expected = np.mean([each.predict([tf.constant(text)[:, None], sizes], verbose=0) for each in members], axis=0)
+    ensemble, x = EnsembleModel(members), {"text": text, "size": sizes}
     np.testing.assert_allclose(ensemble.predict(x), expected, rtol=1e-5)
-    assert ensemble.predict_classes(x).tolist() == (expected[:, 0] > 0.5).tolist()
     np.testing.assert_allclose(ensemble.evaluate(x, labels)[1], np.mean((expected[:, 0] > 0.5) == labels), rtol=1e-6)
     assert greedy_ensemble(members, x, labels, size=2).models
 
@@ -231,26 +201,13 @@ def test_greedy_selection_with_hard_voting_needs_models_of_one_kind():
 
 
 def test_regression_averages_predictions():
-    from sklearn.datasets import load_diabetes
-
-    x, y = load_diabetes(return_X_y=True)
-    x, y = (x * 20).astype(np.float32), ((y - y.mean()) / y.std()).astype(np.float32)
-    models = []
-    for seed in range(3):
-        keras.utils.set_random_seed(seed)
-        model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8 + seed, "relu"), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
-        models.append(model)
+    models, y = [regression(seed=seed) for seed in range(3)], X[:, :1]
     ensemble = EnsembleModel(models, "average", weights=[1, 2, 1])
-    outputs = np.stack([called(model, x[300:]) for model in models])
-    mean = np.average(outputs, axis=0, weights=[1, 2, 1])
-    np.testing.assert_allclose(ensemble.predict(x[300:]), mean, atol=1e-5)
-    loss = ensemble.evaluate(x[300:], y[300:])[0]
-    assert loss == pytest.approx(((mean[:, 0] - y[300:]) ** 2).mean(), rel=1e-4)
-    # The squared error is convex: the error of the mean is below the members' mean error.
-    assert loss < np.average(((outputs[..., 0] - y[300:]) ** 2).mean(1), weights=[1, 2, 1])
+    mean = np.average([called(model, X) for model in models], axis=0, weights=[1, 2, 1])
+    np.testing.assert_allclose(ensemble.predict(X), mean, atol=1e-5)
+    assert ensemble.evaluate(X, y) == pytest.approx(((mean - y) ** 2).mean(), rel=1e-4)
     with pytest.raises(ConfigurationError, match="does not predict classes"):
-        ensemble.predict_classes(x)
+        ensemble.predict_classes(X)
 
 
 # Structure
@@ -278,10 +235,8 @@ def test_inputs_are_matched_by_name_and_outputs_by_position():
     for both, one in zip(found, ensemble.predict({"a": a, "b": b}), strict=True):
         assert np.array_equal(both, one)
     y = {"first": X[:, :1], "second": X[:, :2]}
-    logs = ensemble.evaluate((a, b), y, return_dict=True)
-    assert logs["loss"] == pytest.approx(
-        ((found[0] - y["first"]) ** 2).mean() + np.abs(found[1] - y["second"]).mean(), rel=1e-4
-    )
+    expected = ((found[0] - y["first"]) ** 2).mean() + np.abs(found[1] - y["second"]).mean()
+    assert ensemble.evaluate((a, b), y, return_dict=True)["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_nested_tuples_of_inputs():
@@ -296,46 +251,11 @@ def test_nested_tuples_of_inputs():
     assert selected.models == (model,)
 
 
-def test_inputs_with_other_names_are_matched_by_position():
-    ensemble = EnsembleModel([two_inputs("ab"), two_inputs("ab", ("left", "right"), seed=1)], "average")
-    assert len(ensemble.predict((X[:, :2], X))) == 2
-
-
 def test_a_first_member_of_weight_0_still_defines_the_input_names():
     models = [two_inputs("ab"), two_inputs("ba", seed=1)]
-    ensemble = EnsembleModel(models, "average", weights=[0, 1])
-    assert [tensor.name for tensor in ensemble.model.inputs] == ["a", "b"]
-    found, expected = ensemble.predict((X[:, :2], X)), called(models[1], [X, X[:, :2]])
-    for one, other in zip(found, expected, strict=True):
+    found = EnsembleModel(models, "average", weights=[0, 1]).predict((X[:, :2], X))
+    for one, other in zip(found, called(models[1], [X, X[:, :2]]), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-def one_output(order, names=("a", "b"), swapped=False, seed=0):
-    """The sum of one input's columns; both inputs have the same shape, so that only the order distinguishes them."""
-    inputs = {key: keras.Input((3,), name=name) for key, name in zip("ab", names, strict=True)}
-    used, ignored = "ba" if swapped else "ab"
-    total = keras.layers.Dense(1, kernel_initializer="ones")(inputs[used])
-    outputs = keras.layers.Add()([total, keras.layers.Dense(1, kernel_initializer="zeros")(inputs[ignored])])
-    model = keras.Model([inputs[key] for key in order], outputs)
-    model.compile("sgd", "mse")
-    return model
-
-
-@pytest.mark.parametrize("form", ["tuple", "dict"])
-def test_greedy_selection_passes_each_model_its_inputs(form):
-    a, b = X, X + 5
-    correct, incorrect = one_output("ba"), one_output("ab", swapped=True)
-    given = (b, a) if form == "tuple" else {"a": a, "b": b}
-    y = a.sum(axis=1, keepdims=True)
-    models = [one_output("ba", swapped=True), one_output("ab"), incorrect]
-    found = greedy_ensemble(models, given, y, "loss", 1, voting="average")
-    assert found.models == (models[1],)
-    assert greedy_ensemble(
-        [incorrect, correct], given if form == "dict" else (a, b), y, "loss", 1, voting="average"
-    ).models == (correct,)
-    other_names = [one_output("ab", swapped=True), one_output("ab", ("left", "right"))]
-    ordered = given if form == "dict" else (a, b)
-    assert greedy_ensemble(other_names, ordered, y, "loss", 1, voting="average").models == (other_names[1],)
 
 
 def test_dicts_of_inputs_and_outputs():
@@ -343,15 +263,17 @@ def test_dicts_of_inputs_and_outputs():
         keras.utils.set_random_seed(seed)
         inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((3,), name="b")}
         joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
-        return keras.Model(inputs, {"y": keras.layers.Dense(1)(joined), "z": keras.layers.Dense(2)(joined)})
+        made = keras.Model(inputs, {"kind": keras.layers.Dense(3, "softmax", name="kind")(joined)})
+        made.compile("adam", {"kind": "sparse_categorical_crossentropy"})
+        return made
 
-    models = [model(0), model(1)]
-    x = {"a": X[:, :2], "b": X}
-    found = EnsembleModel(models, "average").predict(x)
-    theirs = [called(each, x) for each in models]
-    assert set(found) == {"y", "z"}
-    for name in found:
-        np.testing.assert_allclose(found[name], (theirs[0][name] + theirs[1][name]) / 2, atol=1e-6)
+    models, x, y = [model(0), model(1)], {"a": X[:, :2], "b": X}, np.arange(40) % 3
+    ensemble = greedy_ensemble(models, x, y, "loss", 3)
+    found = ensemble.predict(x)["kind"]
+    best = min(each.evaluate(x, y, verbose=0) for each in models)
+    assert -np.log(found[np.arange(40), y]).mean() <= best + 1e-4
+    assert greedy_ensemble(models, x, {"kind": y}, "loss", 3).weights == ensemble.weights
+    assert np.array_equal(ensemble.predict_classes(x), found.argmax(-1))
 
 
 def test_ensembles_of_ensembles(members, outputs, digits):
@@ -386,43 +308,40 @@ def custom_loss(y_true, y_pred):
 
 
 def test_custom_code_and_adapted_layers(digits):
-    x, y, *_ = digits
+    x, y = digits[0][:50], digits[1][:50]
     normalization = keras.layers.Normalization()
-    normalization.adapt(x[:100])
+    normalization.adapt(x)
     models = [network(Doubled(), seed=0), network(Unregistered(), seed=1), network(normalization, seed=2)]
     models[0].compile("sgd", custom_loss)
     ensemble = EnsembleModel(models)
-    mean = np.mean([called(model, x[:50]) for model in models], axis=0)
-    np.testing.assert_allclose(ensemble.predict(x[:50]), mean, atol=1e-6)
-    loss = keras.losses.sparse_categorical_crossentropy(y[:50], mean)
-    assert ensemble.evaluate(x[:50], y[:50]) == pytest.approx(float(np.mean(loss)), rel=1e-4)
+    mean = np.mean([called(model, x) for model in models], axis=0)
+    np.testing.assert_allclose(ensemble.predict(x), mean, atol=1e-6)
+    loss = keras.losses.sparse_categorical_crossentropy(y, mean)
+    assert ensemble.evaluate(x, y) == pytest.approx(float(np.mean(loss)), rel=1e-4)
 
 
 # Checks
 
 
 BAD_MODELS = {
-    "none": (list, ModelError, "models is empty"),
-    "a single one": (unit, ModelError, "expected a list of built Keras models"),
-    "no model": (lambda: [unit(), 3], ModelError, r"models\[1\]: expected a keras.Model, received int 3"),
-    "not built": (lambda: [unit(), keras.Sequential([keras.layers.Dense(3)])], ModelError, r"models\[1\]: .* not built"),
-    "other inputs": (lambda: [unit(), network()], ModelError, r"models\[1\] .* takes .*\(64,\).*same inputs"),
-    "more inputs": (lambda: [unit(), two_inputs("ab")], ModelError, "takes 'a' of shape .*same inputs"),
-    "other outputs": (lambda: [unit(), unit(units=2)], ModelError, r"has the outputs .*\(2,\).*outputs of the same shapes"),
-    "integers": (lambda: [keras.Sequential([keras.Input((3,)), Largest()])], ModelError, "integer dtype .* be averaged"),
+    "none": (list, "models is empty"),
+    "a single one": (unit, "expected a list of built Keras models"),
+    "no model": (lambda: [unit(), 3], r"models\[1\]: expected a keras.Model, received int 3"),
+    "not built": (lambda: [unit(), keras.Sequential([keras.layers.Dense(3)])], r"models\[1\]: .* not built"),
+    "other inputs": (lambda: [unit(), network()], r"models\[1\] .* takes .*\(64,\).*same inputs"),
+    "other outputs": (lambda: [unit(), unit(units=2)], r"has the outputs .*\(2,\).*outputs of the same shapes"),
+    "integers": (lambda: [keras.Sequential([keras.Input((3,)), Largest()])], "integer dtype .* be averaged"),
 }
 
 
-@pytest.mark.parametrize(("models", "error", "message"), BAD_MODELS.values(), ids=BAD_MODELS)
-def test_models_that_cannot_form_an_ensemble_are_reported(models, error, message):
+@pytest.mark.parametrize(("models", "message"), BAD_MODELS.values(), ids=BAD_MODELS)
+def test_models_that_cannot_form_an_ensemble_are_reported(models, message):
     given = models()
-    with pytest.raises(error, match=message):
+    with pytest.raises(ModelError, match=message):
         EnsembleModel(given, "average")
 
 
-@pytest.mark.parametrize(
-    "weights", [[1], [1, 2, 3], [0, 0], [1, -1], [1, float("nan")], [1, float("inf")], "ab", 3, [1, "x"]], ids=str
-)
+@pytest.mark.parametrize("weights", [[1], [0, 0], [1, -1], [1, float("nan")], [1, "x"]], ids=str)
 def test_invalid_weights_are_reported(weights):
     with pytest.raises(ConfigurationError, match=r"weights=.*expected 2 numbers, one for each model"):
         EnsembleModel([unit(), unit()], weights=weights)
@@ -431,27 +350,21 @@ def test_invalid_weights_are_reported(weights):
 def test_unknown_arguments_are_reported():
     with pytest.raises(ConfigurationError, match="voting='sort' is not known.*Did you mean 'soft'"):
         EnsembleModel([unit()], "sort")
-    with pytest.raises(TypeError, match="EnsembleModel takes no argument 'weigths'.*Did you mean 'weights'"):
-        EnsembleModel([unit()], weigths=[1])
-    with pytest.raises(TypeError, match=r"EnsembleModel.predict takes no argument 'batch'"):
-        EnsembleModel([unit()]).predict(X, batch=3)
     with pytest.raises(ConfigurationError, match="features= requires a Spark DataFrame"):
         EnsembleModel([unit()]).predict(X, features="x")
 
 
-@pytest.mark.parametrize("voting", ["soft", "hard"])
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (lambda: regression(), "ends with the activation 'linear'"),
-        (lambda: unit("relu"), "ends with the activation 'relu'"),
         (lambda: keras.Sequential([keras.Input((3,)), unit("tanh")]), "ends with the activation 'tanh'"),
         (lambda: unit(None, loss=keras.losses.BinaryCrossentropy(from_logits=True)), "was compiled with a loss on logits"),
     ],
 )
-def test_outputs_that_are_not_probabilities_cannot_vote(voting, model, message):
+def test_outputs_that_are_not_probabilities_cannot_vote(model, message):
     with pytest.raises(ConfigurationError, match=rf'{message}.*use voting="average"'):
-        EnsembleModel([model()], voting)
+        EnsembleModel([model()], "hard")
     EnsembleModel([model()], "average")
 
 
@@ -467,13 +380,14 @@ def test_outputs_that_may_be_probabilities_can_vote():
 
 
 def test_evaluate_without_a_compiled_member(digits):
+    _, _, x, y = digits
     ensemble = EnsembleModel([network(compiled=False), network(compiled=False, seed=1)])
     with pytest.raises(ModelError, match=r"ensemble\.model\.compile\(loss="):
-        ensemble.evaluate(digits[2], digits[3])
+        ensemble.evaluate(x, y)
     ensemble.model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    assert len(ensemble.evaluate(digits[2], digits[3])) == 2
+    assert len(ensemble.evaluate(x, y)) == 2
     # The first compiled member is used, at any position.
-    assert len(EnsembleModel([network(compiled=False), network()]).evaluate(digits[2], digits[3])) == 2
+    assert len(EnsembleModel([network(compiled=False), network()]).evaluate(x, y)) == 2
 
 
 # Files
@@ -483,25 +397,16 @@ def test_an_ensemble_is_saved_and_loaded(members, digits, tmp_path):
     path = tmp_path / "ensemble.zip"
     ensemble = EnsembleModel(members, "hard", weights=[1, 2, 3])
     ensemble.save(path)
-    assert [file.name for file in tmp_path.iterdir()] == ["ensemble.zip"]
-    assert zipfile.ZipFile(path).namelist() == ["ensemble.json", *(f"member-{number}.keras" for number in range(3))]
     loaded = load_ensemble_model(path)
     assert (loaded.voting, loaded.weights) == ("hard", ensemble.weights)
     assert np.array_equal(loaded.predict(digits[2]), ensemble.predict(digits[2]))
     assert loaded.evaluate(digits[2], digits[3]) == ensemble.evaluate(digits[2], digits[3])
-    assert [int(model.optimizer.iterations) for model in loaded.models] == [
-        int(model.optimizer.iterations) for model in members
-    ]
-    loaded.save(str(path))
+    steps, expected = ([int(model.optimizer.iterations) for model in each.models] for each in (loaded, ensemble))
+    assert steps == expected
     with pytest.raises(StorageError, match="already exists: pass overwrite=True"):
         loaded.save(path, overwrite=False)
-
-
-@pytest.mark.soak
-def test_a_loaded_soft_ensemble_predicts_bit_for_bit_the_same(members, digits, tmp_path):
-    ensemble = EnsembleModel(members, weights=[0.1, 0.7, 1 / 3])
-    ensemble.save(tmp_path / "e")
-    assert np.array_equal(load_ensemble_model(tmp_path / "e").predict(digits[2]), ensemble.predict(digits[2]))
+    loaded.save(str(path))
+    assert [file.name for file in tmp_path.iterdir()] == ["ensemble.zip"]
 
 
 def test_compiled_metrics_of_the_ensemble_are_saved(digits, tmp_path):
@@ -510,49 +415,38 @@ def test_compiled_metrics_of_the_ensemble_are_saved(digits, tmp_path):
     ensemble.save(tmp_path / "e")
     found = load_ensemble_model(tmp_path / "e").evaluate(digits[2], digits[3], return_dict=True)
     assert found == ensemble.evaluate(digits[2], digits[3], return_dict=True)
-    assert set(found) == {"loss", "sparse_top_k_categorical_accuracy"}
+    assert "sparse_top_k_categorical_accuracy" in found
 
 
-def test_keras_saves_the_ensemble_as_one_model(hard, digits, tmp_path):
+def test_the_ensemble_is_saved_as_one_model_that_a_process_without_ensembles_can_load(hard, digits, tmp_path, monkeypatch):
+    from keras.src.saving.object_registration import GLOBAL_CUSTOM_OBJECTS
+
+    with pytest.raises(ConfigurationError, match="extension for a single model"):
+        hard.save(tmp_path / "ensemble.keras")
     hard.model.save(tmp_path / "one.keras")
     model = keras.saving.load_model(tmp_path / "one.keras")
     assert np.array_equal(model.predict(digits[2], verbose=0), hard.predict(digits[2]))
-    with pytest.raises(ConfigurationError, match="extension for a single model"):
-        hard.save(tmp_path / "ensemble.keras")
-
-
-def test_a_process_that_never_made_an_ensemble_can_load_the_single_model(hard, digits, tmp_path, monkeypatch):
-    """In another process the Vote layer is not registered with Keras."""
-    from keras.src.saving.object_registration import GLOBAL_CUSTOM_OBJECTS
-
-    hard.model.save(tmp_path / "one.keras")
-    monkeypatch.delitem(GLOBAL_CUSTOM_OBJECTS, "sparkkeras>Vote")
-    with pytest.raises(TypeError, match="Vote"):
-        keras.saving.load_model(tmp_path / "one.keras")
+    monkeypatch.delitem(GLOBAL_CUSTOM_OBJECTS, "sparkkeras>Vote")  # as in another process
     loaded = load_spark_model(tmp_path / "one.keras")
     assert np.array_equal(loaded.model.predict(digits[2], verbose=0), hard.predict(digits[2]))
 
 
-def test_missing_custom_objects_are_reported_when_loading(digits, tmp_path, monkeypatch):
-    ensemble = EnsembleModel([network(Unregistered())])
-    ensemble.save(tmp_path / "e")
-    found = load_ensemble_model(tmp_path / "e")  # this module has the class
-    assert np.array_equal(found.predict(digits[2]), ensemble.predict(digits[2]))
+def test_missing_custom_objects_are_reported_when_loading(tmp_path, monkeypatch):
+    EnsembleModel([network(Unregistered())]).save(tmp_path / "e")
+    assert load_ensemble_model(tmp_path / "e")  # this module has the class
     monkeypatch.delattr(sys.modules[__name__], "Unregistered")
     with pytest.raises(CustomObjectError, match="member 0: .*custom_objects="):
         load_ensemble_model(tmp_path / "e")
     monkeypatch.undo()
-    loaded = load_ensemble_model(tmp_path / "e", {"Unregistered": Unregistered})
-    assert np.array_equal(loaded.predict(digits[2]), ensemble.predict(digits[2]))
+    assert load_ensemble_model(tmp_path / "e", {"Unregistered": Unregistered})
 
 
 def test_python_code_in_a_file_is_not_run(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda v: v * 2.0), keras.layers.Dense(1)])
-    ensemble = EnsembleModel([model], "average")
-    ensemble.save(tmp_path / "e")
+    EnsembleModel([model], "average").save(tmp_path / "e")
     with pytest.raises(ModelError, match="safe_mode=False if you trust the source of the file"):
         load_ensemble_model(tmp_path / "e")
-    assert np.array_equal(load_ensemble_model(tmp_path / "e", safe_mode=False).predict(X), ensemble.predict(X))
+    assert load_ensemble_model(tmp_path / "e", safe_mode=False)
 
 
 def archive(**members):
@@ -567,12 +461,9 @@ def archive(**members):
     ("content", "message"),
     [
         (b"", "not an ensemble file.*damaged"),
-        (b"PK nothing", "not an ensemble file.*damaged"),
         (archive(something_txt="a"), "no ensemble.json"),
         (archive(ensemble_json="no json"), "damaged"),
         (archive(ensemble_json="[1]"), "damaged"),
-        (archive(ensemble_json="{}"), "no ensemble.json that lists members"),
-        (archive(ensemble_json='{"format": "x", "members": 1}'), "damaged"),
         (archive(ensemble_json='{"format": 1, "members": 1}'), "damaged.*member-0.keras"),
         (archive(ensemble_json='{"format": 2, "members": 1}'), "later version"),
     ],
@@ -586,18 +477,19 @@ def test_files_that_do_not_hold_an_ensemble_are_reported(content, message, tmp_p
 def test_damaged_settings_and_members_are_reported(tmp_path):
     EnsembleModel([unit(loss="binary_crossentropy")]).save(tmp_path / "e")
     with zipfile.ZipFile(tmp_path / "e") as file:
-        settings, member = json.loads(file.read("ensemble.json")), file.read("member-0.keras")
-    for changed in ({"voting": "loud"}, {"weights": [1, 2]}, {"compiled": [1]}):
+        settings, member = file.read("ensemble.json"), file.read("member-0.keras")
+
+    def load(changed, content):
         with zipfile.ZipFile(tmp_path / "changed", "w") as file:
-            file.writestr("ensemble.json", json.dumps(settings | changed))
-            file.writestr("member-0.keras", member)
+            file.writestr("ensemble.json", json.dumps(json.loads(settings) | changed))
+            file.writestr("member-0.keras", content)
+        load_ensemble_model(tmp_path / "changed")
+
+    for changed in ({"voting": "loud"}, {"weights": [1, 2]}, {"compiled": [1]}):
         with pytest.raises(ModelError, match="changed"):
-            load_ensemble_model(tmp_path / "changed")
-    with zipfile.ZipFile(tmp_path / "cut", "w") as file:
-        file.writestr("ensemble.json", json.dumps(settings))
-        file.writestr("member-0.keras", member[: len(member) // 2])
+            load(changed, member)
     with pytest.raises(ModelError, match="member 0"):
-        load_ensemble_model(tmp_path / "cut")
+        load({}, member[: len(member) // 2])
 
 
 def test_single_models_and_missing_paths_are_reported(tmp_path):
@@ -613,23 +505,13 @@ def test_single_models_and_missing_paths_are_reported(tmp_path):
 # Greedy selection
 
 
-@pytest.fixture(scope="module", params=["soft", long("hard")])
-def by_voting(request, members, digits):
-    """A voting, and the logs of each member evaluated with it."""
+@pytest.mark.parametrize(("metric", "voting"), [("loss", "soft"), ("accuracy", "hard")])
+def test_greedy_selection_is_never_worse_than_the_best_member_on_validation_data(members, digits, metric, voting):
     x, y = digits[0][1000:], digits[1][1000:]
-    return request.param, [EnsembleModel([model], request.param).evaluate(x, y, return_dict=True) for model in members]
-
-
-@pytest.mark.parametrize("metric", [long("loss"), "accuracy"])
-def test_greedy_selection_is_never_worse_than_the_best_member_on_validation_data(members, by_voting, digits, metric):
-    x, y = digits[0][1000:], digits[1][1000:]
-    voting, logs = by_voting
     ensemble = greedy_ensemble(members, x, y, metric, size=10, voting=voting)
     sign = -1 if metric == "loss" else 1
-    best = max(sign * each[metric] for each in logs)
-    assert sign * ensemble.evaluate(x, y, return_dict=True)[metric] >= best - 1e-5
-    assert all(any(model is member for member in members) for model in ensemble.models)
-    assert all(weight > 0 for weight in ensemble.weights)
+    alone = [sign * EnsembleModel([model], voting).evaluate(x, y, return_dict=True)[metric] for model in members]
+    assert sign * ensemble.evaluate(x, y, return_dict=True)[metric] >= max(alone) - 1e-5
     assert sum(ensemble.weights) == pytest.approx(1.0)
     assert ensemble.voting == voting
 
@@ -639,8 +521,6 @@ def test_members_that_do_not_help_are_not_selected(members, digits):
     untrained = network(seed=9)
     ensemble = greedy_ensemble([untrained, *members], x[1000:], y[1000:], size=8)
     assert not any(model is untrained for model in ensemble.models)
-    times = [np.array(ensemble.weights) * size for size in range(1, 9)]
-    assert any(np.allclose(counts, counts.round()) for counts in times)
 
 
 def test_each_model_predicts_once(members, digits, monkeypatch):
@@ -655,33 +535,15 @@ def test_each_model_predicts_once(members, digits, monkeypatch):
 
 def test_greedy_selection_by_each_kind_of_metric(members, digits):
     x, y = digits[0][1000:], digits[1][1000:]
-    by_object = greedy_ensemble(members, x, y, keras.losses.SparseCategoricalCrossentropy(), 6)
 
     def log_loss(y_true, y_pred):
         return -np.log(y_pred[np.arange(len(y_true)), y_true]).mean()
 
-    by_function = greedy_ensemble(members, x, y, log_loss, 6, mode="min")
-    assert by_object.weights == by_function.weights
+    by_object = greedy_ensemble(members, x, y, keras.losses.SparseCategoricalCrossentropy(), 6)
+    assert by_object.weights == greedy_ensemble(members, x, y, log_loss, 6, mode="min").weights
     worst = greedy_ensemble(members, x, y, keras.metrics.SparseCategoricalAccuracy(), 1, mode="min")
     alone = [(called(model, x).argmax(-1) == y).mean() for model in members]
     assert worst.models[0] is members[int(np.argmin(alone))]
-
-
-def test_greedy_selection_with_a_named_output(digits):
-    x, y = digits[0][1000:], digits[1][1000:]
-    models = []
-    for seed in range(2):
-        keras.utils.set_random_seed(seed)
-        inputs = keras.Input((64,))
-        model = keras.Model(inputs, {"digit": keras.layers.Dense(10, "softmax", name="digit")(inputs)})
-        model.compile("adam", {"digit": "sparse_categorical_crossentropy"})
-        models.append(model)
-    ensemble = greedy_ensemble(models, x, y, "loss", 3)
-    found = ensemble.predict(x)["digit"]
-    losses = [model.evaluate(x, y, verbose=0) for model in models]
-    assert -np.log(found[np.arange(len(y)), y]).mean() <= min(losses) + 1e-4
-    assert greedy_ensemble(models, x, {"digit": y}, "loss", 3).weights == ensemble.weights
-    assert np.array_equal(ensemble.predict_classes(x), found.argmax(-1))
 
 
 def test_greedy_selection_for_regression_uses_the_mean():
@@ -713,9 +575,8 @@ def test_greedy_selection_applies_sample_weights():
         model.set_weights([np.zeros((3, 1)), np.array([level])])
     y = np.array([1.0] * 10 + [0.0] * 30)
     weights = np.where(y == 1, 100.0, 1.0)
-    assert greedy_ensemble([yes, no], X, y, "accuracy", 1).models[0] is no
-    assert greedy_ensemble([yes, no], X, y, "accuracy", 1, sample_weight=weights).models[0] is yes
-    assert greedy_ensemble([yes, no], X, y, "loss", 1, sample_weight=weights).models[0] is yes
+    for metric, weighted, expected in (("accuracy", None, no), ("accuracy", weights, yes), ("loss", weights, yes)):
+        assert greedy_ensemble([yes, no], X, y, metric, 1, sample_weight=weighted).models == (expected,)
     with pytest.raises(ConfigurationError, match="a custom function must apply weights itself"):
         greedy_ensemble([yes, no], X, y, lambda y, p: 0.0, 1, mode="min", sample_weight=weights)
 
@@ -725,18 +586,14 @@ def test_greedy_selection_applies_sample_weights():
     [
         ({"metric": "acuracy"}, ConfigurationError, r"metric='acuracy' cannot be computed: .*acuracy\. It receives"),
         ({"metric": keras.metrics.AUC}, ConfigurationError, "an object, not its class"),
-        ({"metric": 3}, ConfigurationError, "metric=3: expected"),
         ({"metric": lambda y, p: 0.0}, ConfigurationError, 'set mode="min" or mode="max"'),
         ({"metric": lambda y, p: np.nan, "mode": "min"}, DataError, "is not finite for any of the models"),
         ({"mode": "least"}, ConfigurationError, "mode='least' is not known"),
         ({"size": 0}, ConfigurationError, "size=0"),
-        ({"initial": 0}, ConfigurationError, "initial=0"),
         ({"models": []}, ModelError, "models is empty"),
         ({"models": [unit(), unit()]}, ConfigurationError, "none of the models was compiled with a loss"),
         ({"models": [two_inputs("ab")], "voting": "average"}, ConfigurationError, "2 outputs.*Select by one output"),
         ({"y_val": None}, DataError, "labels are missing"),
-        ({"y_val": np.zeros(3)}, DataError, "same number of rows"),
-        ({"x_val": X[:0], "y_val": np.zeros(0)}, DataError, "has no rows"),
         ({"x_val": lambda worker, count: []}, DataError, "x_val is the function .*; expected a DataFrame, an RDD or arrays"),
         ({"label": "digit"}, ConfigurationError, "label= requires a Spark DataFrame; the data is an array"),
         ({"transform": "doubled"}, ConfigurationError, "transform='doubled': expected a function"),
@@ -757,7 +614,7 @@ def test_members_that_cannot_be_trained_can_vote():
     """One that was never compiled, one that was frozen and one that was quantized after training."""
     frozen, quantized = unit(seed=1, loss="binary_crossentropy"), unit(seed=2, loss="binary_crossentropy")
     for model in (frozen, quantized):
-        model.fit(X, (X.sum(1) > 0).astype("float32"), verbose=0)
+        model.fit(X, np.ones(40), verbose=0)
     frozen.layers[0].trainable = False
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")

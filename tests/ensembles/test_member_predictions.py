@@ -11,7 +11,7 @@ import pytest
 from sparkkeras import DataError
 from sparkkeras.data.block import Block, from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
-from sparkkeras.ensembles.member_predictions import LabelsTask, member_predictions
+from sparkkeras.ensembles.member_predictions import member_predictions
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.worker.batches import BatchOptions
 
@@ -87,20 +87,11 @@ def test_the_transform_gets_features_and_labels():
     def odd_doubled(x, y):
         return 2 * x[y % 2 == 1], y[y % 2 == 1]
 
-    block = from_arrays(A, Y, None)
-    transform = ByValue.dump(odd_doubled, "transform")
-    model = one_input(0)
+    block, model = from_arrays(A, Y, None), one_input(0)
     for source in (Source(block), Source(None, (block[:13], block[13:]))):
-        rows, (predictions,) = found([model], source, transform=transform)
+        rows, (predictions,) = found([model], source, transform=ByValue.dump(odd_doubled, "transform"))
         np.testing.assert_array_equal(rows.y, Y[1::2])
         np.testing.assert_allclose(predictions, model(2 * A[1::2]), rtol=1e-5)
-
-
-def test_only_labels_and_weights_leave_a_worker():
-    _, there = both(A, 16)
-    with there.dataset() as dataset, dataset.share(BatchOptions(8)) as how:
-        for block in dataset.run(LabelsTask(how)).collect():
-            assert (block.form.x.count, len(block.arrays)) == (0, 2)
 
 
 def test_data_without_rows_is_reported():
