@@ -36,13 +36,13 @@ Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.5 + 0.1 * RNG.normal(s
 class Model:
     """A model and its initial state."""
 
-    def __init__(self, *layers, optimizer, **compiled):
+    def __init__(self, *layers, optimizer, loss="mse", **compiled):
         keras.utils.set_random_seed(1)
         self.model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
-        self.model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], **compiled)
+        self.model.compile(optimizer=optimizer, loss=loss, metrics=["mae"], **compiled)
         metrics.prepare(self.model, rows(X[:1], Y[:1]).spec.zeros())
+        self.archive = ModelArchive.pack(self.model)  # finds variables outside the model
         self.state = ModelState.take(self.model)
-        self.archive = ModelArchive.pack(self.model)
 
     def reset(self):
         """Reset the model to its initial state, and return it."""
@@ -168,6 +168,42 @@ def close(model, weights, optimizer=None, atol=1e-6):
     if optimizer is not None:
         assert np.allclose(state.optimizer.vector, optimizer, rtol=0, atol=atol)
     return True
+
+
+def scaled_by(variable):
+    """A model whose loss has a factor outside of it."""
+
+    def scaled(y, predicted):
+        return keras.ops.mean(variable) * keras.ops.mean(keras.ops.square(y - predicted))
+
+    return Model(optimizer=keras.optimizers.SGD(0.05), loss=scaled, jit_compile=False)
+
+
+class Noted(keras.callbacks.Callback):
+    """Writes the calls that it gets to a file."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def note(self, name):
+        with self.path.open("a") as file:
+            file.write(name + " ")
+
+    def on_train_begin(self, logs=None):
+        self.note("train")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.note(f"epoch{epoch}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.note("batch")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.note("end")
+
+    def on_train_end(self, logs=None):
+        self.note("trained")
 
 
 class Snapshots(keras.callbacks.Callback):
