@@ -8,7 +8,6 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -23,15 +22,13 @@ from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.events import Incident
 from sparkkeras.modeling import metrics, outside
-from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import mean_logs
 from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
+from sparkkeras.parameter.rules import DCASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.rpc.options import ParameterServerOptions
-from sparkkeras.spark.slots import held_slots
 from sparkkeras.training import parameter_server
 from sparkkeras.training.parameter_server import unmoved_warning
 from sparkkeras.training.run import ServerSettings
@@ -40,7 +37,7 @@ from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.models import Gan, VariablesOfWorker, gan
 from tests.rpc.test_transports import eventually
-from tests.training.runs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
+from tests.training.runs import BATCH, Model, Noted, Snapshots, X, Y, close, fit, partitions, rows, scaled_by
 
 
 def sgd(**options):
@@ -93,15 +90,11 @@ def plain(given, epochs, stop=22, **arguments):
         pytest.param("hogwild", "epoch", False, "inprocess", marks=pytest.mark.core),
         ("asynchronous", 4, True, "socket"),
         ("hogwild", "epoch", False, "http"),
-        long("asynchronous", 4, True, "http"),
-        long("hogwild", "epoch", False, "socket"),
     ],
 )
 def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, mode, frequency, encrypt):
-    options = {"encrypt": encrypt}
-    history, stats, _ = train(
-        linear, partitions(22), mode, transport=transport, options=options, frequency=frequency, epochs=3
-    )
+    arguments = {"transport": transport, "options": {"encrypt": encrypt}, "frequency": frequency, "epochs": 3}
+    history, stats, _ = train(linear, partitions(22), mode, **arguments)
     found = ModelState.take(linear.model)
     expected = plain(linear, 3).history
     assert close(linear.model, found.weights.vector, found.optimizer.vector)
@@ -117,7 +110,7 @@ def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, m
     assert stats.seconds > 0
 
 
-@pytest.mark.parametrize("rule", ["dynsgd", DCASGD(0.5), "downpour"])
+@pytest.mark.parametrize("rule", ["dynsgd", DCASGD(0.5)])
 def test_with_one_worker_staleness_correcting_rules_equal_plain_keras(linear, rule):
     train(linear, partitions(22), rule=rule, frequency=2, epochs=2)
     found = ModelState.take(linear.model).weights.vector
@@ -125,14 +118,9 @@ def test_with_one_worker_staleness_correcting_rules_equal_plain_keras(linear, ru
     assert close(linear.model, found)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [long("downpour"), long("agn"), "dynsgd", long("easgd"), "eamsgd", "dcasgd", long(EASGD(0.5)), long(EAMSGD(1.0))],
-    ids=str,
-)
+@pytest.mark.parametrize("rule", ["dynsgd", "eamsgd", "dcasgd", long("agn"), long("easgd")])
 def test_every_rule_learns(linear, rule):
     history, _, _ = train(linear, partitions(20, 20), rule=rule, frequency=2, epochs=12, shuffle=True)
-    assert history.history["loss"][-1] < 0.3 * history.history["loss"][0]
     assert linear.model.evaluate(X[:40], Y[:40], verbose=0)[0] < 0.3 * history.history["loss"][0]
 
 
@@ -163,23 +151,6 @@ def test_integer_weights_count_all_batches():
     assert int(given.model.layers[0].calls) == 12
     train(given, partitions(8, 20), epochs=1)  # two workers, one after the other, continue from 12
     assert int(given.model.layers[0].calls) == 12 + 2 + 5
-
-
-def test_sample_weights_are_applied(linear):
-    weight = np.linspace(0, 2, 22).astype(np.float32)
-    history, _, _ = train(linear, LocalDataset((rows(X[:22], Y[:22], weight),)), epochs=2, frequency=3)
-    found = ModelState.take(linear.model).weights.vector
-    expected = plain(linear, 2, sample_weight=weight)
-    assert close(linear.model, found)
-    assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
-
-
-def test_moving_averages_replace_the_weights_at_the_end():
-    given = Model(optimizer=sgd(use_ema=True, ema_momentum=0.5))
-    train(given, partitions(20), epochs=2, frequency=2)
-    found = ModelState.take(given.model).weights.vector
-    plain(given, 2, 20)
-    assert close(given.model, found)
 
 
 def test_a_second_fit_continues_with_optimizer_variables_steps_and_schedule():
@@ -222,7 +193,7 @@ def test_workers_that_run_one_after_the_other_continue_each_others_weights(linea
     assert stats.steps == {0: 10, 1: 4}
 
 
-@pytest.mark.parametrize("frequency", [1, long(2), 3, long(4), 5, long(7), "epoch"])
+@pytest.mark.parametrize("frequency", [1, 3, "epoch"])
 def test_windows_restart_in_each_epoch_and_no_step_is_lost(linear, frequency):
     _, stats, rounds = train(linear, partitions(18, 7, None), epochs=3, frequency=frequency)  # five batches, and two
     every = 5 if frequency == "epoch" else frequency
@@ -232,55 +203,43 @@ def test_windows_restart_in_each_epoch_and_no_step_is_lost(linear, frequency):
     assert rounds[-1][1] == 1.0
 
 
-@pytest.mark.parametrize(("steps", "pushes", "taken"), [(2, 2, [8, 7]), (3, 3, [12, 7]), (99, 4, [18, 7])])
-def test_steps_per_epoch_limits_an_epoch(linear, steps, pushes, taken):
+def test_steps_per_epoch_limits_an_epoch(linear):
     histories = []
-    _, stats, _ = train(linear, partitions(18, 7), frequency=2, steps_per_epoch=steps, histories=histories)
-    assert [entry["rows"] for entry in histories] == taken
-    assert stats.pushes == pushes
-    assert stats.steps == {0: min(steps, 5), 1: 2}
-
-
-def test_a_staleness_bound_does_not_block_workers_that_run_one_after_the_other(linear):
-    options = {"max_staleness": 0}
-    history, stats, _ = train(linear, partitions(3, None, 40, 1), epochs=3, frequency=1, options=options)
-    assert len(history.epoch) == 3
-    assert stats.steps == {0: 3, 2: 30, 3: 3}
+    _, stats, _ = train(linear, partitions(18, 7), frequency=2, steps_per_epoch=3, histories=histories)
+    assert [entry["rows"] for entry in histories] == [12, 7]
+    assert (stats.pushes, stats.steps) == (3, {0: 3, 1: 2})
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """A custom rule that records its calls."""
+    """A custom rule that writes its windows to a file."""
 
     notes: str
-    most: float = 0.05
     modes = frozenset({"asynchronous", "hogwild"})
 
     def init(self, center):
-        return {"applies": np.zeros_like(center)}
+        return {"applies": np.zeros(1)}
 
     def exchange(self, local, base, center, window):
-        sent = np.clip(local - base, -self.most, self.most)
+        sent = np.clip(local - base, -0.05, 0.05)
         with open(self.notes, "a") as file:
             file.write(f"{window.steps} {window.rows} {window.learning_rate:.3f} {window.num_workers}\n")
         return sent, center + sent
 
     def apply(self, center, state, update, staleness):
-        assert np.abs(update.sent).max() <= np.float32(self.most)
+        assert np.abs(update.sent).max() <= np.float32(0.05)
         assert staleness == 0
         state["applies"] += update.steps
         center += update.sent
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
-def test_a_custom_rule_gets_windows_and_keeps_its_state(linear, tmp_path, mode):
+def test_a_custom_rule_gets_windows_and_keeps_its_state(linear, tmp_path):
     rule, state = Clipped(str(tmp_path / "notes")), {}
-    train(linear, partitions(18, 7), mode, rule=rule, rule_state=state, frequency=3)
+    train(linear, partitions(18, 7), rule=rule, rule_state=state, frequency=3)
     windows = ["3 12 0.020 1", "2 6 0.020 1", "2 7 0.020 1"]
     assert (tmp_path / "notes").read_text().splitlines() == windows
-    assert state["applies"].tolist() == [7, 7, 7, 7]
-    train(linear, partitions(18, 7), mode, rule=rule, rule_state=state, frequency=3)
-    assert state["applies"].tolist() == [14, 14, 14, 14]
+    train(linear, partitions(18, 7), rule=rule, rule_state=state, frequency=3)
+    assert state["applies"] == 14
 
 
 class Losing(LocalDataset):
@@ -393,17 +352,6 @@ def test_callbacks_get_the_weights_of_their_epoch(linear):
     np.testing.assert_allclose(mine.weights, theirs.weights, rtol=0, atol=1e-6)
 
 
-def test_callbacks_get_the_largest_number_of_steps_of_a_worker(linear):
-    seen = []
-
-    class Iterations(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            seen.append(int(self.model.optimizer.iterations))
-
-    train(linear, partitions(18, 7), epochs=2, frequency=2, callbacks=[Iterations()])
-    assert seen == [5, 10]
-
-
 @keras.saving.register_keras_serializable("tests_of_parameter_server")
 class Uneven(Gan):
     """Applies one optimizer twice as often as the other."""
@@ -415,40 +363,21 @@ class Uneven(Gan):
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
-def test_each_optimizer_has_its_own_number_of_iterations(tmp_path):
-    mark, seen = tmp_path / "mark", []
-
-    class Fail(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 2 and not mark.exists():
-                mark.touch()
-                raise RuntimeError("on purpose")
-
-    class Iterations(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            seen.append(iterations(self.model))
-
-    given = SimpleNamespace(model=gan(Uneven))
-    metrics.prepare(given.model, from_arrays(X[:1], None, None).spec.zeros())
+def test_each_optimizer_has_its_own_number_of_iterations():
+    given, seen = SimpleNamespace(model=gan(Uneven)), []
+    dataset = LocalDataset((from_arrays(X[:12].copy(), None, None),))
+    metrics.prepare(given.model, dataset.blocks[0].spec.zeros())
     set_iterations(given.model, [10, 20])
-    callbacks = ByValue.dump([Fail()], "callbacks")
-    blocks = [from_arrays(X[:12].copy(), None, None)]
-    _, stats, _ = train(given, Again(blocks), epochs=2, frequency=1, worker_callbacks=callbacks, callbacks=[Iterations()])
-    assert stats.takeovers == 1
+    seeing = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(iterations(given.model)))
+    train(given, dataset, epochs=2, frequency=1, callbacks=[seeing])
     assert [*seen, iterations(given.model)] == [[16, 23], [22, 26], [22, 26]]
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_validation_uses_the_weights_of_its_epoch(linear, own):
+def test_validation_uses_the_weights_of_its_epoch(linear):
     """The worker is several epochs ahead of the driver, whose callback is slow."""
     dataset = partitions(22)
     parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
-    held_out = LocalDataset((rows(X[17:19], Y[17:19]), None, rows(X[19:20], Y[19:20]), rows(X[20:22], Y[20:22])))
-    validation = (
-        Validation(held_out, BatchOptions(BATCH), 2)
-        if own
-        else Validation(dataset, BatchOptions(BATCH), 2, parts.validation_spans)
-    )
+    validation = Validation(dataset, BatchOptions(BATCH), 2, parts.validation_spans)
     validated = []
 
     class Validated(keras.callbacks.Callback):
@@ -457,66 +386,30 @@ def test_validation_uses_the_weights_of_its_epoch(linear, own):
             if (epoch + 1) % 2 == 0:
                 validated.append(self.model.evaluate(X[17:22], Y[17:22], verbose=0))
 
-    history, stats, _ = train(
-        linear, dataset, epochs=6, split=parts, validation=validation, callbacks=[Validated()], frequency=2, shuffle=True
-    )
+    arguments = {"split": parts, "validation": validation, "frequency": 2, "shuffle": True}
+    history, stats, _ = train(linear, dataset, epochs=6, callbacks=[Validated()], **arguments)
     assert stats.steps == {0: 30}  # 17 rows, five batches
     found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
     assert len(found) == 3
     np.testing.assert_allclose(found, validated, rtol=1e-5)
 
 
-@dataclass
-class Noted:
-    """A file that callbacks on the driver and on workers write to."""
+class Waiting(keras.callbacks.Callback):
+    """Waits until the driver has begun the epoch, and writes the learning rate at its end to a file."""
 
-    path: Path
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
 
-    def callback(self, wait_for=None, stop_at=None, stop_at_batch=None):
-        path = str(self.path)
+    def on_epoch_begin(self, epoch, logs=None):
+        assert eventually(lambda: (self.folder / f"mark-{epoch}").exists())
 
-        class Notes(keras.callbacks.Callback):
-            epoch = None
-
-            def say(self, *words):
-                with open(path, "a") as file:
-                    file.write(" ".join(map(str, words)) + "\n")
-
-            def on_train_begin(self, logs=None):
-                self.say("begin")
-
-            def on_epoch_begin(self, epoch, logs=None):
-                import time
-                from pathlib import Path
-
-                self.epoch = epoch
-                while wait_for is not None and not Path(f"{wait_for}-{epoch}").exists():
-                    time.sleep(0.01)
-
-            def on_train_batch_end(self, batch, logs=None):
-                if (self.epoch, batch) == (stop_at, stop_at_batch):
-                    self.model.stop_training = True
-
-            def on_epoch_end(self, epoch, logs=None):
-                self.say(epoch, round(float(self.model.optimizer.learning_rate), 6))
-                if epoch == stop_at and stop_at_batch is None:
-                    self.model.stop_training = True
-
-            def on_train_end(self, logs=None):
-                self.say("end")
-
-        return ByValue.dump([Notes()], "worker_callbacks")
-
-    def read(self):
-        return self.path.read_text().split("\n")[:-1]
+    def on_epoch_end(self, epoch, logs=None):
+        with (self.folder / "rates").open("a") as file:
+            file.write(f"{float(self.model.optimizer.learning_rate):.3f}\n")
 
 
-@pytest.fixture
-def noted(tmp_path):
-    return Noted(tmp_path / "notes")
-
-
-def test_a_learning_rate_set_by_a_callback_reaches_workers_at_the_next_exchange(linear, noted, tmp_path):
+def test_a_learning_rate_set_by_a_callback_reaches_workers_at_the_next_exchange(linear, tmp_path):
     """The worker waits for the driver before each epoch, so it gets the rate in that epoch or in the next."""
     rates = [0.02, 0.01, 0.004, 0.002]
 
@@ -525,73 +418,48 @@ def test_a_learning_rate_set_by_a_callback_reaches_workers_at_the_next_exchange(
             self.model.optimizer.learning_rate = rates[epoch]
             (tmp_path / f"mark-{epoch}").touch()
 
-    train(
-        linear, partitions(22), epochs=4, frequency=1, callbacks=[Rate()], worker_callbacks=noted.callback(tmp_path / "mark")
-    )
-    found = [float(line.split()[1]) for line in noted.read()[1:-1]]
+    waiting = ByValue.dump([Waiting(tmp_path)], "worker_callbacks")
+    train(linear, partitions(22), epochs=4, frequency=1, callbacks=[Rate()], worker_callbacks=waiting)
+    found = [float(line) for line in (tmp_path / "rates").read_text().splitlines()]
     assert len(found) == 4
     for epoch, rate in enumerate(found):
         assert rate in rates[max(0, epoch - 1) : epoch + 1]
     assert float(linear.model.optimizer.learning_rate) == pytest.approx(rates[-1])
 
 
-def test_worker_callbacks_keep_their_state_across_epochs(linear, noted):
-    train(linear, partitions(8), epochs=3, frequency=1, worker_callbacks=noted.callback())
-    assert noted.read() == ["begin", "0 0.02", "1 0.02", "2 0.02", "end"]
+def test_worker_callbacks_keep_their_state_across_epochs(linear, tmp_path):
+    noted = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
+    train(linear, partitions(8), epochs=2, frequency=1, worker_callbacks=noted)
+    assert (tmp_path / "calls").read_text() == "train epoch0 batch batch end epoch1 batch batch end trained "
 
 
-def test_a_callback_that_stops_a_worker_does_not_stop_others(linear, noted):
+class Stop(keras.callbacks.Callback):
+    """Stops its worker after two batches of the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 1):
+            self.model.stop_training = True
+
+
+def test_a_callback_stops_its_worker_within_an_epoch_and_does_not_stop_others(linear):
     """Each worker has a copy of the callback. The first stops before the second begins, so epochs end with the second's."""
-    histories = []
-    history, stats, _ = train(
-        linear, partitions(18, 7), epochs=5, worker_callbacks=noted.callback(stop_at=1), histories=histories
-    )
-    assert noted.read() == ["begin", "0 0.02", "1 0.02", "end"] * 2
+    histories, stop = [], ByValue.dump([Stop()], "worker_callbacks")
+    arguments = {"frequency": 3, "worker_callbacks": stop, "histories": histories}
+    history, stats, _ = train(linear, partitions(18, 7), epochs=5, **arguments)
     assert history.epoch == [0, 1]
-    assert [(entry["epoch"], entry["worker"]) for entry in histories] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert stats.steps == {0: 10, 1: 4}
-
-
-def test_a_worker_may_stop_within_an_epoch(linear, noted):
-    histories = []
-    history, stats, _ = train(
-        linear,
-        partitions(22),
-        epochs=5,
-        frequency=3,
-        worker_callbacks=noted.callback(stop_at=1, stop_at_batch=3),
-        histories=histories,
-    )
-    assert history.epoch == [0, 1]
-    assert stats.steps == {0: 10}
-    assert [entry["rows"] for entry in histories] == [22, 16]
-    assert int(linear.model.optimizer.iterations) == 10
-
-
-def test_backup_and_restore(linear, tmp_path):
-    class Interrupt(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                raise RuntimeError("interrupted")
-
-    with pytest.raises(RuntimeError, match="interrupted"):
-        train(linear, partitions(22), epochs=4, callbacks=[keras.callbacks.BackupAndRestore(tmp_path), Interrupt()])
-    history, stats, _ = train(linear, partitions(22), epochs=4, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
-    assert history.epoch == [2, 3]
-    assert stats.steps == {0: 12}
+    found = [(entry["epoch"], entry["worker"], entry["rows"]) for entry in histories]
+    assert found == [(0, 0, 18), (0, 1, 7), (1, 0, 8), (1, 1, 7)]
+    assert stats.steps == {0: 7, 1: 4}
+    assert int(linear.model.optimizer.iterations) == 7
 
 
 # Failures
 
 
-@pytest.mark.parametrize(
-    ("where", "transport"),
-    [
-        *((where, "inprocess") for where in ("worker", "callback", "rows")),
-        *(("worker", transport) for transport in ("socket", "http")),
-        *(long(where, transport) for where in ("callback", "rows") for transport in ("socket", "http")),
-    ],
-)
+@pytest.mark.parametrize(("where", "transport"), [("worker", "socket"), ("callback", "http"), ("rows", "inprocess")])
 def test_after_a_failure_the_next_fit_works(linear, transport, where):
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -610,7 +478,6 @@ def test_after_a_failure_the_next_fit_works(linear, transport, where):
         assert "smaller learning rate" in str(caught.value)
     if where != "callback":
         assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
-    assert np.isfinite(ModelState.take(linear.model).weights.vector).all()
     history, _, _ = train(linear, partitions(20, 8), transport=transport, epochs=2)
     assert np.isfinite(history.history["loss"]).all()
 
@@ -653,45 +520,33 @@ def test_divergence_keeps_the_weights_of_the_last_finished_epoch(linear):
     assert np.array_equal(ModelState.take(linear.model).weights.vector, last)
 
 
-@dataclass(frozen=True)
 class Exploding(Downpour):
     def apply(self, center, state, update, staleness):
         center[:] = np.inf
 
 
-def test_a_rule_that_computes_infinite_weights_is_reported(linear):
-    with pytest.raises(DivergenceError, match=r"Exploding\(\) \w+ weights that are not finite in epoch 1"):
-        train(linear, partitions(8), rule=Exploding())
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
-
-
-@dataclass(frozen=True)
 class Sending(Downpour):
-    """A rule that sends an invalid update."""
-
-    what: str = "nothing"
-
     def exchange(self, local, base, center, window):
-        return {"nothing": None, "short": local[:2]}[self.what], center
+        return local[:2], center
 
 
-@pytest.mark.parametrize(
-    ("what", "words"), [("nothing", "It returned None"), ("short", r"It returned an array of shape \(2,\)")]
-)
-def test_a_rule_that_sends_an_invalid_update_is_reported(linear, what, words):
-    with pytest.raises(ConfigurationError, match=rf"must return two vectors of shape \(4,\): .*{words}"):
-        train(linear, partitions(8), rule=Sending(what))
-
-
-@dataclass(frozen=True)
 class Returning(Downpour):
     def apply(self, center, state, update, staleness):
         return center + update.sent
 
 
-def test_a_rule_that_does_not_apply_in_place_is_reported(linear):
-    with pytest.raises(ConfigurationError, match="returned something from apply: it must change"):
-        train(linear, partitions(8), rule=Returning())
+@pytest.mark.parametrize(
+    ("rule", "error", "words"),
+    [
+        (Exploding(), DivergenceError, r"Exploding\(\) \w+ weights that are not finite in epoch 1"),
+        (Sending(), ConfigurationError, r"must return two vectors of shape \(4,\): .*It returned an array of shape \(2,\)"),
+        (Returning(), ConfigurationError, "returned something from apply: it must change"),
+    ],
+)
+def test_a_rule_that_cannot_be_applied_is_reported(linear, rule, error, words):
+    with pytest.raises(error, match=words):
+        train(linear, partitions(8), rule=rule)
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
 
 
 @pytest.mark.parametrize("transport", ["socket", "http"])
@@ -710,29 +565,26 @@ def test_a_port_in_use_is_reported_and_a_free_one_is_used(linear, transport):
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("transport", "name", "address", "words"),
     [
-        (
-            "192.0.2.1",
-            "cannot listen on 192.0.2.1: .*The address has to be one of this machine.*Set bind= of server_options",
-        ),
-        ("no-such-machine.invalid", "'no-such-machine.invalid', which this machine cannot resolve.*Check host= and bind="),
+        ("socket", "host", "192.0.2.1", "cannot listen on 192.0.2.1: .*has to be one of this machine.*Set bind="),
+        ("http", "bind", "192.0.2.1", "cannot listen on 192.0.2.1: .*has to be one of this machine.*Set bind="),
+        ("socket", "bind", "no-such-machine.invalid", "machine cannot resolve.*Check host= and bind="),
     ],
 )
-@pytest.mark.parametrize("transport", ["socket", "http"])
-def test_the_address_of_another_machine_is_rejected(linear, transport, address, words):
-    for name in ("host", "bind"):
-        with pytest.raises(ConfigurationError, match=words):
-            train(linear, partitions(8), transport=transport, options={name: address})
+def test_the_address_of_another_machine_is_rejected(linear, transport, name, address, words):
+    with pytest.raises(ConfigurationError, match=words):
+        train(linear, partitions(8), transport=transport, options={name: address})
 
 
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_workers_that_cannot_reach_the_driver_are_reported_before_training(linear, transport, noted):
+def test_workers_that_cannot_reach_the_driver_are_reported_before_training(linear, transport, tmp_path):
     options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 1}
     words = rf"workers cannot connect to the driver at {transport}://192\.0\.2\.1:\d+: .*bind='0\.0\.0\.0'"
+    noted = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
     with pytest.raises(DriverConnectionError, match=words):
-        train(linear, partitions(8), transport=transport, options=options, worker_callbacks=noted.callback())
-    assert not noted.path.exists()
+        train(linear, partitions(8), transport=transport, options=options, worker_callbacks=noted)
+    assert not (tmp_path / "calls").exists()
 
 
 def test_a_host_name_of_this_machine_works(linear):
@@ -747,19 +599,9 @@ def test_the_history_of_a_run_without_an_epoch_is_empty(linear):
 
 
 def test_logs_that_are_vectors_are_averaged():
-    @dataclass(frozen=True)
-    class Report:
-        worker: int
-        rows: int
-        logs: dict
-        seconds: float = 1.0
-
-    found = mean_logs(
-        [
-            Report(0, 1, {"f1": [1.0, 2.0], "loss": 1.0, "many": None}),
-            Report(1, 3, {"f1": [5.0, 6.0], "loss": 3.0, "many": None}),
-        ]
-    )
+    first = SimpleNamespace(rows=1, logs={"f1": [1.0, 2.0], "loss": 1.0, "many": None})
+    second = SimpleNamespace(rows=3, logs={"f1": [5.0, 6.0], "loss": 3.0, "many": None})
+    found = mean_logs([first, second])
     assert found["f1"].tolist() == [4.0, 5.0]
     assert found["loss"] == 2.5
     assert found["many"] is None
@@ -776,19 +618,6 @@ def test_a_rule_that_changes_nothing_is_reported(linear):
     assert unmoved_warning(Downpour(), 1).startswith(
         "the weights did not change by 1 update: the learning rate may be too small"
     )
-
-
-def test_callbacks_can_read_how_many_slots_training_occupies(linear):
-    held = []
-
-    def note(*_):
-        held.append(held_slots())
-
-    names = ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
-    callback = keras.callbacks.LambdaCallback(**dict.fromkeys(names, note))
-    train(linear, partitions(22), epochs=2, callbacks=[callback])
-    assert held == [0, 0, 1, 1, 1, 0]  # before the job begins, between its epochs, and after it
-    assert held_slots() == 0
 
 
 # Weights that callbacks of the driver set
@@ -808,9 +637,8 @@ class Shifting(keras.callbacks.Callback):
             layer.set_weights([each + 100 for each in layer.get_weights()])
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 @pytest.mark.parametrize(("epoch", "ended"), [(1, 1), (3, 3), (1, 4)], ids=["at once", "last epoch", "workers are ahead"])
-def test_weights_that_a_callback_sets_are_changed_once(monkeypatch, mode, epoch, ended):
+def test_weights_that_a_callback_sets_are_changed_once(monkeypatch, epoch, ended):
     given = Model(optimizer=keras.optimizers.SGD(0.0))
     seen, kept, keep = Snapshots(), [], parameter_server._ServedTraining._keep_epoch
 
@@ -819,8 +647,7 @@ def test_weights_that_a_callback_sets_are_changed_once(monkeypatch, mode, epoch,
         return keep(self, number)
 
     monkeypatch.setattr(parameter_server._ServedTraining, "_keep_epoch", noting)
-    shifting = Shifting(epoch, kept, ended)
-    fit(given, partitions(8, 8), mode, epochs=4, frequency=1, callbacks=[shifting, seen])
+    train(given, partitions(8, 8), epochs=4, frequency=1, callbacks=[Shifting(epoch, kept, ended), seen])
     begun = given.state.weights.vector
     assert [np.unique(each - begun).round(3).tolist() for each in seen.weights] == [[0.0]] * epoch + [[100.0]] * (4 - epoch)
 
@@ -836,35 +663,26 @@ def test_what_workers_keep_cannot_be_set_by_a_callback(what):
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=set_variables)
     with pytest.raises(ConfigurationError, match=f'a callback has changed \'.*{what}.*mode="synchronous"'):
-        fit(given, partitions(8), "asynchronous", epochs=2, callbacks=[callback])
+        train(given, partitions(8), epochs=2, callbacks=[callback])
     given.reset()
-    fit(given, partitions(8), "asynchronous", epochs=1, callbacks=[callback])  # nothing is trained after it
-    given.reset()
-    fit(given, partitions(8), "synchronous", epochs=2, callbacks=[callback])
+    train(given, partitions(8), epochs=1, callbacks=[callback])  # nothing is trained after it
 
 
 @pytest.mark.parametrize("size", [parameter_server.MAX_SETTINGS, 4])
 def test_a_large_variable_outside_the_model_can_be_used_but_not_changed(monkeypatch, size):
     table = keras.Variable(np.ones(size, np.float32))
-
     monkeypatch.setattr(outside, "_known", VariablesOfWorker(table))
 
-    def scaled(y, predicted):
-        return keras.ops.mean(table) * keras.ops.mean(keras.ops.square(y - predicted))
-
     def fitted(*callbacks):
-        given = Model(optimizer=keras.optimizers.SGD(0.01))
-        given.model.compile(keras.optimizers.SGD(0.01), scaled, jit_compile=False)
-        metrics.prepare(given.model, rows(X[:1], Y[:1]).spec.zeros())
-        ModelArchive.pack(given.model)
-        fit(given, partitions(8), "asynchronous", epochs=3, callbacks=callbacks)
+        given = scaled_by(table)
+        train(given, partitions(8), epochs=3, callbacks=callbacks)
         return float(given.model.optimizer.learning_rate)
 
     changes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: table.assign(table * 2))
-    assert fitted(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)) == pytest.approx(0.01 / 8)
+    assert fitted(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)) == pytest.approx(0.05 / 8)
     if size > 4:
         with pytest.raises(ConfigurationError, match=f"may have {size} values, and these have {size + 1}: use smaller"):
             fitted(changes)
     else:
-        assert fitted(changes) == pytest.approx(0.01)
+        assert fitted(changes) == pytest.approx(0.05)
         assert keras.ops.convert_to_numpy(table).tolist() == [8.0] * size
