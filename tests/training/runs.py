@@ -36,9 +36,9 @@ Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.5 + 0.1 * RNG.normal(s
 class Model:
     """A model and its initial state."""
 
-    def __init__(self, *layers, optimizer, loss="mse", **compiled):
+    def __init__(self, *layers, optimizer, loss="mse", kind=keras.Sequential, **compiled):
         keras.utils.set_random_seed(1)
-        self.model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+        self.model = kind([keras.Input((3,)), *layers, keras.layers.Dense(1)])
         self.model.compile(optimizer=optimizer, loss=loss, metrics=["mae"], **compiled)
         metrics.prepare(self.model, rows(X[:1], Y[:1]).spec.zeros())
         self.archive = ModelArchive.pack(self.model)  # finds variables outside the model

@@ -1,5 +1,7 @@
 """The conformance suite of strategies, on in-memory datasets; a new strategy is a name in STRATEGIES."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +10,6 @@ from sparkkeras.data.local_dataset import LocalDataset, LocalShared, LocalStream
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.modeling import metrics, outside
-from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring import inference
@@ -107,34 +108,17 @@ def test_the_same_seed_gives_bit_identical_weights(linear, strategy):
 # Strategies whose workers train one model together
 
 
-@pytest.mark.parametrize("sizes", [(None, 20, None, 10, 0), long((1, 1, 1))], ids=str)
 @pytest.mark.parametrize("frequency", ["epoch", 1])
-def test_partitions_with_few_rows_or_none(linear, mode, sizes, frequency):
-    histories = []
-    history, _ = fit(linear, partitions(*sizes), mode, epochs=2, frequency=frequency, histories=histories)
-    assert np.isfinite(history.history["loss"]).all()
-    filled = [number for number, size in enumerate(sizes) if size]
-    assert [entry["worker"] for entry in histories] == filled * 2
-    assert [entry["rows"] for entry in histories] == [sizes[number] for number in filled] * 2
-    total = sum(size or 0 for size in sizes)
-    for epoch in (0, 1):
-        seen = [entry for entry in histories if entry["epoch"] == epoch]
-        mean = sum(entry["loss"] * entry["rows"] for entry in seen) / total
-        assert history.history["loss"][epoch] == pytest.approx(mean, rel=1e-5)
-
-
-def test_each_worker_has_its_own_history(linear, mode):
-    histories = [{"worker": "of an earlier fit"}]
-    fit(linear, partitions(20, 10), mode, epochs=4, initial_epoch=2, frequency=2, histories=histories)
+def test_each_worker_with_rows_has_its_own_history(linear, mode, frequency):
+    histories, arguments = [{"worker": "of an earlier fit"}], {"epochs": 4, "initial_epoch": 2, "frequency": frequency}
+    history, _ = fit(linear, partitions(None, 20, None, 10, 0), mode, histories=histories, **arguments)
     assert histories.pop(0) == {"worker": "of an earlier fit"}
-    assert [(entry["epoch"], entry["worker"], entry["rows"]) for entry in histories] == [
-        (2, 0, 20),
-        (2, 1, 10),
-        (3, 0, 20),
-        (3, 1, 10),
-    ]
+    found = [(entry["epoch"], entry["worker"], entry["rows"]) for entry in histories]
+    assert found == [(2, 1, 20), (2, 3, 10), (3, 1, 20), (3, 3, 10)]
     assert all(set(entry) == {"worker", "epoch", "rows", "seconds", "loss", "mae"} for entry in histories)
     assert all(entry["seconds"] > 0 for entry in histories)
+    losses = np.array([entry["loss"] for entry in histories]).reshape(2, 2)
+    assert history.history["loss"] == pytest.approx(losses @ [20 / 30, 10 / 30], rel=1e-5)
 
 
 def test_a_callback_may_stop_training(linear, mode):
@@ -148,23 +132,14 @@ def test_a_callback_may_stop_training(linear, mode):
 
 def test_callbacks_are_called_as_in_keras(linear, mode):
     calls = []
-
-    class Notes(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            calls.append("train begins")
-
-        def on_epoch_begin(self, epoch, logs=None):
-            calls.append(f"epoch {epoch} begins")
-
-        def on_epoch_end(self, epoch, logs=None):
-            calls.append((f"epoch {epoch} ends", sorted(logs)))
-
-        def on_train_end(self, logs=None):
-            calls.append("train ends")
-
-    fit(linear, partitions(20, 10), mode, epochs=2, frequency=2, callbacks=[Notes()])
-    begins_and_ends = [(f"epoch {epoch} begins", (f"epoch {epoch} ends", ["loss", "mae"])) for epoch in (0, 1)]
-    assert calls == ["train begins", *begins_and_ends[0], *begins_and_ends[1], "train ends"]
+    noting = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: calls.append("train begins"),
+        on_epoch_begin=lambda epoch, logs: calls.append(epoch),
+        on_epoch_end=lambda epoch, logs: calls.append((epoch, sorted(logs))),
+        on_train_end=lambda logs: calls.append("train ends"),
+    )
+    fit(linear, partitions(20, 10), mode, epochs=2, frequency=2, callbacks=[noting])
+    assert calls == ["train begins", 0, (0, ["loss", "mae"]), 1, (1, ["loss", "mae"]), "train ends"]
 
 
 def test_divergence_names_the_worker_with_the_bad_rows(linear, mode):
@@ -187,42 +162,23 @@ def test_validation_rows_are_not_trained_on(linear, mode):
 
 
 @keras.saving.register_keras_serializable(package="tests_of_averaging")
-class CustomStep(keras.Model):
+class CustomStep(keras.Sequential):
     """A custom ``train_step`` that returns values in addition to Keras's metrics."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.dense(x)
 
     def train_step(self, data):
         super().train_step(data)
         return {"largest": keras.ops.max(keras.ops.abs(data[1]))}
 
 
-def custom_step():
-    keras.utils.set_random_seed(1)
-    model = CustomStep()
-    model(X)
-    model.compile(optimizer="sgd", loss="mse")
-    metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
-    return type("Given", (), {"model": model})
-
-
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
 def test_logs_of_a_custom_train_step_reach_the_history(mode):
-    given = custom_step()
-    model = given.model
-    state = ModelState.take(model)
+    given = Model(optimizer="sgd", kind=CustomStep)
     history, _ = fit(given, partitions(4), mode, epochs=2)
-    found = ModelState.take(model).weights.vector
-    state.put(model)
-    expected = model.fit(X[:4], Y[:4], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
-    assert set(expected) == {"largest"}
-    assert close(model, found)
-    assert set(history.history) == {"largest"}
+    found = ModelState.take(given.model).weights.vector
+    plain = given.reset()
+    expected = plain.fit(X[:4], Y[:4], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    assert close(plain, found)
+    assert set(history.history) == set(expected) == {"largest"}
     assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
 
 
@@ -230,7 +186,7 @@ def test_logs_of_a_custom_train_step_reach_the_history(mode):
 def test_logs_of_a_custom_train_step_in_step_with_others_are_about_rows_of_the_worker():
     def of_workers(dataset):
         histories = []
-        history, _ = fit(custom_step(), dataset, "allreduce", histories=histories)
+        history, _ = fit(Model(optimizer="sgd", kind=CustomStep), dataset, "allreduce", histories=histories)
         return [record["largest"] for record in histories], history.history["largest"]
 
     first, second = (float(np.abs(Y[part]).max()) for part in (slice(4, 8), slice(44, 48)))
@@ -262,27 +218,14 @@ def test_a_stream_trains_like_stored_rows(linear, strategy, frequency):
     expected, _ = fit(linear, partitions(22), strategy, epochs=3, frequency=frequency)
     stored = ModelState.take(linear.model)
     linear.reset()
-    histories = []
-    history, _ = fit(linear, streamed(in_batches(0, 22)), strategy, epochs=3, frequency=frequency, histories=histories)
+    histories, seen = [], keras.callbacks.Callback()
+    arguments = {"epochs": 3, "frequency": frequency, "histories": histories, "callbacks": [seen]}
+    history, _ = fit(linear, streamed(in_batches(0, 22)), strategy, **arguments)
     assert close(linear.model, stored.weights.vector, stored.optimizer.vector, atol=1e-6)
     assert all(history.history[name] == pytest.approx(values, rel=1e-5) for name, values in expected.history.items())
     if strategy != "independent":
         assert [record["rows"] for record in histories] == [22, 22, 22]
-
-
-def test_streams_of_any_length_are_weighted_by_their_rows(linear):
-    uneven = streamed([slice(0, 5), slice(5, 6)], [slice(20, 40)], [])
-    before = linear.state.weights.vector
-    fit(linear, uneven, epochs=1)
-    found = linear.model.get_weights()
-    alone = []
-    for parts in ([slice(0, 5), slice(5, 6)], [slice(20, 40)]):
-        linear.reset()
-        fit(linear, streamed(parts), epochs=1)
-        alone.append(linear.model.get_weights())
-    assert not np.allclose(before, np.concatenate([each.ravel() for each in found]))
-    for each, short, longer in zip(found, *alone, strict=True):
-        np.testing.assert_allclose(each, (6 * short + 20 * longer) / 26, rtol=1e-5)
+        assert seen.params["steps"] is None
 
 
 def test_optimizer_variables_of_streams_are_weighted_by_their_rows(mode):
@@ -300,29 +243,22 @@ def test_optimizer_variables_of_streams_are_weighted_by_their_rows(mode):
 
 
 def test_steps_per_epoch_ends_a_stream(linear, mode):
-    histories = []
-    fit(linear, streamed(in_batches(0, 40)), mode, epochs=2, steps_per_epoch=3, histories=histories)
+    histories, seen = [], keras.callbacks.Callback()
+    arguments = {"epochs": 2, "steps_per_epoch": 3, "histories": histories, "callbacks": [seen]}
+    fit(linear, streamed(in_batches(0, 40)), mode, **arguments)
     assert [record["rows"] for record in histories] == [12, 12]
     assert int(linear.model.optimizer.iterations) == 6
-
-
-@pytest.mark.parametrize(("steps", "expected"), [(None, None), (3, 3)])
-def test_callbacks_get_the_number_of_steps_only_if_it_is_known(linear, mode, steps, expected):
-    seen = keras.callbacks.Callback()
-    fit(linear, streamed(in_batches(0, 40)), mode, callbacks=[seen], steps_per_epoch=steps)
-    assert seen.params["steps"] == expected
+    assert seen.params["steps"] == 3
 
 
 def test_labels_of_a_stream_are_checked(strategy):
-    keras.utils.set_random_seed(1)
-    given = Model(optimizer="sgd")
-    classes = np.array([[0.0], [1.0], [7.0]], np.float32)
-    given.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
-    given.model.compile("sgd", "sparse_categorical_crossentropy")
-    metrics.prepare(given.model, rows(X[:1], classes[:1]).spec.zeros())
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
+    classes = np.array([0, 1, 7])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    metrics.prepare(model, rows(X[:1], classes[:1]).spec.zeros())
     stream = LocalStream((rows(X[:2], classes[:2]), rows(X[2:3], classes[2:])))
     with pytest.raises(DataError, match="7"):
-        fit(given, LocalDataset((stream,)), strategy)
+        fit(SimpleNamespace(model=model), LocalDataset((stream,)), strategy)
 
 
 def test_batches_of_a_stream_that_differ_are_reported(linear, strategy):
@@ -371,12 +307,7 @@ def annealing(monkeypatch):
     """A model whose loss has a factor."""
     monkeypatch.setattr(outside, "_known", KNOWN)
     ALPHA.assign(1.0)
-    given = Model(optimizer=keras.optimizers.SGD(0.05))
-    given.model.compile(keras.optimizers.SGD(0.05), annealed, jit_compile=False)
-    metrics.prepare(given.model, rows(X[:1], Y[:1]).spec.zeros())
-    ModelArchive.pack(given.model)
-    given.state = ModelState.take(given.model)
-    yield given
+    yield Model(optimizer=keras.optimizers.SGD(0.05), loss=annealed, jit_compile=False)
     ALPHA.assign(1.0)
 
 
@@ -388,9 +319,8 @@ def test_a_callback_on_a_worker_sets_a_variable_outside_the_model(annealing, str
     left = float(keras.ops.convert_to_numpy(ALPHA))
     found = ModelState.take(annealing.model).weights.vector
     plain = annealing.reset()
-    expected = plain.fit(
-        X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, callbacks=[Annealing(ALPHA)], verbose=0
-    ).history
+    arguments = {"batch_size": BATCH, "epochs": 3, "shuffle": False, "callbacks": [Annealing(ALPHA)], "verbose": 0}
+    expected = plain.fit(X[:22], Y[:22], **arguments).history
     assert history.history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert close(plain, found)
     assert left == pytest.approx(1 / 3)
@@ -398,26 +328,22 @@ def test_a_callback_on_a_worker_sets_a_variable_outside_the_model(annealing, str
 
 @pytest.mark.core
 def test_a_callback_on_the_driver_sets_a_variable_outside_the_model(annealing, mode):
-    validation = Validation(partitions(22), BatchOptions(BATCH))
     seen = []
     at_end = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: seen.append(float(keras.ops.convert_to_numpy(ALPHA)))
     )
-    history, _ = fit(
-        annealing, partitions(22), mode, epochs=4, frequency=1, callbacks=[Annealing(ALPHA), at_end], validation=validation
-    )
-    found = history.history
-    plain = annealing.reset()
-    expected = plain.fit(
-        X[:22], Y[:22], batch_size=BATCH, epochs=4, shuffle=False, verbose=0, callbacks=[Annealing(ALPHA)],
-        validation_data=(X[:22], Y[:22]),
-    ).history  # fmt: skip
+    arguments = {"epochs": 4, "callbacks": [Annealing(ALPHA), at_end]}
+    validation = Validation(partitions(22), BatchOptions(BATCH))
+    found = fit(annealing, partitions(22), mode, frequency=1, validation=validation, **arguments)[0].history
     assert seen == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     if mode in ("asynchronous", "hogwild"):  # from the next exchange on
         assert found["loss"][-1] < 0.5 * found["loss"][0] / 3
-    else:
-        for name in ("loss", "val_loss"):
-            assert found[name] == pytest.approx(expected[name], rel=1e-5)
+        return
+    x, y = X[:22], Y[:22]
+    arguments |= {"batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
+    expected = annealing.reset().fit(x, y, **arguments).history
+    for name in ("loss", "val_loss"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
 
 
 def test_a_callback_on_a_rank_of_all_reduce_training_sets_a_variable_outside_the_model(annealing):
@@ -429,9 +355,11 @@ def test_a_callback_on_a_rank_of_all_reduce_training_sets_a_variable_outside_the
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
 def test_weights_and_optimizer_variables_that_a_callback_sets_are_used_as_in_keras(linear, mode):
+    """Among them the learning rate."""
+
     class Halving(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            for variable in [*self.model.trainable_weights, *self.model.optimizer.variables[2:]]:
+            for variable in [*self.model.trainable_weights, *self.model.optimizer.variables[1:]]:
                 variable.assign(variable * 0.5)
 
     fit(linear, partitions(22), mode, epochs=3, callbacks=[Halving()])
@@ -454,27 +382,19 @@ class Spread(keras.Sequential):
 
 @pytest.mark.core
 def test_values_of_compute_metrics_are_validated_as_in_keras(strategy):
-    given = Model(optimizer=keras.optimizers.SGD(0.05))
-    given.model = Spread([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    given.model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-    metrics.prepare(given.model, rows(X[:1], Y[:1]).spec.zeros())
+    given = Model(optimizer=keras.optimizers.SGD(0.05), kind=Spread)
     validation = Validation(partitions(14), BatchOptions(BATCH))
-    history, _ = fit(given, partitions(22), strategy, epochs=2, validation=validation)
-    found = history.history
-    given.model.set_weights([np.ones((3, 1)), np.zeros(1)])
-    expected = given.model.fit(
-        X[:22], Y[:22], batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(X[:14], Y[:14])
-    ).history
+    found = fit(given, partitions(22), strategy, epochs=2, validation=validation)[0].history
+    arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (X[:14], Y[:14])}
+    expected = given.reset().fit(X[:22], Y[:22], **arguments).history
     assert set(found) == set(expected) == {f"{part}{name}" for part in ("", "val_") for name in ("loss", "mae", "spread")}
     assert all(found[name] == pytest.approx(expected[name], rel=1e-4) for name in expected)
 
 
 def test_values_of_compute_metrics_are_evaluated():
-    model = Spread([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", metrics=["mae"])
-    dataset, archive = partitions(22), LocalShared(ModelArchive.pack(model))
-    metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
-    found = inference.evaluate(dataset, archive, LocalShared(ModelWeights.take(model)), BatchOptions(BATCH))
+    given = Model(optimizer="sgd", kind=Spread)
+    model, weights = given.model, LocalShared(ModelWeights.take(given.model))
+    found = inference.evaluate(partitions(22), LocalShared(given.archive), weights, BatchOptions(BATCH))
     expected = model.evaluate(X[:22], Y[:22], batch_size=BATCH, verbose=0, return_dict=True)
     assert found.logs(model) == pytest.approx(expected, rel=1e-5)
     assert inference.reported(model, expected, False, 0) == model.evaluate(X[:22], Y[:22], batch_size=BATCH, verbose=0)
