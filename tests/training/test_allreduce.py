@@ -23,7 +23,6 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalShared, LocalStream
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, DriverConnectionError
-from sparkkeras.events import Events
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
@@ -259,17 +258,9 @@ class Training(_RankTraining):
 
     def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=(), recorder=None):
         model = Model(optimizer="sgd").model
-        dataset, events = partitions(8, 8), Events([])
-        run = stored_run(
-            [model],
-            dataset,
-            FitOptions(4),
-            given={"epochs": epochs},
-            max_restarts=max_restarts,
-            recorder=recorder or Recorder(),
-            events=events,
-        )
-        run.callbacks = DriverCallbacks(callbacks, model, epochs, 2, events)
+        more = {"max_restarts": max_restarts, "recorder": recorder or Recorder()}
+        run = stored_run([model], partitions(8, 8), FitOptions(4), given={"epochs": epochs}, **more)
+        run.callbacks = DriverCallbacks(callbacks, model, epochs, 2, run.events)
         run.callbacks.on_train_begin()
         super().__init__(run, range(epochs))
         self.groups, self.slots = iter(groups), slots

@@ -14,7 +14,6 @@ import pytest
 
 from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
-from sparkkeras.ml import KerasTransformer
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.training import persistence
@@ -26,6 +25,7 @@ SETTINGS = {
     "num_workers": None,
     "rule": {"name": "slowmo", "parameters": {"a": 1.0}},
 }
+STATE = {"momentum": np.arange(8, dtype=np.float32), "a": np.array([1 / 3]), "velocity of it": np.zeros(0, np.float32)}
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 
 
@@ -40,7 +40,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def packed(model):
-    return persistence.pack(model, SETTINGS, {"momentum": np.arange(8, dtype=np.float32)})
+    return persistence.pack(model, SETTINGS, STATE)
 
 
 def with_member(data, name, content):
@@ -58,28 +58,14 @@ def with_member(data, name, content):
 def test_model_settings_and_rule_state_survive_a_round_trip(model, packed):
     loaded, settings, state = persistence.unpack(packed, {}, True)
     assert settings == SETTINGS
-    assert list(state) == ["momentum"]
-    assert state["momentum"].dtype == np.float32
-    assert state["momentum"].tolist() == list(range(8))
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True))
-    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) == 2
-    mine, theirs = ([keras.ops.convert_to_numpy(slot) for slot in one.optimizer.variables] for one in (loaded, model))
-    assert all(np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True))
+    assert list(state) == list(STATE)
+    for name, expected in STATE.items():
+        np.testing.assert_array_equal(state[name], expected, strict=True)
+    for mine, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for mine, theirs in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        assert np.array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs))
     assert loaded.loss == "mse"
-
-
-def test_a_rule_without_state(model):
-    data = persistence.pack(model, SETTINGS, {})
-    assert persistence.unpack(data, {}, True)[2] == {}
-    assert "sparkkeras.npz" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
-
-
-def test_states_of_several_float_dtypes(model):
-    state = {"a": np.array([1 / 3]), "b": np.zeros(0, np.float32), "velocity of it": np.float32([1, 2])}
-    loaded = persistence.unpack(persistence.pack(model, {}, state), {}, True)[2]
-    assert list(loaded) == list(state)
-    assert all(loaded[name].dtype == state[name].dtype for name in state)
-    assert all(np.array_equal(loaded[name], state[name]) for name in state)
 
 
 def test_plain_keras_loads_the_file(model, packed, tmp_path):
@@ -94,28 +80,24 @@ def test_files_of_plain_keras_are_loaded(model, tmp_path):
     model.save(path)
     loaded, settings, state = persistence.unpack(path.read_bytes(), {}, True)
     assert np.array_equal(loaded(X), model(X))
-    assert settings == {}
-    assert state == {}
-
-
-def test_the_format_version_is_saved(packed):
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        assert json.loads(archive.read("sparkkeras.json"))["format"] == 1
+    assert (settings, state) == ({}, {})
 
 
 def test_a_later_format_is_rejected(packed):
-    later = with_member(packed, "sparkkeras.json", json.dumps({"format": 2, "mode": "a mode of the future"}))
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        settings = json.loads(archive.read("sparkkeras.json"))
+    later = with_member(packed, "sparkkeras.json", json.dumps({"format": settings["format"] + 1}))
     with pytest.raises(ModelError, match="written by a later version of sparkkeras: upgrade to read it"):
         persistence.unpack(later, {}, True)
 
 
-@pytest.mark.parametrize("damage", [b"", b"no archive", b"PK\x03\x04", b"\0" * 2000])
+@pytest.mark.parametrize("damage", [b"", b"\0" * 2000])
 def test_a_file_that_is_not_an_archive_is_reported(damage):
     with pytest.raises(ModelError, match=r"not a \.keras archive: it may be damaged"):
         persistence.unpack(damage, {}, True)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99, 0.999])
+@pytest.mark.parametrize("share", [0.01, 0.6, 0.999])
 def test_a_truncated_file_is_reported(packed, share):
     with pytest.raises(ModelError):
         persistence.unpack(packed[: int(len(packed) * share)], {}, True)
@@ -151,9 +133,7 @@ def test_a_missing_zip_member_is_reported(packed, member):
         persistence.unpack(with_member(packed, member, None), {}, True)
 
 
-@pytest.mark.parametrize(
-    ("member", "content"), [("sparkkeras.json", b"{no json"), ("sparkkeras.npz", b"no arrays"), ("sparkkeras.npz", b"PK")]
-)
+@pytest.mark.parametrize(("member", "content"), [("sparkkeras.json", b"{no json"), ("sparkkeras.npz", b"no arrays")])
 def test_a_zip_member_with_invalid_content_is_reported(packed, member, content):
     with pytest.raises(ModelError, match="damaged"):
         persistence.unpack(with_member(packed, member, content), {}, True)
@@ -166,23 +146,24 @@ def test_loading_a_rule_state_never_runs_code(packed):
         persistence.unpack(with_member(packed, "sparkkeras.npz", pickled.getvalue()), {}, True)
 
 
-def test_missing_custom_code_is_reported():
+def test_missing_custom_code_is_reported_in_a_single_error(tmp_path):
     class Doubled(keras.layers.Layer):
         def call(self, x):
             return 2 * x
 
     model = keras.Sequential([keras.Input((3,)), Doubled(), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
-    data = persistence.pack(model, {}, {})
-    with pytest.raises(CustomObjectError, match=r"class 'Doubled'.*pass custom_objects"):
-        persistence.unpack(data, {}, True)
-    loaded = persistence.unpack(data, {"Doubled": Doubled}, True)[0]
-    assert np.array_equal(loaded(X), model(X))
+    model.compile("sgd", "mse")
+    path = tmp_path / "model.keras"
+    model.save(path)
+    words = r"model.keras': the model needs the custom class 'Doubled'.*import the module.*pass custom_objects"
+    with pytest.raises(CustomObjectError, match=words) as caught:
+        load_spark_model(path)
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+    assert np.array_equal(load_spark_model(path, {"Doubled": Doubled}).model(X), model(X))
 
 
 def test_a_lambda_is_loaded_only_without_safe_mode():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
     data = persistence.pack(model, {}, {})
     with pytest.raises(ModelError, match="safe_mode=False if you trust the source of the file"):
         persistence.unpack(data, {}, True)
@@ -242,25 +223,6 @@ def test_a_file_of_elephas_that_keras_cannot_load_is_reported(tmp_path):
         load_spark_model(path)
 
 
-def test_missing_custom_code_raises_a_single_error_without_causes(model, tmp_path):
-    class Hidden(keras.layers.Layer):
-        def call(self, x):
-            return x
-
-    model = keras.Sequential([keras.Input((3,)), Hidden()])
-    path = tmp_path / "model.keras"
-    model.save(path)
-    with pytest.raises(
-        CustomObjectError, match=r"model.keras': the model needs the custom class 'Hidden'.*import the module"
-    ):
-        load_spark_model(path)
-    try:
-        load_spark_model(path)
-    except CustomObjectError as error:
-        written = "".join(traceback.format_exception(error))
-    assert written.count("Traceback") == 1
-
-
 def test_loading_an_ensemble_as_a_single_model_names_the_right_function(model, tmp_path):
     EnsembleModel([model], "average").save(tmp_path / "e.zip")
     with pytest.raises(
@@ -275,34 +237,24 @@ def test_loading_a_file_with_weights_only_reports_how_to_use_it(model, tmp_path)
         load_spark_model(tmp_path / "w.weights.h5")
 
 
-@pytest.mark.parametrize("path", [None, "", 5, b"model.keras"])
+@pytest.mark.parametrize("path", [None, ""])
 def test_values_that_are_not_paths_are_reported(model, path):
     for call in (lambda: load_spark_model(path), lambda: SparkModel(model).save(path)):
         with pytest.raises(ConfigurationError, match=re.escape(f"path={path!r}: expected a path")):
             call()
 
 
-@pytest.mark.parametrize("given", [[1], {"Mine": 5}, {5: keras.layers.Dense}, "Mine"])
-def test_custom_objects_are_checked_before_the_file_is_read(model, given):
-    for call in (
-        lambda: SparkModel(model, custom_objects=given),
-        lambda: load_spark_model("nowhere", custom_objects=given),
-        lambda: load_ensemble_model("nowhere", custom_objects=given),
-        lambda: KerasTransformer(model=model, custom_objects=given),
-    ):
-        with pytest.raises(ConfigurationError, match=r"custom_objects(=| has ).*expected .*class"):
-            call()
-
-
-def test_custom_objects_may_be_any_objects_except_plain_values(model):
+def test_custom_objects_may_be_any_objects_except_plain_values_and_are_checked_first(model):
     given = {"half": keras.DTypePolicy("mixed_bfloat16"), "Dense": keras.layers.Dense, "relu": keras.ops.relu}
     assert SparkModel(model, custom_objects=given).custom_objects == given
-    assert KerasTransformer(model=model, custom_objects=given).getOrDefault("custom_objects") == given
     assert ModelArchive.pack(regression(), given).unpack().built  # they are sent to workers
-    for plain in ("Dense", b"", 5, 2.5, np.float32(1), np.int64(1), True, None, [], (), {}, set()):
-        for make in (SparkModel, KerasTransformer):
-            with pytest.raises(ConfigurationError, match=r"custom_objects has 'half': .*expected .*class"):
-                make(model=model, custom_objects={"half": plain})
+    for plain in ("Dense", b"", 5, 2.5, np.float32(1), True, None, [], {}, set()):
+        with pytest.raises(ConfigurationError, match=r"custom_objects has 'half': .*expected .*class"):
+            SparkModel(model, custom_objects={"half": plain})
+    for wrong in ([1], {5: keras.layers.Dense}):
+        for load in (load_spark_model, load_ensemble_model):
+            with pytest.raises(ConfigurationError, match=r"custom_objects(=| has ).*expected .*class"):
+                load("nowhere", custom_objects=wrong)
 
 
 def test_a_model_from_hdf5_continues_training_with_its_optimizer(tmp_path):
