@@ -240,46 +240,35 @@ def test_members_that_exceed_the_result_limit_are_rejected_before_training():
         train([linear(0), linear(1)], Bounded(partitions(20).blocks))
 
 
+class Shuffled:
+    """A function that reads batches in a random order, not pickled."""
+
+    def load(self):
+        return self
+
+    def __call__(self, worker, num_workers):
+        starts = list(range(0, 40, BATCH))
+        random.shuffle(starts)
+        return [(X[start : start + BATCH], Y[start : start + BATCH]) for start in starts]
+
+
 @pytest.mark.core
-def test_a_repeated_attempt_gives_the_same_result(linear_task):
-    first, again = (next(linear_task(TaskContext(1, attempt), iter(()))) for attempt in (0, 7))
-    assert np.array_equal(first.state.weights.vector, again.state.weights.vector)
-    assert np.array_equal(first.state.optimizer.vector, again.state.optimizer.vector)
-    assert first.logs == again.logs
-
-
-@pytest.fixture
-def linear_task():
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_repeated_attempt_gives_the_same_result(reads):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.3), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
     member = LocalShared(Member(ModelArchive.pack(model), ModelState.take(model)))
-    everything = AllRows((LocalRows(rows(X, Y)),), ((0, 60),))
-    return TrainMember(
-        (member, member), LocalShared(FitOptions(BATCH, seed=4)), range(2), None, BootstrapRows(everything, 4), None
-    )
-
-
-def test_a_member_reads_the_same_batches_in_each_attempt():
-    class Shuffled:
-        """A function that reads batches, not pickled."""
-
-        def load(self):
-            return self
-
-        def __call__(self, worker, num_workers):
-            starts = list(range(0, 40, BATCH))
-            random.shuffle(starts)
-            return [(X[start : start + BATCH], Y[start : start + BATCH]) for start in starts]
-
-    model = quick()
-    member = Member(ModelArchive.pack(model), ModelState.take(model))
-    stream = WorkerBatches(BatchReader(Shuffled(), 1, Reader(schema_of(model))), 0)
-    everything, options = AllRows((stream,), ((0, None),)), LocalShared(FitOptions(BATCH, shuffle=False))
-    task = TrainMember((LocalShared(member),), options, range(1), None, everything, None)
-    (first,), (second,) = (task(TaskContext(0), iter(())) for _ in range(2))
-    assert np.array_equal(first.state.weights.vector, second.state.weights.vector)
+    sample = BootstrapRows(AllRows((LocalRows(rows(X, Y)),), ((0, 60),)), 4)
+    if reads:
+        stream = WorkerBatches(BatchReader(Shuffled(), 1, Reader(schema_of(model))), 0)
+        sample = AllRows((stream,), ((0, None),))
+    task = TrainMember((member, member), LocalShared(FitOptions(BATCH, seed=4)), range(2), None, sample, None)
+    first, again = (next(task(TaskContext(1, attempt), iter(()))) for attempt in (0, 7))
+    assert np.array_equal(first.state.weights.vector, again.state.weights.vector)
+    assert np.array_equal(first.state.optimizer.vector, again.state.optimizer.vector)
+    assert first.logs == again.logs
 
 
 # Stateful models
