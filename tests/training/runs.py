@@ -162,9 +162,18 @@ def fit(
     return given.model.history, [(event.rows, event.done) for event in recorded.of(RowsTrained)]
 
 
-def close(model, weights, optimizer=None, atol=1e-6):
+def weights_of(model):
+    return ModelState.take(model).weights.vector
+
+
+def plain(given, epochs, stop=22, **arguments):
+    """Train a model from its initial state with plain Keras, on the first rows; return the history."""
+    return given.reset().fit(X[:stop], Y[:stop], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **arguments)
+
+
+def close(model, expected, optimizer=None, atol=1e-6):
     state = ModelState.take(model)
-    assert np.allclose(state.weights.vector, weights, rtol=0, atol=atol)
+    assert np.allclose(state.weights.vector, expected, rtol=0, atol=atol)
     if optimizer is not None:
         assert np.allclose(state.optimizer.vector, optimizer, rtol=0, atol=atol)
     return True

@@ -17,7 +17,7 @@ from sparkkeras.training.worker_reports import Mean, Report, merge, merges_on_wo
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer
-from tests.training.runs import BATCH, Model, Snapshots, X, Y, close, fit, partitions
+from tests.training.runs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, plain, weights_of
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear):
     with pytest.raises(DivergenceError, match="^training diverged in epoch 3 on worker 0: .*smaller learning rate"):
         fit(linear, partitions(20, 10, 10), epochs=5, callbacks=[snapshots])
     assert len(snapshots.weights) == 2
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, snapshots.weights[-1])
+    assert np.array_equal(weights_of(linear.model), snapshots.weights[-1])
     assert np.isfinite(snapshots.weights[-1]).all()
 
 
@@ -148,10 +148,10 @@ def test_rows_that_a_source_no_longer_returns_are_not_counted(linear):
     histories = []
     fit(linear, partitions(18, 7), split=TrainValidationSplit((18, 13), (0, 0)), histories=histories)
     assert [entry["rows"] for entry in histories] == [18, 7]
-    found = ModelState.take(linear.model).weights.vector
+    found = weights_of(linear.model)
     linear.reset()
     fit(linear, partitions(18, 7))
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
+    assert np.array_equal(weights_of(linear.model), found)
 
 
 def test_the_rule_is_applied_once_per_round_and_keeps_its_state(linear):
@@ -180,10 +180,9 @@ def test_the_rule_is_applied_once_per_round_and_keeps_its_state(linear):
 def test_moving_averages_replace_the_weights_at_the_end():
     given = Model(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5))
     fit(given, partitions(20), epochs=2)
-    found = ModelState.take(given.model).weights.vector
-    plain = given.reset()
-    plain.fit(X[:20], Y[:20], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    assert close(plain, found)
+    found = weights_of(given.model)
+    plain(given, 2, 20)
+    assert close(given.model, found)
 
 
 # Means of means, computed by hand
@@ -251,6 +250,6 @@ def test_merged_on_the_workers_the_mean_has_the_same_bits(linear, monkeypatch):
     monkeypatch.setattr(local_dataset, "PIECE_BYTES", 8)
     merged, _ = fit(linear, dataset, epochs=2)
     assert asked == [(3, found.nbytes)] * 2
-    np.testing.assert_array_equal(ModelState.take(linear.model).weights.vector, found.weights.vector)
+    np.testing.assert_array_equal(weights_of(linear.model), found.weights.vector)
     np.testing.assert_array_equal(ModelState.take(linear.model).optimizer.vector, found.optimizer.vector)
     assert merged.history["loss"] == history.history["loss"]

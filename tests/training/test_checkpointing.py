@@ -47,6 +47,7 @@ from tests.training.runs import (
     partitions,
     scaled_by,
     stored_run,
+    weights_of,
 )
 
 EPOCHS = 3
@@ -560,7 +561,7 @@ def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
         pytest.raises(StorageError, match="training was completed.*the last checkpoint could not be written.*disk is full"),
     ):
         trained("always", range(100))
-    assert not np.array_equal(ModelState.take(averaged.model).weights.vector, averaged.state.weights.vector)
+    assert not np.array_equal(weights_of(averaged.model), averaged.state.weights.vector)
 
 
 def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch):

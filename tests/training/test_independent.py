@@ -21,7 +21,7 @@ from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentS
 from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 from sparkkeras.worker.batches import BatchOptions, FitOptions
-from tests.training.runs import BATCH, X, Y, partitions, rows, stored_run
+from tests.training.runs import BATCH, X, Y, partitions, rows, stored_run, weights_of
 
 
 def linear(seed=0, optimizer=None, **compiled):
@@ -63,10 +63,6 @@ def train(
     return [model.history for model in models]
 
 
-def weights(model):
-    return ModelState.take(model).weights.vector
-
-
 def fit_plainly(model, rows, epochs, **arguments):
     """Train with plain Keras on some of the rows; return the history."""
     return model.fit(X[rows], Y[rows], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **arguments).history
@@ -87,7 +83,7 @@ def test_a_member_on_all_rows_equals_plain_keras():
     histories = train(models, partitions(20, None, 13), epochs=3, shuffle=False)
     for model, other, history in zip(models, plain, histories, strict=True):
         assert alike(history, fit_plainly(other, slice(33), 3))
-        np.testing.assert_allclose(weights(model), weights(other), atol=1e-6)
+        np.testing.assert_allclose(weights_of(model), weights_of(other), atol=1e-6)
         assert int(model.optimizer.iterations) == 27
         assert history.epoch == [0, 1, 2]
         assert history.model is model
@@ -102,7 +98,7 @@ def test_validation_equals_plain_keras():
     rows = concatenate(held_out.blocks)
     assert alike(history, fit_plainly(plain, slice(20), 4, validation_data=(rows.x, rows.y), validation_freq=2))
     assert len(history.history["val_loss"]) == 2
-    np.testing.assert_allclose(weights(model), weights(plain), atol=1e-6)
+    np.testing.assert_allclose(weights_of(model), weights_of(plain), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +115,14 @@ def test_each_member_trains_and_validates_on_its_rows(sampling, rows, held_out):
     for model, history, trained, validated in zip(models, histories, rows, held_out, strict=True):
         plain = linear(0)
         assert alike(history, fit_plainly(plain, trained, 2, validation_data=(X[validated], Y[validated])))
-        np.testing.assert_allclose(weights(model), weights(plain), atol=1e-6)
+        np.testing.assert_allclose(weights_of(model), weights_of(plain), atol=1e-6)
 
 
 def test_members_have_different_rows_and_a_seed_reproduces_them():
     def run(seed):
         models = [quick(0), quick(0)]
         train(models, partitions(8, 5), "bootstrap", seed=seed)
-        return [weights(model) for model in models]
+        return [weights_of(model) for model in models]
 
     first, again, other = run(1), run(1), run(2)
     assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
@@ -138,7 +134,7 @@ def test_a_member_does_not_depend_on_the_others():
     alone, several = [quick(0)], [quick(0), quick(1)]
     for models in (alone, several):
         train(models, partitions(8, 5), "bootstrap")
-    assert np.array_equal(weights(alone[0]), weights(several[0]))
+    assert np.array_equal(weights_of(alone[0]), weights_of(several[0]))
 
 
 # Rows
@@ -196,7 +192,7 @@ def test_early_stopping_sees_validation_and_restores_the_best():
     (history,) = train([model], partitions(20), epochs=9, split=0.5, callbacks=[worse])
     assert history.epoch == [0, 1]  # the loss decreases, but mode="max" counts that as worse
     train([best], partitions(20), epochs=1, split=0.5)
-    assert np.array_equal(weights(model), weights(best))
+    assert np.array_equal(weights_of(model), weights_of(best))
 
 
 # Failures
@@ -204,10 +200,10 @@ def test_early_stopping_sees_validation_and_restores_the_best():
 
 def test_a_diverging_member_is_reported_and_no_member_is_changed():
     models = [quick(0), quick(1, keras.optimizers.SGD(1e30))]
-    before = [weights(model) for model in models]
+    before = [weights_of(model) for model in models]
     with pytest.raises(DivergenceError, match=r"member 1 diverged in epoch \d"):
         train(models, partitions(20), epochs=3)
-    assert all(np.array_equal(weights(model), vector) for model, vector in zip(models, before, strict=True))
+    assert all(np.array_equal(weights_of(model), vector) for model, vector in zip(models, before, strict=True))
 
 
 class Boom(keras.callbacks.Callback):
@@ -217,10 +213,10 @@ class Boom(keras.callbacks.Callback):
 
 def test_a_failing_task_raises_its_error():
     model = quick(0)
-    before = weights(model)
+    before = weights_of(model)
     with pytest.raises(RuntimeError, match="boom"):
         train([model], partitions(20), callbacks=[Boom()])
-    assert np.array_equal(weights(model), before)
+    assert np.array_equal(weights_of(model), before)
 
 
 @pytest.mark.parametrize("sizes", [(20, None), (20, 0), (10, 10, 10)], ids=str)

@@ -37,7 +37,21 @@ from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.models import Gan, VariablesOfWorker, gan
 from tests.rpc.test_transports import eventually
-from tests.training.runs import BATCH, Model, Noted, Snapshots, X, Y, close, fit, partitions, rows, scaled_by
+from tests.training.runs import (
+    BATCH,
+    Model,
+    Noted,
+    Snapshots,
+    X,
+    Y,
+    close,
+    fit,
+    partitions,
+    plain,
+    rows,
+    scaled_by,
+    weights_of,
+)
 
 
 def sgd(**options):
@@ -75,11 +89,6 @@ def train(given, dataset, mode="asynchronous", *, transport="inprocess", port=0,
     return history, server.stats, rounds
 
 
-def plain(given, epochs, stop=22, **arguments):
-    """Train with plain Keras on the first rows."""
-    return given.reset().fit(X[:stop], Y[:stop], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **arguments)
-
-
 # One worker
 
 
@@ -113,7 +122,7 @@ def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, m
 @pytest.mark.parametrize("rule", ["dynsgd", DCASGD(0.5)])
 def test_with_one_worker_staleness_correcting_rules_equal_plain_keras(linear, rule):
     train(linear, partitions(22), rule=rule, frequency=2, epochs=2)
-    found = ModelState.take(linear.model).weights.vector
+    found = weights_of(linear.model)
     plain(linear, 2)
     assert close(linear.model, found)
 
@@ -293,7 +302,7 @@ def test_a_partition_with_missing_files_is_trained_from_its_source(linear):
     histories, incidents = [], Incidents()
     _, stats, _ = train(linear, Losing(partitions(20, 8).blocks), epochs=2, histories=histories, callbacks=[incidents])
     assert incidents.kinds == ["repair", "takeover"]
-    found = ModelState.take(linear.model).weights.vector
+    found = weights_of(linear.model)
     assert stats.steps == {0: 10, 1: 4}
     assert [(entry["epoch"], entry["worker"]) for entry in histories] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     linear.reset()
@@ -336,7 +345,7 @@ def test_an_attempt_that_takes_over_keeps_the_progress_of_the_previous_one(tmp_p
         parts = (LocalStream(tuple(parts[0].batches(BATCH))),)
     history, stats, _ = train(given, Again(parts), epochs=2, frequency=1, worker_callbacks=callbacks)
     assert (stats.takeovers, stats.pushes, stats.steps) == (1, 12, {0: 12})
-    found = ModelState.take(given.model).weights.vector
+    found = weights_of(given.model)
     expected = plain(given, 2)
     assert close(given.model, found)
     assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
@@ -477,7 +486,7 @@ def test_after_a_failure_the_next_fit_works(linear, transport, where):
         assert str(caught.value).startswith("training diverged in epoch 1 on worker 1: its update is not finite")
         assert "smaller learning rate" in str(caught.value)
     if where != "callback":
-        assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
+        assert np.array_equal(weights_of(linear.model), linear.state.weights.vector)
     history, _, _ = train(linear, partitions(20, 8), transport=transport, epochs=2)
     assert np.isfinite(history.history["loss"]).all()
 
@@ -517,7 +526,7 @@ def test_divergence_keeps_the_weights_of_the_last_finished_epoch(linear):
         train(linear, partitions(22), epochs=5, frequency=2, callbacks=[snapshots], worker_callbacks=explode)
     assert len(snapshots.weights) <= 2
     last = snapshots.weights[-1] if snapshots.weights else linear.state.weights.vector
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, last)
+    assert np.array_equal(weights_of(linear.model), last)
 
 
 class Exploding(Downpour):
@@ -546,7 +555,7 @@ class Returning(Downpour):
 def test_a_rule_that_cannot_be_applied_is_reported(linear, rule, error, words):
     with pytest.raises(error, match=words):
         train(linear, partitions(8), rule=rule)
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
+    assert np.array_equal(weights_of(linear.model), linear.state.weights.vector)
 
 
 @pytest.mark.parametrize("transport", ["socket", "http"])

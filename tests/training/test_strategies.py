@@ -17,7 +17,7 @@ from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.models import VariablesOfWorker
-from tests.training.runs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
+from tests.training.runs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, plain, rows, weights_of
 
 TOGETHER = [*IN_MEMORY, "allreduce"]
 STRATEGIES = [*TOGETHER, "independent"]
@@ -74,10 +74,8 @@ def test_training_learns(linear, strategy, frequency):
 def test_one_worker_equals_plain_keras(linear, strategy, frequency):
     history, _ = fit(linear, partitions(22), strategy, epochs=3, frequency=frequency)
     found = ModelState.take(linear.model)
-    plain = linear.reset()
-    expected = plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history
-    assert close(plain, found.weights.vector, found.optimizer.vector)
-    assert int(plain.optimizer.iterations) == 18
+    expected = plain(linear, 3).history
+    assert close(linear.model, found.weights.vector, found.optimizer.vector)
     assert [int(each) for each in found.optimizer.integer_variables] == [18]
     assert set(history.history) == set(expected)
     assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
@@ -99,7 +97,7 @@ def test_the_same_seed_gives_bit_identical_weights(linear, strategy):
     def run(seed):
         linear.reset()
         fit(linear, partitions(20, 13, 27), strategy, epochs=2, frequency=2, shuffle=True, seed=seed)
-        return ModelState.take(linear.model).weights.vector.tobytes()
+        return weights_of(linear.model).tobytes()
 
     assert run(7) == run(7)
     assert run(7) != run(8)
@@ -148,17 +146,17 @@ def test_divergence_names_the_worker_with_the_bad_rows(linear, mode):
     where = "" if mode == "allreduce" else " on worker 1"  # the common gradients make all weights NaN
     with pytest.raises(DivergenceError, match=rf"^training diverged in epoch 1{where}: (the loss is nan|.* not finite)"):
         fit(linear, LocalDataset(tuple(blocks)), mode)
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
+    assert np.array_equal(weights_of(linear.model), linear.state.weights.vector)
 
 
 def test_validation_rows_are_not_trained_on(linear, mode):
     dataset = partitions(20, 10)
     parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
     fit(linear, dataset, mode, split=parts, epochs=2)
-    found = ModelState.take(linear.model).weights.vector
+    found = weights_of(linear.model)
     linear.reset()
     fit(linear, LocalDataset((rows(X[:16], Y[:16]), rows(X[20:28], Y[20:28]))), mode, epochs=2)
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
+    assert np.array_equal(weights_of(linear.model), found)
 
 
 @keras.saving.register_keras_serializable(package="tests_of_averaging")
@@ -174,10 +172,9 @@ class CustomStep(keras.Sequential):
 def test_logs_of_a_custom_train_step_reach_the_history(mode):
     given = Model(optimizer="sgd", kind=CustomStep)
     history, _ = fit(given, partitions(4), mode, epochs=2)
-    found = ModelState.take(given.model).weights.vector
-    plain = given.reset()
-    expected = plain.fit(X[:4], Y[:4], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
-    assert close(plain, found)
+    found = weights_of(given.model)
+    expected = plain(given, 2, 4).history
+    assert close(given.model, found)
     assert set(history.history) == set(expected) == {"largest"}
     assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
 
@@ -317,12 +314,10 @@ def test_a_callback_on_a_worker_sets_a_variable_outside_the_model(annealing, str
     dumped = dump_callbacks([Annealing(ALPHA)], [annealing.model])
     history, _ = fit(annealing, partitions(22), strategy, epochs=3, frequency=frequency, worker_callbacks=dumped)
     left = float(keras.ops.convert_to_numpy(ALPHA))
-    found = ModelState.take(annealing.model).weights.vector
-    plain = annealing.reset()
-    arguments = {"batch_size": BATCH, "epochs": 3, "shuffle": False, "callbacks": [Annealing(ALPHA)], "verbose": 0}
-    expected = plain.fit(X[:22], Y[:22], **arguments).history
+    found = weights_of(annealing.model)
+    expected = plain(annealing, 3, callbacks=[Annealing(ALPHA)]).history
     assert history.history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-    assert close(plain, found)
+    assert close(annealing.model, found)
     assert left == pytest.approx(1 / 3)
 
 
@@ -332,16 +327,14 @@ def test_a_callback_on_the_driver_sets_a_variable_outside_the_model(annealing, m
     at_end = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: seen.append(float(keras.ops.convert_to_numpy(ALPHA)))
     )
-    arguments = {"epochs": 4, "callbacks": [Annealing(ALPHA), at_end]}
-    validation = Validation(partitions(22), BatchOptions(BATCH))
-    found = fit(annealing, partitions(22), mode, frequency=1, validation=validation, **arguments)[0].history
+    callbacks, validation = [Annealing(ALPHA), at_end], Validation(partitions(22), BatchOptions(BATCH))
+    arguments = {"epochs": 4, "frequency": 1, "validation": validation, "callbacks": callbacks}
+    found = fit(annealing, partitions(22), mode, **arguments)[0].history
     assert seen == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     if mode in ("asynchronous", "hogwild"):  # from the next exchange on
         assert found["loss"][-1] < 0.5 * found["loss"][0] / 3
         return
-    x, y = X[:22], Y[:22]
-    arguments |= {"batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
-    expected = annealing.reset().fit(x, y, **arguments).history
+    expected = plain(annealing, 4, callbacks=callbacks, validation_data=(X[:22], Y[:22])).history
     for name in ("loss", "val_loss"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
 
@@ -364,9 +357,8 @@ def test_weights_and_optimizer_variables_that_a_callback_sets_are_used_as_in_ker
 
     fit(linear, partitions(22), mode, epochs=3, callbacks=[Halving()])
     found = ModelState.take(linear.model)
-    plain = linear.reset()
-    plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[Halving()])
-    assert close(plain, found.weights.vector, found.optimizer.vector)
+    plain(linear, 3, callbacks=[Halving()])
+    assert close(linear.model, found.weights.vector, found.optimizer.vector)
 
 
 # Values of compute_metrics that are no metric
@@ -385,8 +377,7 @@ def test_values_of_compute_metrics_are_validated_as_in_keras(strategy):
     given = Model(optimizer=keras.optimizers.SGD(0.05), kind=Spread)
     validation = Validation(partitions(14), BatchOptions(BATCH))
     found = fit(given, partitions(22), strategy, epochs=2, validation=validation)[0].history
-    arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (X[:14], Y[:14])}
-    expected = given.reset().fit(X[:22], Y[:22], **arguments).history
+    expected = plain(given, 2, validation_data=(X[:14], Y[:14])).history
     assert set(found) == set(expected) == {f"{part}{name}" for part in ("", "val_") for name in ("loss", "mae", "spread")}
     assert all(found[name] == pytest.approx(expected[name], rel=1e-4) for name in expected)
 
