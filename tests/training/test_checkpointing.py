@@ -29,9 +29,8 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.training import callback_states
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.fit_arguments import ASYNCHRONOUS_MODES
-from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.run import ServerSettings
-from sparkkeras.training.saved_run import EpochRecord, SameWork, SavedRun, TrainingProgress, WorkerRows, check_same
+from sparkkeras.training.saved_run import SavedRun, check_same
 from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
@@ -43,6 +42,7 @@ from tests.training.runs import (
     Noted,
     RecordedEvents,
     Snapshots,
+    X,
     fit,
     partitions,
     scaled_by,
@@ -63,9 +63,15 @@ def scheduled():
 
 
 @pytest.fixture(scope="module")
-def averaged():
-    """A moving average of the weights, which replaces them at the end of training."""
+def averaged_once():
     return Model(LAYERS.Dropout(0.3), optimizer=keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5))
+
+
+@pytest.fixture
+def averaged(averaged_once):
+    """A moving average of the weights, which replaces them at the end of training; in its initial state."""
+    averaged_once.reset()
+    return averaged_once
 
 
 @pytest.fixture
@@ -110,11 +116,19 @@ def bits(given):
 
 def cut(whole, path, number):
     """A folder with the first ``number`` checkpoints of another folder, as after a kill -9."""
-    names = CheckpointStore(str(whole)).names()[::-1]
+    names = stored(whole).names()[::-1]
     path.mkdir()
     for name in names[:number]:
         shutil.copytree(whole / name, path / name)
     return len(names)
+
+
+def stored(path):
+    return CheckpointStore(str(path))
+
+
+def newest(path):
+    return SavedRun.newest(stored(path))
 
 
 class Own(keras.callbacks.Callback):
@@ -206,7 +220,7 @@ def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model
 
     expected = run("whole")
     assert len(expected[2]) == EPOCHS - (make is all_of_keras)
-    count = len(CheckpointStore(str(tmp_path / "whole" / "run")).names())
+    count = len(stored(tmp_path / "whole" / "run").names())
     assert count == len(expected[2]) * (1 if mode in ASYNCHRONOUS_MODES else 2)  # there are two rounds in an epoch
     for number in numbers or range(1, count + 1):
         folder = tmp_path / f"from {number}"
@@ -217,59 +231,15 @@ def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model
         assert run(f"from {number}", resume=True) == expected, number
 
 
-@keras.saving.register_keras_serializable("tests_of_checkpoints")
-class Scale(LAYERS.Layer):
-    """Multiplies by weights, and saves something that follows from them."""
-
-    def build(self, shape):
-        self.factors = self.add_weight(shape=shape[1:], initializer="ones", name="factors")
-        self.flag = self.add_weight(shape=(), dtype="bool", initializer="ones", trainable=False, name="flag")
-
-    def call(self, x):
-        return x * self.factors
-
-    def save_own_variables(self, store):
-        super().save_own_variables(store)
-        store["half"] = keras.ops.convert_to_numpy(self.factors) / 2
-
-    def load_own_variables(self, store):
-        assert (np.array(store["half"]) == np.array(store["0"]) / 2).all()
-        self.factors.assign(store["0"])
-
-
-def low_rank():
-    layer = LAYERS.Dense(4)
-    model = keras.Sequential([keras.Input((3,)), layer])
-    layer.enable_lora(2)
-    return model
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: keras.Sequential([keras.Input((3,)), LAYERS.Dense(600), LAYERS.BatchNormalization(), LAYERS.Dense(600)]),
-        lambda: keras.Sequential([keras.Input((3,)), LAYERS.Dense(3, dtype="mixed_float16"), Scale()]),
-        low_rank,
-    ],
-    ids=["large", "scaled", "low rank"],
-)
-def test_the_model_of_a_checkpoint(tmp_path, build):
-    """It has the values of the newest checkpoint, and Keras loads its file, also where it is sent without values."""
-    model = build()
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
-    archive, generator = ModelArchive.pack(model), np.random.default_rng(5)
-    state = ModelState.take(model)
-    for flat in (state.weights, state.optimizer):
-        flat.vector[:] = generator.uniform(0.1, 1, flat.vector.shape).astype(np.float16)
-    state.put(model)
-    progress = TrainingProgress(EpochPart(1), 1, False, state, [], {}, EpochRecord([], {}, {}, [], []))
-    work = SameWork(description(model), {}, 1, {"mode": "synchronous"})
-    SavedRun(progress, work, WorkerRows([], [], {}), "", "epoch").write(CheckpointStore(str(tmp_path)), archive.data)
+def test_the_model_of_a_checkpoint(tmp_path):
+    """Keras loads its file, also where the model is sent without values, as large ones are."""
+    given = Model(LAYERS.Dense(600), LAYERS.BatchNormalization(), LAYERS.Dense(600), optimizer=keras.optimizers.Adam())
+    train(given, tmp_path, epochs=1)
     restored = SparkModel.from_checkpoint(tmp_path)
-    assert bits(restored) == bits(SimpleNamespace(model=model))
+    assert bits(restored) == bits(given)
     restored.save(tmp_path / "saved.keras")
-    loaded, x = keras.saving.load_model(tmp_path / "saved.keras"), np.ones((2, 3), np.float32)
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
+    loaded = keras.saving.load_model(tmp_path / "saved.keras")
+    np.testing.assert_allclose(loaded.predict(X, verbose=0), given.model.predict(X, verbose=0), rtol=1e-4)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX trains with one optimizer only")
@@ -284,66 +254,49 @@ def test_the_model_of_a_checkpoint_has_the_optimizers_that_a_step_has_built(tmp_
 @pytest.mark.soak
 def test_more_epochs_continue_from_before_the_end_of_training(tmp_path, averaged):
     """At the end, the moving averages replace the weights; a longer training goes on with the weights themselves."""
-    averaged.reset()
     expected = train(averaged, tmp_path / "whole").history, bits(averaged)
     averaged.reset()
     train(averaged, tmp_path / "run", epochs=2)
     result = bits(averaged)
     averaged.reset()
-    SavedRun.newest(CheckpointStore(str(tmp_path / "run"))).restore_result(averaged.model)
+    newest(tmp_path / "run").restore_result(averaged.model)
     assert bits(averaged) == result
     averaged.reset()
     assert (train(averaged, tmp_path / "run", resume=True).history, bits(averaged)) == expected
 
 
 def test_a_completed_run_trains_nothing(tmp_path, averaged):
-    averaged.reset()
     history, expected = train(averaged, tmp_path, callbacks=[Own()]), bits(averaged)  # stops before the last epoch
     averaged.reset()
     recorder = CheckpointRecorder.open(Checkpoint(tmp_path), True, "synchronous")
     assert recorder.is_complete(EPOCHS)
-    histories = []
-    own = Own()
-    listener = RecordedEvents()
-    run = stored_run(
-        [averaged.model],
-        partitions(8, 5),
-        FitOptions(BATCH),
-        given={"callbacks": [own]},
-        histories=histories,
-        events=Events([listener]),
-    )
-    found = recorder.restore_result(run)
+    own, histories, listener = Own(), [], RecordedEvents()
+    more = {"given": {"callbacks": [own]}, "histories": histories, "events": Events([listener])}
+    found = recorder.restore_result(stored_run([averaged.model], partitions(8, 5), FitOptions(BATCH), **more))
     (told,) = listener.of(RunResumed)
     assert re.search(r"^Nothing to train: .* ended after 2 epochs, and epochs=1\. A larger epochs=", told.text)
     assert (found.history, found.epoch, bits(averaged)) == (history.history, history.epoch, expected)
     assert [entry["epoch"] for entry in histories] == [0, 0, 1, 1]
     assert own.seen["epochs"] == [0, 1]
     # Killed between the end of the last epoch and the end of training:
-    newest, *_ = CheckpointStore(str(tmp_path)).names()
-    shutil.rmtree(tmp_path / newest)
+    last, *_ = stored(tmp_path).names()
+    shutil.rmtree(tmp_path / last)
     averaged.reset()
     assert train(averaged, tmp_path, resume=True, callbacks=[Own()]).history == history.history
     assert bits(averaged) == expected
 
 
-class Failing(LocalDataset):
-    """Raises an error when training reaches a round."""
-
-    def failing(self, rounds, error):
-        object.__setattr__(self, "_left", rounds)
-        object.__setattr__(self, "_error", error)
-        return self
-
-    def train(self, task):
-        object.__setattr__(self, "_left", self._left - 1)
-        if self._left < 0:
-            self._error()
-        return super().train(task)
-
-
 def failing(rounds, error):
-    return Failing(partitions(8, 5).blocks).failing(rounds, error)
+    """A dataset that raises an error when training reaches a round."""
+    left = iter(range(rounds))
+
+    class Failing(LocalDataset):
+        def train(self, task):
+            if next(left, None) is None:
+                error()
+            return super().train(task)
+
+    return Failing(partitions(8, 5).blocks)
 
 
 def raising(kind):
@@ -369,7 +322,7 @@ def test_interrupted_twice(tmp_path, scheduled, kind):
     scheduled.reset()
     with pytest.raises(kind):
         train(scheduled, path, every="epoch", **validated(failing(1, raising(kind))))
-    assert SavedRun.newest(CheckpointStore(str(path))).progress.rounds == 1
+    assert newest(path).progress.rounds == 1
     scheduled.reset()
     message = (
         rf"interrupted by SIGTERM in epoch 2, after 1 batch. The newest checkpoint is {path}/checkpoint-0000000[34]-.*To "
@@ -394,7 +347,6 @@ class StopsWorker(keras.callbacks.Callback):
 @pytest.mark.parametrize("mode", ["asynchronous", long("hogwild")])
 def test_all_workers_train_the_epochs_that_are_added(at_once, tmp_path, averaged, mode):
     """Also those that had completed the first ones before the last worker did."""
-    averaged.reset()
     train(averaged, tmp_path, mode=mode, every="epoch", epochs=2)
     averaged.reset()
     server = ServerSettings("inprocess")
@@ -405,16 +357,13 @@ def test_all_workers_train_the_epochs_that_are_added(at_once, tmp_path, averaged
 
 def test_epochs_that_end_together_have_one_checkpoint(at_once, tmp_path, averaged):
     """Of the last one: the weights have its updates, which must not be made again."""
-    averaged.reset()
-    dataset, server = partitions(12, 8), ServerSettings("inprocess")
-    callbacks = ByValue.dump([StopsWorker()], "worker_callbacks")
-    arguments = {"mode": "asynchronous", "every": "epoch", "dataset": dataset, "worker_callbacks": callbacks}
-    train(averaged, tmp_path, server=server, **arguments)
+    server, callbacks = ServerSettings("inprocess"), ByValue.dump([StopsWorker()], "worker_callbacks")
+    arguments = {"mode": "asynchronous", "every": "epoch", "dataset": partitions(12, 8), "server": server}
+    train(averaged, tmp_path, worker_callbacks=callbacks, **arguments)
     assert server.stats.steps == {0: 9, 1: 2}
-    store = CheckpointStore(str(tmp_path))
-    saved = [store._read(name).value.progress for name in store.names()[::-1]]
-    assert [(each.part.epoch, each.finished) for each in saved] == [(1, False), (3, True)]
-    assert [each.workers.partitions[1].left for each in saved] == [False, True]
+    last, first = (stored(tmp_path)._read(name).value.progress for name in stored(tmp_path).names())
+    assert (first.part.epoch, first.finished, first.workers.partitions[1].left) == (1, False, False)
+    assert (last.part.epoch, last.finished, last.workers.partitions[1].left) == (3, True, True)
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -444,12 +393,11 @@ class Interrupt(keras.callbacks.Callback):
 @pytest.mark.parametrize("mode", ["asynchronous", long("hogwild")])
 def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path, averaged, mode):
     """The checkpoint has all updates; the model in this process keeps what it keeps without checkpoints."""
-    averaged.reset()
     server, callbacks = ServerSettings("inprocess"), ByValue.dump([Interrupt(1, 3, tmp_path)], "worker_callbacks")
     arguments = {"mode": mode, "every": "epoch", "dataset": partitions(20), "server": server}
     with pytest.raises(KeyboardInterrupt):
         train(averaged, tmp_path, worker_callbacks=callbacks, **arguments)
-    saved = SavedRun.newest(CheckpointStore(str(tmp_path))).progress
+    saved = newest(tmp_path).progress
     assert (saved.part.epoch, saved.part.batches, saved.workers.partitions[0].steps) == (1, 3, 8)
     assert int(averaged.model.optimizer.iterations) == 5
     averaged.reset()
@@ -470,10 +418,9 @@ def test_an_error_before_the_first_round_leaves_nothing(tmp_path, scheduled):
 
 @pytest.mark.soak
 def test_no_checkpoint_of_a_round_that_diverged(tmp_path, averaged):
-    averaged.reset()
     with pytest.raises(DivergenceError):
         train(averaged, tmp_path, every="epoch", callbacks=[Snapshots(blow_up=2)], dataset=partitions(8))
-    assert SavedRun.newest(CheckpointStore(str(tmp_path))).progress.part.epoch == 2
+    assert newest(tmp_path).progress.part.epoch == 2
 
 
 class Terminate(keras.callbacks.Callback):
@@ -494,13 +441,12 @@ class Terminate(keras.callbacks.Callback):
 
 def test_a_sigterm_that_was_hidden_and_one_before_the_first_round(tmp_path, averaged):
     """Python hides exceptions of finalizers, in which the signal may arrive."""
-    averaged.reset()
     with pytest.raises(TrainingInterruptedError, match="in epoch 2. The newest checkpoint is"):
         train(averaged, tmp_path, every="epoch", callbacks=[Terminate(0, hides=True)])
     averaged.reset()
     with pytest.raises(TrainingInterruptedError, match="in epoch 2. The newest checkpoint is"):
         train(averaged, tmp_path, every="epoch", resume=True, callbacks=[Terminate(None)])
-    assert len(CheckpointStore(str(tmp_path)).names()) == 1
+    assert len(stored(tmp_path).names()) == 1
 
 
 def test_sigterm_without_a_checkpoint_and_after_training(tmp_path, scheduled):
@@ -516,7 +462,7 @@ def test_sigterm_without_a_checkpoint_and_after_training(tmp_path, scheduled):
         recorder._writer.close = lambda: (signal.raise_signal(signal.SIGTERM), original())[1]
         fit(scheduled, partitions(20), recorder=recorder)  # ends as usual, and then the handler gets its signal
         assert received == [signal.SIGTERM]
-        assert len(CheckpointStore(str(tmp_path)).names()) == 1
+        assert len(stored(tmp_path).names()) == 1
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -526,7 +472,7 @@ def test_how_often_checkpoints_are_written(at_once, tmp_path, averaged, monkeypa
     def rounds(name, **arguments):
         averaged.reset()
         train(averaged, tmp_path / name, dataset=partitions(12), **arguments)
-        store = CheckpointStore(str(tmp_path / name))
+        store = stored(tmp_path / name)
         return [store._read(name).value.progress.rounds for name in store.names()[::-1]]
 
     assert rounds("epoch", every="epoch") == [3, 6, 9]
@@ -551,7 +497,7 @@ def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
         monkeypatch.setattr(CheckpointStore, "write", write)
         averaged.reset()
         train(averaged, tmp_path / name, every="epoch")
-        return len(CheckpointStore(str(tmp_path / name)).names())
+        return len(stored(tmp_path / name).names())
 
     with pytest.warns(UserWarning, match="a checkpoint could not be written, training continues: the disk is full"):
         assert trained("once", [1]) == EPOCHS - 1
@@ -574,29 +520,27 @@ def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch
         return real(self, *arguments)
 
     monkeypatch.setattr(CheckpointStore, "write", write)
-    averaged.reset()
     callback = keras.callbacks.LambdaCallback(on_train_end=lambda logs: trained.set())
     train(averaged, tmp_path, every="epoch", callbacks=[callback])
-    store = CheckpointStore(str(tmp_path))
+    store = stored(tmp_path)
     assert len(store.names()) == 2
     assert store.newest().value.progress.finished
 
 
 @pytest.mark.soak
 def test_all_reduce_continues_with_other_workers_or_rounds(at_once, tmp_path, averaged):
-    averaged.reset()
     train(averaged, tmp_path / "run", mode="allreduce", dataset=partitions(13), every=2)
-    cut(tmp_path / "run", tmp_path / "workers", 3)  # in the middle of the second epoch
+    for name in ("workers", "rounds"):
+        cut(tmp_path / "run", tmp_path / name, 3)  # in the middle of the second epoch
     with pytest.warns(UserWarning, match=r"differ in their bits.*workers had 13 rows, and these have 8, 5"):
         history = train(averaged, tmp_path / "workers", mode="allreduce", resume=True, every=2)
     assert history.epoch == [0, 1, 2]
-    cut(tmp_path / "run", tmp_path / "rounds", 3)
+    arguments = {"mode": "allreduce", "dataset": partitions(13), "every": "epoch"}
     with pytest.warns(UserWarning, match="trained with every=2, and this is every='epoch'"):
-        train(averaged, tmp_path / "rounds", mode="allreduce", dataset=partitions(13), every="epoch", resume=True)
+        train(averaged, tmp_path / "rounds", resume=True, **arguments)
 
 
 def test_worker_callbacks_see_epochs_and_not_rounds(tmp_path, averaged):
-    averaged.reset()
     callbacks = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
     arguments = {"mode": "allreduce", "dataset": partitions(13), "every": 3, "epochs": 2}
     train(averaged, tmp_path / "run", worker_callbacks=callbacks, **arguments)
@@ -614,7 +558,6 @@ def test_the_state_of_orbax_checkpoints():
 
 
 def test_rounds_of_data_of_unknown_length_are_an_error(tmp_path, averaged):
-    averaged.reset()
     arguments = {"mode": "allreduce", "dataset": partitions(13), "every": 2, "split": TrainValidationSplit((None,), (0,))}
     with pytest.raises(ConfigurationError, match=r'every=2\): data is a function.*Use every="epoch"'):
         train(averaged, tmp_path, **arguments)
@@ -622,7 +565,6 @@ def test_rounds_of_data_of_unknown_length_are_an_error(tmp_path, averaged):
 
 def test_rows_in_another_order_continue_with_a_warning(at_once, tmp_path, averaged):
     """As after a shuffle of Spark. From the middle of an epoch, training goes back to its begin."""
-    averaged.reset()
     train(averaged, tmp_path / "run")  # two rounds in an epoch
     cut(tmp_path / "run", tmp_path / "cut", 3)
     reversed_rows = LocalDataset(tuple(block[::-1] for block in partitions(8, 5).blocks))
@@ -646,14 +588,12 @@ class Rates(keras.callbacks.LearningRateScheduler):
 @pytest.mark.parametrize("kept", [2, 1])
 def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged, kept):
     """Training continues from the end of an epoch, or trains batches again; the learning rate is changed once."""
-    averaged.reset()
-    expected = Rates()
+    expected, found = Rates(), Rates()
     train(averaged, tmp_path / "run", callbacks=[expected])  # two rounds in an epoch
     cut(tmp_path / "run", tmp_path / "cut", 3)
-    for name in CheckpointStore(str(tmp_path / "cut")).names()[kept:]:
+    for name in stored(tmp_path / "cut").names()[kept:]:
         shutil.rmtree(tmp_path / "cut" / name)
     averaged.reset()
-    found = Rates()
     words = "workers had 8, 5 rows" if kept == 2 else "the first 1 batch of epoch 2 will be trained again, because there is"
     with pytest.warns(UserWarning, match=words):
         history = train(averaged, tmp_path / "cut", resume=True, dataset=partitions(4, 4, 5), callbacks=[found])
@@ -663,7 +603,6 @@ def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged,
 
 
 def test_a_learning_rate_that_the_checkpoint_replaces_is_a_warning(tmp_path, averaged):
-    averaged.reset()
     train(averaged, tmp_path, epochs=1)
     averaged.model.optimizer.learning_rate = 0.3
     with pytest.warns(UserWarning, match="has the learning rate 0.3.*with that of the checkpoint, 0.05"):
@@ -672,10 +611,9 @@ def test_a_learning_rate_that_the_checkpoint_replaces_is_a_warning(tmp_path, ave
 
 def test_the_learning_rate_with_which_training_began_is_kept(tmp_path, averaged):
     """So that the first script is still accepted after one with another rate has continued."""
-    averaged.reset()
     for epochs in (1, 2):  # the second time, it has trained, and its rate is not compared
         train(averaged, tmp_path, resume=epochs > 1, epochs=epochs)
-    assert SavedRun.newest(CheckpointStore(str(tmp_path))).work.rates == {"learning_rate": pytest.approx(0.05)}
+    assert newest(tmp_path).work.rates == {"learning_rate": pytest.approx(0.05)}
 
 
 def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path, averaged):
@@ -689,7 +627,7 @@ def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path
     assert train(given, tmp_path / "cut", callbacks=[halving], resume=True).history == expected
     assert bits(given) == final
     assert float(alpha) == 0.5**EPOCHS
-    saved = SavedRun.newest(CheckpointStore(str(tmp_path / "run")))
+    saved = newest(tmp_path / "run")
     with pytest.raises(ConfigurationError, match="has 1 variable outside the model, and this one 0 variables, or others"):
         saved.restore_result(averaged.model)
 
@@ -737,13 +675,11 @@ def test_logs_that_cannot_be_stored_end_the_first_epoch(tmp_path, averaged):
         def on_epoch_end(self, epoch, logs=None):
             logs["picture"] = self
 
-    averaged.reset()
     with pytest.raises(ConfigurationError, match=r"logs\['picture'\] cannot be stored in a checkpoint"):
         train(averaged, tmp_path, callbacks=[Adds()])
 
 
 def test_the_wrong_data_or_model(tmp_path, averaged, scheduled):
-    averaged.reset()
     train(averaged, tmp_path, epochs=1, every="epoch")
     before = sorted(each.name for each in tmp_path.iterdir())
     with pytest.raises(ConfigurationError, match=r"other data.*rows: 13 in the checkpoint, 12 now. Resume with"):
