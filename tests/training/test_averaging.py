@@ -92,18 +92,6 @@ def mean_of(found):
     ]
 
 
-def test_a_round_averages_replicas_weighted_by_rows(linear):
-    dataset = partitions(20, 7, None, 13)
-    found = replicas(linear, linear.state, dataset)
-    weights, slots = mean_of(found)
-    history, rounds = fit(linear, dataset)
-    assert close(linear.model, weights, slots)
-    assert int(linear.model.optimizer.iterations) == 5  # the largest number of steps of a worker
-    assert rounds == [(40, 1.0)]
-    losses = [replica.logs["loss"] for replica in found]
-    assert history.history["loss"] == pytest.approx([np.average(losses, weights=[20, 7, 13])], rel=1e-5)
-
-
 def test_statistics_are_averaged_like_weights(normalized):
     given = normalized
     model = given.reset()
