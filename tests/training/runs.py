@@ -99,53 +99,35 @@ def fit(
     dataset,
     mode="synchronous",
     *,
+    callbacks=(),
     epochs=1,
     initial_epoch=0,
-    frequency="epoch",
-    rule=None,
-    rule_state=None,
+    steps_per_epoch=None,
     shuffle=False,
     seed=1,
-    callbacks=(),
-    steps_per_epoch=None,
-    validation=None,
-    split=None,
-    histories=None,
-    transform=None,
-    worker_callbacks=None,
-    server=None,
     class_weight=None,
-    recorder=None,
+    worker_callbacks=None,
     progress=None,
+    rule=None,
+    recorder=None,
     archive=None,
+    **more,
 ):
-    """Train; return the history and the recorded rounds."""
+    """Train; return the history and the recorded rounds. ``more`` are fields of the `Run`."""
     recorded = RecordedEvents()
-    options = FitOptions(
-        BATCH,
-        transform,
-        shuffle=shuffle,
-        seed=seed,
-        class_weight=class_weight,
-        callbacks=worker_callbacks,
-        progress=progress,
-    )
+    how = {"shuffle": shuffle, "seed": seed, "class_weight": class_weight, "progress": progress}
+    options = FitOptions(BATCH, callbacks=worker_callbacks, **how)
     run = stored_run(
         [given.model],
         dataset,
         options,
-        split=split,
-        validation=validation,
         mode=mode,
         archives=archive and [archive],
         given={"callbacks": callbacks, "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch},
-        frequency=frequency,
         rule=make_rule(rule, "synchronous" if mode == "independent" else mode),
-        rule_state={} if rule_state is None else rule_state,
-        server=server or ServerSettings("inprocess"),
-        histories=[] if histories is None else histories,
-        recorder=recorder or Recorder(),
         events=Events([recorded, *listeners(callbacks)]),
+        recorder=recorder or Recorder(),
+        **{"server": ServerSettings("inprocess"), **more},
     )
     run.callbacks = DriverCallbacks(callbacks, run.model, run.epochs, run.steps, run.events)
     if recorder is not None:
