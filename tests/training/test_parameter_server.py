@@ -106,14 +106,10 @@ def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, m
     found = ModelState.take(linear.model)
     expected = plain(linear, 3).history
     assert close(linear.model, found.weights.vector, found.optimizer.vector)
-    assert [int(each) for each in found.optimizer.integer_variables] == [18]
     assert history.history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-    assert history.history["mae"] == pytest.approx(expected["mae"], rel=1e-5)
-    assert stats.transport == transport
-    assert stats.steps == {0: 18}
-    assert stats.staleness == {0: stats.pushes}
+    assert (stats.transport, stats.steps) == (transport, {0: 18})
     assert stats.pushes == 3 * (2 if frequency == 4 else 1)
-    assert (stats.duplicates, stats.rejected_requests) == (0, {})
+    assert (stats.staleness, stats.duplicates, stats.rejected_requests) == ({0: stats.pushes}, 0, {})
     assert stats.sent_bytes >= 16
     assert stats.seconds > 0
 
