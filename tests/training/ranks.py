@@ -40,8 +40,8 @@ class LocalHosts:
         if size > 1:
             start_fork_server()
         with self.dataset.everywhere() as stored:
-            rows = (Stream(part) if isinstance(part, LocalStream) else part for part in stored)
-            yield Ranks(Threads(), LocalShared(work), Parts(tuple((part,) for part in rows)))
+            rows = [Stream(part) if isinstance(part, LocalStream) else part for part in stored]
+            yield Ranks(Threads(), LocalShared(work), Parts(tuple(tuple(rows[rank::size]) for rank in range(size))))
 
 
 @dataclass(frozen=True)

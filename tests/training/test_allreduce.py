@@ -1,7 +1,6 @@
 """All-reduce training without processes: what the driver changes, rows of several partitions, arguments that do not fit."""
 
 import pickle
-from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,9 +17,9 @@ from sparkkeras import (
     SparkModel,
     WorkerError,
 )
-from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.local_dataset import LocalShared, LocalStream
+from sparkkeras.data.local_dataset import LocalStream
+from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, DriverConnectionError
 from sparkkeras.modeling import metrics
@@ -28,14 +27,12 @@ from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.runner.groups import RowsMissingError
 from sparkkeras.runner.service import pack_parts
-from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce import (
     Change,
     RankEpoch,
     RankPlan,
     Streams,
-    _RankRows,
     _RankTraining,
     check_all_reduce,
 )
@@ -43,12 +40,13 @@ from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.recorder import Recorder
 from sparkkeras.training.run import train
-from sparkkeras.training.validation import ValidationPlan
+from sparkkeras.training.validation import Validation
 from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.models import classifier
-from tests.training.runs import Model, partitions, stored_run
+from tests.training.ranks import LocalHosts
+from tests.training.runs import BATCH, Model, X, Y, close, fit, partitions, stored_run, weights_of
 
 
 def flat(*values, steps=1):
@@ -74,27 +72,20 @@ def plan(rows, spec):
     return RankPlan(range(1), (tuple(range(len(rows))),), rows, spec, 10, None, 1)
 
 
-def test_a_rank_trains_on_the_rows_of_several_partitions(tmp_path, monkeypatch):
+def test_a_rank_trains_and_validates_on_the_rows_of_several_partitions(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    parts = [files.write([rows], number, tmp_path / "stored") for number, rows in enumerate((block(0, 5), block(5, 9)))]
-    with ExitStack() as stack:
-        part = _RankRows.open(plan((3, 4), block(0, 1).spec), 0, parts, stack)
-        assert part.count == 7
-        assert part.rows.arrays[1].tolist() == [0, 1, 2, 5, 6, 7, 8]
-        held_out = part.held_out(ValidationPlan(BatchOptions(2), ((3, 5), (4, 4)), ()))
-        assert [each.arrays[1].tolist() for each in held_out] == [[3, 4]]
-        assert len(list((tmp_path / "stored").iterdir())) == 3
-    assert len(list((tmp_path / "stored").iterdir())) == 2
-
-
-def test_rows_from_other_workers_are_joined_in_this_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    of_lost_worker = files.Handle(0, "/lost/sparkkeras-1/part-0", 0, None)
-    sent = [SharedRows(LocalShared(rows)) for rows in (block(0, 2), block(2, 3))]
-    with ExitStack() as stack:
-        part = _RankRows.open(plan((0, 2, 1), block(0, 1).spec), 0, [of_lost_worker, *sent], stack)
-        assert part.rows.arrays[1].tolist() == [0, 1, 2]
-        assert list(tmp_path.glob("sparkkeras-*/joined-*"))
+    monkeypatch.setattr(LocalHosts, "size", lambda hosts: 1)
+    given, dataset = Model(optimizer="sgd"), partitions(10, None, 15)
+    split = TrainValidationSplit.split([10, 0, 15], 0.2)
+    validation = Validation(dataset, BatchOptions(BATCH), 1, split.validation_spans)
+    history, _ = fit(given, dataset, "allreduce", epochs=2, split=split, validation=validation)
+    found, trained, held_out = weights_of(given.model), [*range(8), *range(10, 22)], [8, 9, 22, 23, 24]
+    arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
+    arguments["validation_data"] = X[held_out], Y[held_out]
+    expected = given.reset().fit(X[trained], Y[trained], **arguments).history
+    assert close(given.model, found)
+    assert history.history["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+    assert not list(tmp_path.glob("*/joined-*"))
 
 
 def test_the_batches_of_a_rank_are_spread_over_the_rounds():
