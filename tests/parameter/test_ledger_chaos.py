@@ -201,18 +201,14 @@ class Spark:
         return replies
 
 
-def planned_batches(spark):
-    return {
+def check(spark):
+    """Check that every batch was applied once, and that every epoch was reported once, complete and in order."""
+    planned = {
         (worker, epoch, batch)
         for worker, plan in spark.plans.items()
         for epoch in spark.epochs
         for batch in range(plan.batches)
     }
-
-
-def check(spark):
-    """Check that every batch was applied once, and that every epoch was reported once, complete and in order."""
-    planned = planned_batches(spark)
     assert set(spark.applied) <= planned
     assert all((count == 1) for count in spark.applied.values())
     assert {one for one in planned if one[0] not in spark.left} <= set(spark.applied)
@@ -236,8 +232,7 @@ def check(spark):
 runs = pytest.mark.parametrize("runs", [100, pytest.param(5000, marks=pytest.mark.soak)])
 
 
-@pytest.mark.parametrize("bound", [None, 0, 1, 3])
-@pytest.mark.parametrize("trouble", [0.0, 0.02, 0.15])
+@pytest.mark.parametrize(("bound", "trouble"), [(None, 0.02), (None, 0.15), (0, 0.02), (0, 0.15), (1, 0.15), (3, 0.0)])
 @runs
 def test_every_batch_is_applied_once_and_a_worker_may_always_continue(bound, trouble, runs):
     for seed in range(runs):
