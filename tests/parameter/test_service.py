@@ -67,7 +67,7 @@ class Bench:
 
 
 @contextmanager
-def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_concurrent=1, clock=time.monotonic):
+def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_concurrent=1):
     """A service whose partitions have three batches and validate by default."""
     plans = dict(enumerate(plans or [PartitionPlan(3, validates=True)] * 3))
     store = Store(Flat(VECTOR, INTEGER_VARIABLES), 3, rule or Downpour(), {}, len(plans))
@@ -81,7 +81,7 @@ def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_
         lease_seconds=lease_seconds,
         warmup_timeout=600.0,
         on_epoch=lambda epoch: store.snapshot(),
-        clock=clock,
+        clock=time.monotonic,
     )
     service = ParameterService(ledger, PAYLOAD_FORMAT)
     endpoint = Endpoint("127.0.0.1", "127.0.0.1", timeout=timeout)
@@ -116,12 +116,10 @@ def same(arrays, others):
     "arrays",
     [
         (),
-        (np.array(7, np.int64),),
         (np.zeros((0, 3), np.float32), np.ones((2, 3), np.float16), np.array(True)),
         (np.array([[1, 2], [3, 4]], np.uint8).T, np.arange(10, dtype=np.float64)[::3]),
-        METRICS,
     ],
-    ids=["none", "a number", "empty and small ones", "views", "metrics"],
+    ids=["none", "empty and small ones", "views"],
 )
 def test_small_arrays_survive_packing(arrays):
     kind = ArraySpecs.like(arrays)
@@ -143,48 +141,28 @@ def test_packing_converts_dtypes():
     assert same(kind.unpack(memoryview(kind.pack([np.array([1, 2])]))), [np.array([1, 2], np.float32)])
 
 
-@pytest.mark.parametrize("arrays", [(), (np.zeros(3),), (np.zeros((1, 2)),), (np.zeros(2), np.zeros(2)), (np.array(0.0),)])
+@pytest.mark.parametrize("arrays", [(), (np.zeros((1, 2)),)])
 def test_packing_rejects_other_shapes(arrays):
     with pytest.raises(ValueError, match="expected arrays of the shapes and dtypes .*'float32'.* received"):
         ArraySpecs.like([np.zeros(2, np.float32)]).pack(arrays)
 
 
-def test_the_sizes_of_bodies():
-    assert (PAYLOAD_FORMAT.size, PAYLOAD_FORMAT.dtype) == (4, "float32")
-    assert PAYLOAD_FORMAT.vector_bytes == 16
-    assert PAYLOAD_FORMAT.weights_bytes == 16 + 8 + 8
-    assert PAYLOAD_FORMAT.update_bytes == 16 + 8 + 8 + 4 + 16
-
-
-def test_a_vector_shares_the_memory_of_the_body():
-    body = memoryview(bytearray(VECTOR.tobytes() + bytes(16) + b"metrics"))
-    found = PAYLOAD_FORMAT.weights(body).vector
-    assert same([found], [VECTOR])
-    assert np.shares_memory(found, np.frombuffer(body, np.uint8))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("values", "finite"),
-    [([], True), ([1, -2], True), ([1, "nan"], False), (["inf"], False), (["inf", "-inf"], False), ([1e38, 1e38], True)],
+    [([], True), ([1, -2], True), ([1, "nan"], False), (["inf", "-inf"], False), ([1e38, 1e38], True)],
 )
-def test_values_that_are_not_finite_are_found(values, finite, dtype):
-    assert is_finite(np.array(values, dtype)) is finite
+def test_values_that_are_not_finite_are_found(values, finite):
+    assert is_finite(np.array(values, np.float32)) is finite
 
 
 # Pulls
 
 
-def test_a_pull_returns_the_weights_of_the_server(bench):
-    pulled = bench.client().pull()
-    assert pulled.version == 0
-    assert same([pulled.weights.vector], [VECTOR])
-    assert same(pulled.weights.integer_variables, INTEGER_VARIABLES)
-
-
 def test_unchanged_weights_are_not_sent_again(bench):
     client = bench.client()
     first = client.pull()
+    assert first.version == 0
+    assert same([first.weights.vector, *first.weights.integer_variables], [VECTOR, *INTEGER_VARIABLES])
     sent = bench.stats.sent_bytes
     assert client.pull() is first
     assert (bench.stats.pulls, bench.stats.cached_pulls, bench.stats.sent_bytes) == (2, 1, sent)
@@ -206,8 +184,6 @@ def test_a_push_brings_the_weights_after_it(bench):
         assert pulled.version == 2
         assert pulled.weights.vector.tolist() == bench.values
     assert (bench.stats.pulls, bench.stats.pushes, bench.stats.duplicates) == (3, 2, 1)
-    with bench.store.snapshot() as before, bench.store.snapshot() as again:
-        assert np.shares_memory(before.weights.vector, again.weights.vector)
 
 
 def test_a_pull_releases_its_snapshot(bench):
@@ -232,13 +208,13 @@ def test_pulls_reuse_their_buffer(bench):
 def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
-        client.pull()
         assert push(client, batch=3, logs={}).evaluate == (0,)
         push(client, (10, 10, 10, 4), epoch=1)
+        assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]
         weights = client.snapshot(0)
         assert weights.vector.tolist() == [2, 3, 4, 4]
         assert same(weights.integer_variables, INTEGER_VARIABLES)
-        assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]
+        assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]  # though both are received into the same buffer
         assert client.report(0, REPORT).evaluate == ()
         with pytest.raises(DriverConnectionError, match="epoch 0 is not being evaluated"):
             client.snapshot(0)
@@ -246,27 +222,6 @@ def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
         assert same(end.validation[0].metrics, METRICS)
         assert (end.validation[0].rows, end.validation[0].logs) == (3, {"loss": 0.5, "mine": [1, 2]})
         assert end.snapshot.weights.vector.tolist() == [2, 3, 4, 4]
-
-
-def test_the_weights_of_an_epoch_do_not_change():
-    with serving(PartitionPlan(3, validates=True)) as bench:
-        client = bench.client()
-        push(client, batch=3, logs={})
-        for batch in (1, 2):
-            assert client.snapshot(0).vector.tolist() == [2, 3, 4, 4]
-            push(client, epoch=1, batch=batch)
-        assert bench.values == [4, 5, 6, 4]
-
-
-def test_a_pull_after_the_weights_of_an_epoch_sends_the_newest():
-    """Both use the same buffer."""
-    with serving(PartitionPlan(3, validates=True)) as bench:
-        client = bench.client()
-        push(client, batch=3, logs={})
-        push(client, epoch=1)
-        assert client.pull().weights.vector.tolist() == [3, 4, 5, 4]
-        assert client.snapshot(0).vector.tolist() == [2, 3, 4, 4]
-        assert client.pull().weights.vector.tolist() == [3, 4, 5, 4]
 
 
 # Pushes
@@ -287,32 +242,10 @@ def test_a_push_is_applied_with_all_its_fields(bench):
     assert bench.ledger.rows == 48
 
 
-def test_a_push_may_consist_of_parts(bench):
-    parts = [np.array([1, 1, 1], np.float32), np.array([4], np.float32), np.array([], np.float32)]
-    client = bench.client()
-    client.push(parts, INTEGER_VARIABLES, 0, POINT)
-    assert bench.values == [2, 3, 4, 4]
-
-
-def test_a_push_may_be_a_view_with_gaps(bench):
-    client = bench.client()
-    parts = [np.array([1, 0, 2, 0, 3, 0, 4, 0], np.float32)[::2]]
-    client.push(parts, INTEGER_VARIABLES, 0, POINT)
+def test_a_push_may_consist_of_parts_and_views_with_gaps(bench):
+    parts = [np.array([1, 0, 2, 0, 3, 0], np.float32)[::2], np.array([4], np.float32), np.array([], np.float32)]
+    bench.client().push(parts, INTEGER_VARIABLES, 0, POINT)
     assert bench.values == [2, 4, 6, 4]
-
-
-def test_the_end_of_an_epoch_is_reported():
-    with serving(PartitionPlan(3)) as bench:
-        client = bench.client()
-        push(client, batch=2, steps=2, rows=8)
-        other = (np.array(2, np.float32), np.array([[3, 4]], np.float64))
-        push(client, batch=3, steps=1, rows=3, metrics=other, learning_rate=0.25, logs={"loss": 0.25, "mine": 3})
-        end = bench.ledger.wait(0)
-        (report,) = end.reports
-        assert (report.worker, report.epoch, report.rows, report.steps) == (0, 0, 11, 3)
-        assert (report.seconds, report.learning_rate, report.logs) == (1.5, 0.25, {"loss": 0.25, "mine": 3})
-        assert same(report.metrics, other)
-        assert end.snapshot.version == 2
 
 
 def test_a_record_survives_its_packing_without_long_vectors():
@@ -323,59 +256,27 @@ def test_a_record_survives_its_packing_without_long_vectors():
     assert received == replace(point, logs={"loss": 0.5, "each": [1.0] * MAX_LOG_VALUES, "long": None})
 
 
-def test_a_new_attempt_continues_where_the_old_one_stopped(bench):
-    client = bench.client(attempt=1)
-    push(client, batch=2, steps=2)
-    client.release()
-    other = bench.client(attempt=2, leased=False)
-    resumed = other.lease()
-    assert (resumed.sequence, resumed.epoch, resumed.batch) == (1, 0, 2)
-    assert same(resumed.metrics, METRICS)
-    push(other)
-    assert bench.stats.pushes == 2
-    with pytest.raises(DriverConnectionError, match="the lease of worker 0 was taken over by another attempt"):
-        push(client)
-    assert bench.stats.pushes == 2
-    assert bench.stats.rejected_requests == {"lease lost": 1}
-
-
-@pytest.mark.parametrize("values", [[np.nan, 0, 0, 0], [0, np.inf, 0, 0], [0, 0, 0, -np.inf]])
-def test_an_update_that_is_not_finite_ends_training(bench, values):
-    with pytest.raises(DivergenceError) as caught:
-        push(bench.client(2), values, epoch=1)
-    assert "training diverged in epoch 2 on worker 2" in str(caught.value)
-    assert "Try a smaller learning rate" in str(caught.value)
-    assert_ended(bench, caught.value)
-
-
-@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf, np.array([1.0, np.nan])], ids=str)
-def test_a_loss_that_is_not_finite_ends_training(bench, loss):
-    with pytest.raises(DivergenceError, match="training diverged in epoch 1 on worker 1: its loss is not finite") as caught:
-        push(bench.client(1), logs={"loss": loss})
-    assert_ended(bench, caught.value)
-
-
-def assert_ended(bench, error):
+@pytest.mark.parametrize(
+    ("values", "logs", "words"),
+    [
+        ((np.nan, 0, 0, 0), None, "its update is not finite"),
+        ((0, 0, 0, -np.inf), None, "its update is not finite"),
+        ((1, 1, 1, 4), {"loss": np.inf}, "its loss is not finite"),
+        ((1, 1, 1, 4), {"loss": np.array([1.0, np.nan])}, "its loss is not finite"),
+    ],
+)
+def test_an_update_or_a_loss_that_is_not_finite_ends_training(bench, values, logs, words):
+    other = bench.client(0)
+    with pytest.raises(DivergenceError, match=f"training diverged in epoch 2 on worker 2: {words}.*smaller learning rate"):
+        push(bench.client(2), values, epoch=1, logs=logs)
+    with pytest.raises(DivergenceError):
+        push(other, (np.nan, 0, 0, 0))
+    assert "worker 2" in str(bench.service.failure)
     assert isinstance(bench.service.failure, DivergenceError)
-    assert str(bench.service.failure) == str(error)
-    assert (bench.values, bench.store.version, bench.stats.pushes) == (VECTOR.tolist(), 0, 0)
-    assert bench.client(0, leased=False).lease() is None
-    assert bench.ledger.rows == 0
-
-
-def test_after_a_divergence_the_other_workers_stop(bench):
-    one, two = bench.client(0), bench.client(1)
-    with pytest.raises(DivergenceError):
-        push(one, (np.nan, 0, 0, 0))
-    with pytest.raises(DivergenceError):
-        push(two, (np.nan, 0, 0, 0))
-    assert "worker 0" in str(bench.service.failure)
-    assert two.renew().stop
-
-
-def test_large_but_finite_updates_are_applied(bench):
-    push(bench.client(), (1e30, -1e38, 3e38, 4))
-    assert bench.values == np.array([1e30, -1e38, 3e38, 4], np.float32).tolist()
+    assert (bench.values, bench.store.version, bench.stats.pushes, bench.ledger.rows) == (VECTOR.tolist(), 0, 0, 0)
+    assert other.renew().stop
+    assert bench.client(1, leased=False).lease() is None
+    assert bench.stats.rejected_requests == {"diverged": 2}
 
 
 @pytest.mark.parametrize("size", [2, MAX_LOG_VALUES + 1])
@@ -419,28 +320,22 @@ def rejected(bench, kind, name, fields, body=()):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("missing", ["base", "epoch", "batch", "steps", "rows", "learning_rate", "seconds", "logs"])
-def test_an_update_that_lacks_a_field_is_not_applied(bench, missing):
-    sent = fields(lease=bench.client()._lease)
-    del sent[missing]
-    rejected(bench, "malformed", "update", sent, body())
-    rejected(bench, "malformed", "update", sent, body())
-    assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
-
-
 @pytest.mark.parametrize("invalid", [{"logs": 7}, {"rows": "many"}, {"steps": math.inf}, {"seconds": None}, {"base": 1}])
 def test_an_update_with_an_invalid_field_is_not_applied(bench, invalid):
     sent = fields(lease=bench.client()._lease, **invalid)
-    rejected(bench, "malformed", "update", sent, body())
-    rejected(bench, "malformed", "update", sent, body())
+    for _ in range(2):
+        rejected(bench, "malformed", "update", sent, body())
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
 
 
-@pytest.mark.parametrize("size", [0, 1, 16, PAYLOAD_FORMAT.update_bytes - 1])
-def test_an_update_that_is_too_short_is_rejected(bench, size):
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [("update", 16, PAYLOAD_FORMAT.update_bytes), ("report", 3, PAYLOAD_FORMAT.metrics.nbytes)],
+)
+def test_a_body_that_is_too_short_is_rejected(bench, name, size, expected):
     client = bench.client()
-    message = rejected(bench, "malformed", "update", fields(lease=client._lease), body(size))
-    assert f"the call 'update' takes a body of {PAYLOAD_FORMAT.update_bytes} bytes, received {size}" in message
+    message = rejected(bench, "malformed", name, fields(lease=client._lease), body(size))
+    assert f"the call {name!r} takes a body of {expected} bytes, received {size}" in message
     assert (bench.store.version, bench.ledger.rows) == (0, 0)
     push(client)
 
@@ -456,53 +351,21 @@ def test_an_unknown_call_is_rejected(bench):
 
 
 @pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
-def test_an_unknown_worker_is_rejected(bench, name):
-    sent = fields(worker=9, attempt=1, missing=False)
-    assert "there is no worker 9" in rejected(bench, "unknown", name, sent, body() if name == "update" else ())
-
-
-@pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
 def test_a_call_without_its_fields_is_rejected(bench, name):
     message = rejected(bench, "malformed", name, {}, body() if name == "update" else ())
     assert re.search(rf"the field '\w+' of the call {name!r} is missing or invalid: KeyError", message)
     push(bench.client())
 
 
-@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError])
-def test_a_fault_of_the_server_is_not_taken_for_an_invalid_call(bench, caplog, monkeypatch, error):
+def test_a_fault_of_the_server_is_not_taken_for_an_invalid_call(bench, caplog, monkeypatch):
     lease = bench.client()._lease
 
     def fail(*_):
-        raise error("lost")
+        raise KeyError("lost")
 
     monkeypatch.setattr(bench.ledger, "directive", fail)
-    message = rejected(bench, "failed", "renew", fields(lease=lease))
-    assert f"the call 'renew' failed: {error.__name__}" in message
+    assert "the call 'renew' failed: KeyError" in rejected(bench, "failed", "renew", fields(lease=lease))
     assert "in fail" in caplog.text, "the traceback"
-
-
-def test_a_push_out_of_sequence_is_rejected(bench):
-    client = bench.client()
-    sent = fields(lease=client._lease, sequence=2)
-    assert "worker 0 sent push 2; expected push 1" in rejected(bench, "out of turn", "update", sent, body())
-    assert bench.store.version == 0
-
-
-def test_a_report_that_is_too_short_is_rejected(bench):
-    client = bench.client()
-    rejected(bench, "malformed", "report", {"worker": 0, "lease": client._lease, "epoch": 0}, body(3))
-    push(client)
-
-
-def test_a_push_of_other_shapes_fails_on_the_worker(bench):
-    client = bench.client()
-    with pytest.raises(ValueError, match="expected arrays"):
-        push(client, metrics=METRICS[:1])
-    with pytest.raises(ValueError, match="expected arrays"):
-        push(client, integer_variables=())
-    assert bench.stats.received_bytes == 0
-    push(client)
-    assert bench.stats.pushes == 1
 
 
 # Other calls
@@ -513,21 +376,12 @@ def test_health_returns_the_version(bench):
     assert connect(bench.address).call("health", {})[0] == {"version": 1}
 
 
-def test_a_finished_partition_is_not_leased_again(bench):
-    client = bench.client()
-    client.finish()
-    client.finish()
-    assert bench.client(attempt=7, leased=False).lease() is None
-
-
 def test_a_client_waits_for_a_partition_that_another_one_has(bench):
     client = bench.client(attempt=1)
     push(client)
     timer = threading.Timer(0.05, client.release)
-    started = time.monotonic()
     timer.start()
     assert bench.client(attempt=2, leased=False).lease().sequence == 1
-    assert time.monotonic() - started >= 0.04
     timer.join()
 
 
@@ -548,20 +402,9 @@ def test_proceed_waits_as_long_as_the_directive_says():
         push(client)
         assert client.renew().wait
         timer = threading.Timer(0.05, push, [other])
-        started = time.monotonic()
         timer.start()
         assert client.proceed() == Directive()
-        assert time.monotonic() - started >= 0.04
-        timer.join()
-
-
-def test_proceed_ends_with_a_stop():
-    with serving(num_concurrent=2) as bench:
-        client = bench.client()
-        push(client)
-        timer = threading.Timer(0.03, bench.ledger.stop)
-        timer.start()
-        assert client.proceed() == Directive(stop=True)
+        assert bench.stats.pushes == 2
         timer.join()
 
 
@@ -577,16 +420,6 @@ def test_staying_lasts_while_epochs_have_to_be_evaluated():
             if directive.evaluate:
                 one.report(0, REPORT)
         assert directives == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
-
-
-def test_staying_ends_with_a_stop():
-    with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
-        one, _ = bench.client(0), bench.client(1)
-        push(one, batch=3, logs={})
-        staying = one.staying()
-        assert next(staying).stay
-        bench.ledger.stop()
-        assert list(staying) == []
 
 
 def test_a_client_that_disconnects_loses_its_lease_to_others(bench):
@@ -632,15 +465,6 @@ def test_the_statistics_of_a_training():
     assert stats.updates_per_second == 3 / stats.seconds
 
 
-def test_every_rejection_is_in_the_statistics(bench):
-    client = bench.client()
-    rejected(bench, "unknown", "renew", {"worker": 9, "lease": 1})
-    rejected(bench, "malformed", "update", fields(lease=client._lease), body(3))
-    with pytest.raises(DivergenceError):
-        push(client, (np.nan, 0, 0, 0))
-    assert bench.stats.rejected_requests == {"unknown": 1, "malformed": 1, "diverged": 1}
-
-
 def test_statistics_without_updates():
     stats = ParameterServerStats()
     assert (stats.updates_per_second, stats.mean_staleness, stats.max_staleness) == (0, 0, 0)
@@ -668,32 +492,6 @@ def test_a_lease_is_renewed_by_a_thread():
         assert bench.ledger.lease(0, 2) == "wait"
         push(client)
         client.finish()
-
-
-def test_a_lease_does_not_expire_when_the_renewing_thread_ends(bench):
-    client = bench.client(0, 1)
-    with client.renewing(0.001):
-        received = bench.ledger._leases.of(0).expires
-        while bench.ledger._leases.of(0).expires == received:
-            time.sleep(0.001)
-    assert bench.ledger.lease(0, 2) == "wait"
-
-
-def test_a_lease_that_is_not_renewed_expires():
-    seconds = 0.0
-    with serving(lease_seconds=10.0, clock=lambda: seconds) as bench:
-        bench.client(0, 1)
-        seconds = 9.9
-        assert bench.ledger.lease(0, 2) == "wait"
-        seconds = 10.1
-        assert bench.ledger.lease(0, 2) != "wait"
-
-
-def test_renewing_ends_with_its_context_after_an_error(bench):
-    client = bench.client()
-    with pytest.raises(ZeroDivisionError), client.renewing(0.001):
-        raise ZeroDivisionError
-    assert lease_threads() == []
 
 
 def test_renewing_ends_when_the_lease_is_lost(bench):
@@ -732,7 +530,7 @@ def test_renewing_goes_on_after_an_outage_that_is_longer_than_the_timeout(monkey
 # A server that has stopped
 
 
-@pytest.mark.parametrize("call", [push, *(getattr(ParameterClient, name) for name in ("lease", "renew", "pull", "finish"))])
+@pytest.mark.parametrize("call", [push, ParameterClient.lease])
 def test_a_server_that_has_stopped_is_reported_in_time(call):
     with serving(timeout=0.3) as bench:
         client = bench.client(1)
@@ -746,62 +544,12 @@ def test_a_server_that_has_stopped_is_reported_in_time(call):
     assert "timeout= of server_options" in message
 
 
-def test_release_ignores_a_server_that_has_stopped():
+def test_release_ignores_a_rejection_and_a_server_that_has_stopped():
     with serving(timeout=60.0) as bench:
         client = bench.client()
+        bench.client(9, leased=False).release()
+        assert bench.stats.rejected_requests == {"unknown": 1}
     started = time.monotonic()
     client.release()
     client.__exit__(None, None, None)
     assert time.monotonic() - started < 30
-
-
-def test_release_ignores_a_rejection(bench):
-    bench.client(9, leased=False).release()
-    assert bench.stats.rejected_requests == {"unknown": 1}
-
-
-def test_releasing_a_lost_lease_does_nothing(bench):
-    client = bench.client(attempt=1)
-    bench.ledger.expire(client._lease)
-    other = bench.client(attempt=2)
-    client.release()
-    push(other)
-
-
-# Many clients
-
-
-def test_the_pushes_of_many_clients_add_up():
-    with serving(*[PartitionPlan(10)] * 4, epochs=5) as bench:
-        failed = []
-
-        def work(worker):
-            try:
-                with bench.client(worker) as client, client.renewing(0.001):
-                    for epoch in range(5):
-                        for batch in range(1, 11):
-                            pulled = client.pull()
-                            logs = {} if batch == 10 else None
-                            push(client, (1, worker, -1, 4), base=pulled.version, epoch=epoch, batch=batch, logs=logs)
-                    client.finish()
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failed == []
-        assert bench.values == [1 + 200, 2 + 50 * (0 + 1 + 2 + 3), 3 - 200, 4]
-        assert bench.stats.pushes == bench.store.version == sum(bench.stats.staleness.values()) == 200
-        assert bench.stats.steps == dict.fromkeys(range(4), 50)
-        assert bench.ledger.rows == 800
-        ends = [bench.ledger.wait(0) for _ in range(5)]
-        assert [end.epoch for end in ends] == [0, 1, 2, 3, 4]
-        assert all(report.rows == 40 for end in ends for report in end.reports)
-        for end in ends:
-            first = end.snapshot.weights.vector[0]
-            assert end.snapshot.version == first - 1
-            end.snapshot.release()
-        assert lease_threads() == []
