@@ -1,7 +1,6 @@
 """The parameter server under load, over breaking connections, damaged bytes and idle connections."""
 
 import contextlib
-import logging
 import multiprocessing
 import random
 import resource
@@ -20,15 +19,12 @@ from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
-from sparkkeras.rpc.socket import _header, _length
-from sparkkeras.rpc.transport import Endpoint, TransportError, make_transport, read_body
-from sparkkeras.rpc.wire import HELLO_BYTES, MAX_HEADER_BYTES, Acceptor, Handshake, Header, Secret, Session, WireError
+from sparkkeras.rpc.transport import Endpoint, TransportError, make_transport
+from sparkkeras.rpc.wire import MAX_HEADER_BYTES, Secret
 from sparkkeras.weights import Flat
-from tests.rpc.test_transports import MB, LastBytes, Relay, calling, encrypts, eventually, over_tcp, patient, raw_response
+from tests.rpc.test_transports import MB, LastBytes, Relay, calling, eventually, over_tcp, patient, raw_response
 
 FLOATS = MB // 4
-
-_log = logging.getLogger(__name__)
 
 
 class Server:
@@ -119,53 +115,34 @@ def three():
         yield processes
 
 
-def check_load(name, processes, workers, pushes, size, encrypt=False, readers=0):
+def check_load(name, processes, workers, pushes, size, readers):
     server, stop = Server(size, workers, pushes), threading.Event()
-    with server.at(name, expected_sessions=workers, encrypt=encrypt) as address, ThreadPoolExecutor(8) as threads:
+    with server.at(name, expected_sessions=workers) as address, ThreadPoolExecutor(readers) as threads:
         reading = [threads.submit(read_weights, address, size, stop) for _ in range(readers)]
-        started = time.monotonic()
         try:
             training = [processes.submit(train, address, size, worker, pushes) for worker in range(workers)]
             expected = sum(done.result() for done in training)
         finally:
             stop.set()
-        seconds = time.monotonic() - started
         assert all(done.result() > 1 for done in reading)
-    stats = server.service.stats(name)
+    stats, total = server.service.stats(name), workers * pushes
     assert server.value == expected < 2**24
-    assert (server.store.version, stats.pushes, stats.duplicates, stats.rejected_requests) == (
-        workers * pushes,
-        workers * pushes,
-        0,
-        {},
-    )
+    assert (server.store.version, stats.pushes, stats.duplicates, stats.rejected_requests) == (total, total, 0, {})
     assert stats.steps == dict.fromkeys(range(workers), pushes)
-    assert stats.received_bytes == 4 * size * workers * pushes
-    assert sum(stats.staleness.values()) == workers * pushes
-    _log.info(
-        "%s: %d x %d of %.0f MB in %.1f s, %.0f MB/s there, %.0f MB/s back",
-        name, workers, pushes, 4 * size / MB, seconds, stats.received_bytes / MB / seconds, stats.sent_bytes / MB / seconds,
-    )  # fmt: skip
+    assert stats.received_bytes == 4 * size * total
+    assert sum(stats.staleness.values()) == total
 
 
 @over_tcp
 def test_updates_of_many_processes_are_applied_once_each(name, three):
-    check_load(name, three, 3, 10, 2 * FLOATS, readers=1)
-
-
-@encrypts
-@pytest.mark.soak
-@over_tcp
-def test_8_processes_push_10_mb_a_hundred_times(name, encrypt):
-    with spawned(8) as processes:
-        check_load(name, processes, 8, 100, 10 * FLOATS, encrypt)
+    check_load(name, three, 3, 10, 2 * FLOATS, 1)
 
 
 @pytest.mark.soak
 @over_tcp
 def test_32_processes_push_1_mb_two_hundred_times_beside_readers(name):
     with spawned(32) as processes:
-        check_load(name, processes, 32, 200, FLOATS, readers=4)
+        check_load(name, processes, 32, 200, FLOATS, 4)
 
 
 @pytest.mark.parametrize("pushes", [30, pytest.param(300, marks=pytest.mark.soak)])
@@ -185,7 +162,6 @@ def test_updates_are_applied_once_over_connections_that_keep_breaking(name, push
     stats = server.service.stats(name)
     assert (stats.pushes, stats.rejected_requests) == (workers * pushes, {})
     assert stats.duplicates > 0  # otherwise no reply was lost, and the test shows little
-    _log.info("%s: %d pushes, %d duplicates", name, stats.pushes, stats.duplicates)
 
 
 # Damaged bytes
@@ -217,59 +193,6 @@ def mutate(draw, data):
                 place = draw.choice(digits or [0])
                 changed[place : place + 1] = draw.choice([b"0", b"1", b"9", b"-", b"99999999"])
     return bytes(changed)
-
-
-def message_bytes(session, messages):
-    """The bytes of messages."""
-    line = b""
-    for header, body in messages:
-        sealed = session.seal(header)
-        line += len(sealed).to_bytes(4, "big") + sealed
-        if header.body:
-            line += b"".join(bytes(chunk) for chunk in session.outgoing([memoryview(body)]))
-    return line
-
-
-def parse(data, secret, session):
-    """The messages in the bytes of a connection, up to the first invalid one."""
-    ours, theirs = socket.socketpair()
-    messages = []
-    with ours, theirs:
-        theirs.sendall(data)
-        theirs.shutdown(socket.SHUT_WR)
-        ours.settimeout(5)
-        with contextlib.suppress(WireError, ConnectionError):
-            hello = bytearray(HELLO_BYTES)
-            if ours.recv_into(hello, HELLO_BYTES, socket.MSG_WAITALL) < HELLO_BYTES:
-                return messages
-            Acceptor(secret, False).accept(bytes(hello))
-            while True:
-                header = _header(ours, session, _length(ours))
-                if header.body > 10_000:
-                    break
-                body = memoryview(bytearray(header.body))
-                read_body(ours.recv_into, session, body)
-                messages.append((header, bytes(body)))
-    return messages
-
-
-@pytest.mark.parametrize("cases", [1000, pytest.param(100_000, marks=pytest.mark.soak)])
-@encrypts
-def test_damaged_bytes_yield_a_prefix_of_the_messages_or_nothing(encrypt, cases):
-    draw, secret = random.Random(1), Secret(bytes(range(32)))
-    there, back = draw.randbytes(32), draw.randbytes(32)
-    sent = [(Header("lease", {"worker": 3, "attempt": 7}, 0), b"")]
-    for sequence, size in enumerate([1, 3000, 0, 500]):
-        sent.append((Header("update", {"worker": 3, "sequence": sequence, "ended": None}, size), draw.randbytes(size)))
-    line = message_bytes(Session(there, back, encrypt), sent)
-    line = Handshake(secret, encrypt).hello() + line
-    assert parse(line, secret, Session(back, there, encrypt)) == sent
-    lengths = []
-    for _ in range(cases):
-        got = parse(mutate(draw, line), secret, Session(back, there, encrypt))
-        assert got == sent[: len(got)]
-        lengths.append(len(got))
-    assert set(lengths) == set(range(len(sent) + 1))  # the damage hit every message
 
 
 def direct_push(caller, server):
@@ -316,7 +239,7 @@ def test_damaged_bytes_of_an_unauthenticated_client_change_nothing(name, cases):
             caller.call("parameters", {})
             line = bytes(relay.carried["there"])
         threads, files = threading.active_count(), psutil.Process().num_fds()
-        version, started = server.store.version, time.monotonic()
+        version = server.store.version
         for case in range(1, cases + 1):
             if case % 3:
                 raw_response(address, mutate(draw, line))
@@ -326,16 +249,8 @@ def test_damaged_bytes_of_an_unauthenticated_client_change_nothing(name, cases):
             if case % 50 == 0:
                 check()
                 version = server.store.version
-        _log.info("%s: %d clients in %.1f s", name, cases, time.monotonic() - started)
-        assert len(threads_later(threads)) <= threads + 1
-        assert psutil.Process().num_fds() <= files + 2
-
-
-def threads_later(count, seconds=5):
-    deadline = time.monotonic() + seconds
-    while threading.active_count() > count and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return threading.enumerate()
+        assert eventually(lambda: threading.active_count() <= threads + 1)
+        assert eventually(lambda: psutil.Process().num_fds() <= files + 2)
 
 
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.soak)])
@@ -354,7 +269,7 @@ def test_damaged_bytes_of_an_authenticated_peer_are_not_applied(name, cases):
         with calling(patient(relay.address)) as caller:
             direct_push(caller, server)
         lengths = {way: len(carried) for way, carried in relay.carried.items()}
-        failures, started = 0, time.monotonic()
+        failures = 0
         for case in range(1, cases + 1):
             plan["way"] = draw.choice(["there", "there", "back"])
             plan["at"] = draw.randrange(lengths[plan["way"]])
@@ -370,7 +285,6 @@ def test_damaged_bytes_of_an_authenticated_peer_are_not_applied(name, cases):
             if case % 50 == 0:
                 check()
         assert failures > cases // 2
-        _log.info("%s: %d damaged sessions in %.1f s, %d failed", name, cases, time.monotonic() - started, failures)
 
 
 # Idle and slow connections
@@ -391,60 +305,16 @@ def open_file_limit(files):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Drip:
-    """Clients that send the bytes of a session at one byte every 0.2 seconds, and reconnect when the server closes."""
-
-    def __init__(self, address, data, count):
-        self._address, self._data = (address.host, address.port), data
-        self._connections = {self._connected(): 0 for _ in range(count)}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="drip", daemon=True)
-        self.reconnects = 0
-
-    def _connected(self):
-        connection = socket.create_connection(self._address, 5)
-        connection.setblocking(False)
-        return connection
-
-    def _run(self):
-        while not self._stop.wait(0.2):
-            for connection, sent in [*self._connections.items()]:
-                try:
-                    connection.send(self._data[sent : sent + 1] or b"\0")
-                    with contextlib.suppress(BlockingIOError):
-                        if not connection.recv(100):
-                            raise ConnectionResetError
-                    self._connections[connection] += 1
-                except OSError:
-                    del self._connections[connection]
-                    connection.close()
-                    self._connections[self._connected()] = 0
-                    self.reconnects += 1
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-        for connection in self._connections:
-            connection.close()
-
-
-@pytest.mark.parametrize(("idle", "slow", "seconds"), [(100, 20, 1), pytest.param(500, 100, 15, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("idle", "seconds"), [(120, 1), pytest.param(600, 15, marks=pytest.mark.soak)])
 @over_tcp
-def test_workers_are_served_beside_idle_and_slow_connections(name, idle, slow, seconds):
-    """Every second idle connection is an authenticated one."""
+def test_workers_are_served_beside_idle_connections(name, idle, seconds):
+    """Every second idle connection is an authenticated one, every fourth is in the middle of its first message."""
     server = Server(FLOATS, 1, 1000)
     with (
-        open_file_limit(2 * (idle + slow) + 50),
+        open_file_limit(2 * idle + 50),
         server.at(name, expected_sessions=idle) as address,
         contextlib.ExitStack() as stack,
     ):
-        with Relay(address) as relay, calling(relay.address) as caller:
-            caller.call("health", {})
-            data = bytes(relay.carried["there"])
         client = stack.enter_context(ParameterClient(address, server.payload_format, 0, 1))
         client.lease()
         pushes = 0
@@ -464,40 +334,25 @@ def test_workers_are_served_beside_idle_and_slow_connections(name, idle, slow, s
                 connection = socket.create_connection((address.host, address.port), 5)
                 stack.callback(connection.close)
                 if number % 4 == 1:
-                    connection.sendall(data[:10])
+                    connection.sendall(b"sparkkeras" if name == "socket" else b"POST /hello")
             else:
-                caller = stack.enter_context(calling(address))
-                caller.call("health", {})
-        durations, most_threads, grown = [], 0, 0
-        with Drip(address, data, slow) as drip:
-            until = time.monotonic() + seconds
-            while time.monotonic() < until or not durations:
-                time.sleep(0.05)
-                durations.append(exchange())
-                most_threads = max(most_threads, threading.active_count() - threads)
-                grown = max(grown, process.memory_info().rss - memory)
-            # The server still accepts a new client.
-            started = time.monotonic()
-            with calling(address) as another:
-                another.call("health", {})
-            entered = time.monotonic() - started
+                stack.enter_context(calling(address)).call("health", {})
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.05)
+            assert exchange() < 20
+            assert threading.active_count() - threads < idle // 2 + 30  # one for each authenticated connection
+            assert process.memory_info().rss - memory < 100 * MB
+        with calling(address) as another:  # the server still accepts a new client
+            another.call("health", {})
         assert server.value == pushes
-        _log.info(
-            "%s: %d idle, %d slow: slowest exchange %.3f s, entered in %.3f s, %d threads, %.1f MB more, %d reconnects",
-            name, idle, slow, max(durations), entered, most_threads, grown / MB, drip.reconnects,
-        )  # fmt: skip
-        assert max(durations) < 20
-        assert entered < 20
-        assert grown < 100 * MB
-        assert most_threads < idle // 2 + 150
 
 
 @pytest.mark.soak
 @over_tcp
 def test_the_connection_of_a_slow_unauthenticated_client_is_closed(name):
     """However steadily it sends."""
-    server = Server(10, 1, 10)
-    with server.at(name) as address:
+    with Server(10, 1, 10).at(name) as address:
         with Relay(address) as relay, calling(relay.address) as caller:
             caller.call("health", {})
             data = bytes(relay.carried["there"])
@@ -511,29 +366,6 @@ def test_the_connection_of_a_slow_unauthenticated_client_is_closed(name):
                         if not connection.recv(100):
                             break
         assert 1 < time.monotonic() - started < 8
-
-
-@pytest.mark.parametrize("turns", [4, pytest.param(20, marks=pytest.mark.soak)])
-@over_tcp
-def test_the_server_withstands_a_flood_of_connections(name, turns):
-    server = Server(FLOATS, 1, 10)
-    with open_file_limit(1000), server.at(name) as address, ParameterClient(address, server.payload_format, 0, 1) as client:
-        client.lease()
-        threads, files = threading.active_count(), psutil.Process().num_fds()
-        most = 0
-        for turn in range(turns):
-            connections = [socket.create_connection((address.host, address.port), 5) for _ in range(200)]
-            most = max(most, len(threads_later(threads + 100, 2)) - threads)
-            started = time.monotonic()
-            push(client, FLOATS, 1, client.pull().version, turn + 1)
-            assert time.monotonic() - started < 20
-            for connection in connections:
-                connection.close()
-        _log.info("%s: %d threads more", name, most)
-        assert most < 150
-        assert eventually(lambda: threading.active_count() <= threads)
-        assert eventually(lambda: psutil.Process().num_fds() <= files)
-        assert server.value == turns
 
 
 @over_tcp
@@ -553,7 +385,7 @@ def test_the_server_recovers_from_a_lack_of_open_file_limit(name):
             for connection in connections:
                 connection.settimeout(5)
                 connection.connect((address.host, address.port))
-            time.sleep(0.3)
+            time.sleep(0.3)  # the server tries to accept them
             push(client, FLOATS, 1, client.pull().version, 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
