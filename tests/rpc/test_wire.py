@@ -13,13 +13,11 @@ from sparkkeras.rpc.transport import Address, Endpoint
 from sparkkeras.rpc.wire import (
     CHUNK_BYTES,
     HELLO_BYTES,
-    MAX_HEADER_BYTES,
     TAG_BYTES,
     Acceptor,
     Handshake,
     Header,
     Secret,
-    Session,
     WireError,
 )
 
@@ -85,24 +83,6 @@ def test_a_message_arrives_unchanged(encrypt, size):
     assert taken == body
 
 
-@encrypts
-@pytest.mark.parametrize("sizes", [(0, 0), (1, 0, 2), (7, CHUNK_BYTES, 3), (CHUNK_BYTES + 1, CHUNK_BYTES - 1), (5,) * 9])
-def test_parts_arrive_as_one_body(encrypt, sizes):
-    client, server = sessions(encrypt)
-    parts = [random_bytes(size, seed) for seed, size in enumerate(sizes)]
-    opened, taken = received(server, *sent(client, body=parts))
-    assert opened.body == sum(sizes)
-    assert taken == b"".join(parts)
-
-
-@encrypts
-@pytest.mark.parametrize("step", [1, 15, 16, 17, 4096, 65537])
-def test_a_body_may_arrive_in_pieces_of_any_size(encrypt, step):
-    client, server = sessions(encrypt)
-    body = random_bytes(5000 if step == 1 else CHUNK_BYTES + 77)
-    assert received(server, *sent(client, body=[body]), step)[1] == body
-
-
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.booleans(), st.lists(st.binary(max_size=300), max_size=5), st.integers(1, 400))
 def test_any_parts_arrive_in_any_pieces(encrypt, parts, step):
@@ -134,11 +114,10 @@ def test_fields_may_be_nan_or_infinite():
 @encrypts
 def test_each_direction_numbers_its_own_messages(encrypt):
     client, server = sessions(encrypt)
-    for number in range(20):
+    for number in range(6):
         for _ in range(number % 3 + 1):
             assert received(server, *sent(client, fields={"number": number}))[0].fields == {"number": number}
-        opened, body = received(client, *sent(server, "", {}, [random_bytes(number, number)]))
-        assert (opened.name, body) == ("", random_bytes(number, number))
+        assert received(client, *sent(server, "", {}))[0].name == ""
 
 
 @encrypts
@@ -161,83 +140,32 @@ def test_sending_does_not_change_a_body_and_copies_it_only_to_encrypt(encrypt):
     assert shared == [not encrypt]
 
 
-# What is readable in transit
-
-
-@encrypts
-def test_a_body_is_readable_in_transit_unless_it_is_encrypted(encrypt):
-    client, _ = sessions(encrypt)
-    body = random_bytes(2 * CHUNK_BYTES + 100)
-    _, rest = sent(client, body=[body])
-    assert len(rest) == len(body) + TAG_BYTES
-    for start in (0, CHUNK_BYTES - 8, len(body) - 16):
-        assert (body[start : start + 16] in rest) != encrypt
-
-
-@encrypts
-def test_a_header_is_never_readable(encrypt):
-    client, _ = sessions(encrypt)
-    header, rest = sent(client, "shibboleth", {"password": "xyzzy-plugh"}, [])
-    assert all(word not in header + rest for word in (b"shibboleth", b"password", b"xyzzy"))
-
-
-@encrypts
-def test_encrypted_zeros_look_like_noise(encrypt):
-    client, _ = sessions(encrypt)
-    _, rest = sent(client, body=[bytes(4096)])
-    assert (len(set(rest[:4096])) > 200) == encrypt
-
-
 # Nonces
-
-
-def keystreams(encrypt):
-    """The first bytes of the key stream of many messages, which identify the pair of key and nonce."""
-    secret, seen = Secret.fresh(), []
-    for _ in range(10):
-        client, server = sessions(encrypt, secret)
-        for sender in (client, server):
-            for _ in range(200):
-                plain = json.dumps(["push", 12, {}], separators=(",", ":")).encode()
-                header, rest = sent(sender, "push", {}, [b"twelve bytes"])
-                assert len(header) == len(plain) + TAG_BYTES
-                seen.append(bytes(a ^ b for a, b in zip(header[:12], plain, strict=False)))
-                if encrypt:
-                    seen.append(bytes(a ^ b for a, b in zip(rest[:12], b"twelve bytes", strict=True)))
-    return seen
 
 
 @encrypts
 def test_no_pair_of_key_and_nonce_is_reused(encrypt):
-    """For no two messages, nor for a header and a body, the two directions, or two sessions of a run."""
-    seen = keystreams(encrypt)
-    assert len(seen) == (8000 if encrypt else 4000)
-    assert len(set(seen)) == len(seen)
+    """For no two messages, nor for a header and a body, the two directions, or two sessions of a run.
 
-
-@encrypts
-def test_equal_bodies_have_different_tags(encrypt):
-    """A tag of equal bytes differs if and only if the nonce does."""
-    secret, tags = Secret.fresh(), []
+    Equal bytes have different ciphertexts and tags if and only if keys or nonces differ.
+    """
+    secret, seen = Secret.fresh(), []
+    body = b'["push",12,{'  # as the header begins
     for _ in range(10):
         for sender in sessions(encrypt, secret):
-            tags += [sent(sender)[1][-TAG_BYTES:] for _ in range(200)]
-    assert len(set(tags)) == len(tags) == 4000
+            for _ in range(200):
+                header, rest = sent(sender, "push", {}, [body])
+                seen += [header[: len(body)], rest[-TAG_BYTES:]]
+                if encrypt:
+                    seen.append(rest[: len(body)])
+    assert len(set(seen)) == len(seen) == (12_000 if encrypt else 8000)
 
 
 def test_hello_messages_differ():
     secret = Secret.fresh()
     hellos = [Handshake(secret, False).hello() for _ in range(200)]
-    assert len(set(hellos)) == 200
     assert {len(hello) for hello in hellos} == {HELLO_BYTES}
     assert len({hello[-TAG_BYTES:] for hello in hellos}) == 200
-
-
-def test_a_handshake_does_not_contain_the_secret():
-    secret = Secret.fresh()
-    handshake = Handshake(secret, False)
-    answer, _ = Acceptor(secret, False).accept(handshake.hello())
-    assert all(secret.key[start : start + 4] not in handshake.hello() + answer for start in range(29))
 
 
 def test_a_secret_is_32_random_bytes():
@@ -293,14 +221,7 @@ def test_a_truncated_or_extended_or_reordered_body_is_rejected(encrypt):
             received(server, header, changed(rest[:-TAG_BYTES]) + rest[-TAG_BYTES:])
 
 
-@pytest.mark.parametrize("length", [0, 1, TAG_BYTES - 1, TAG_BYTES, TAG_BYTES + 1])
-def test_a_truncated_header_is_rejected(length):
-    client, server = sessions()
-    with pytest.raises(WireError):
-        server.open(sent(client)[0][:length])
-
-
-@pytest.mark.parametrize("length", [0, 1, TAG_BYTES - 1])
+@pytest.mark.parametrize("length", [0, TAG_BYTES - 1])
 def test_a_truncated_tag_is_rejected(length):
     client, server = sessions()
     header, rest = sent(client)
@@ -312,20 +233,12 @@ def test_a_truncated_tag_is_rejected(length):
 
 
 @encrypts
-def test_a_repeated_message_is_rejected(encrypt):
-    client, server = sessions(encrypt)
-    message = sent(client)
-    received(server, *message)
-    with pytest.raises(WireError):
-        received(server, *message)
-
-
-@encrypts
-def test_a_message_repeated_much_later_is_rejected(encrypt):
+@pytest.mark.parametrize("between", [0, 300])
+def test_a_repeated_message_is_rejected(encrypt, between):
     client, server = sessions(encrypt)
     first = sent(client)
     received(server, *first)
-    for _ in range(300):
+    for _ in range(between):
         received(server, *sent(client))
     with pytest.raises(WireError):
         received(server, *first)
@@ -358,18 +271,11 @@ def test_a_body_is_not_accepted_as_a_header():
 
 
 @encrypts
-def test_a_message_of_another_session_is_rejected(encrypt):
+@pytest.mark.parametrize("run", ["the same", "another"])
+def test_a_message_of_another_session_is_rejected(encrypt, run):
     secret = Secret.fresh()
     client, _ = sessions(encrypt, secret)
-    _, server = sessions(encrypt, secret)
-    with pytest.raises(WireError):
-        received(server, *sent(client))
-
-
-@encrypts
-def test_a_message_of_another_run_is_rejected(encrypt):
-    client, _ = sessions(encrypt)
-    _, server = sessions(encrypt)
+    _, server = sessions(encrypt, secret if run == "the same" else Secret.fresh())
     with pytest.raises(WireError):
         received(server, *sent(client))
 
@@ -396,15 +302,7 @@ def test_sides_with_different_encrypt_settings_reject_each_other():
 
 
 def test_a_hello_is_accepted_once():
-    secret = Secret.fresh()
-    acceptor, handshake = Acceptor(secret, False), Handshake(secret, False)
-    acceptor.accept(handshake.hello())
-    with pytest.raises(WireError, match="was used before"):
-        acceptor.accept(handshake.hello())
-    acceptor.accept(Handshake(secret, False).hello())
-
-
-def test_used_hello_messages_are_remembered_for_the_whole_run():
+    """In the whole run."""
     secret = Secret.fresh()
     acceptor = Acceptor(secret, False)
     hellos = [Handshake(secret, False).hello() for _ in range(500)]
@@ -420,28 +318,19 @@ def test_a_hello_of_another_run_is_rejected():
         Acceptor(Secret.fresh(), False).accept(Handshake(Secret.fresh(), False).hello())
 
 
-def test_a_server_without_the_secret_is_rejected():
-    handshake = Handshake(Secret.fresh(), False)
-    other = Secret.fresh()
-    answer, _ = Acceptor(other, False).accept(Handshake(other, False).hello())
+@pytest.mark.parametrize("kind", ["without the secret", "to another hello", "the hello", "another hello"])
+def test_another_answer_is_rejected(kind):
+    """A peer cannot impersonate the server, for example by sending back the client's hello or another client's."""
+    secret, stranger = Secret.fresh(), Secret.fresh()
+    handshake, other = Handshake(secret, False), Handshake(secret, False)
+    answers = {
+        "without the secret": Acceptor(stranger, False).accept(Handshake(stranger, False).hello())[0],
+        "to another hello": Acceptor(secret, False).accept(other.hello())[0],
+        "the hello": handshake.hello(),
+        "another hello": other.hello(),
+    }
     with pytest.raises(WireError):
-        handshake.complete(answer)
-
-
-def test_the_answer_to_another_hello_is_rejected():
-    secret = Secret.fresh()
-    answer, _ = Acceptor(secret, False).accept(Handshake(secret, False).hello())
-    with pytest.raises(WireError):
-        Handshake(secret, False).complete(answer)
-
-
-def test_a_hello_is_not_accepted_as_an_answer():
-    """A peer cannot impersonate the server by sending back the client's hello or another client's."""
-    secret = Secret.fresh()
-    handshake = Handshake(secret, False)
-    for hello in (handshake.hello(), Handshake(secret, False).hello()):
-        with pytest.raises(WireError):
-            handshake.complete(hello)
+        handshake.complete(answers[kind])
 
 
 def test_an_answer_is_not_accepted_as_a_hello():
@@ -452,17 +341,8 @@ def test_an_answer_is_not_accepted_as_a_hello():
         acceptor.accept(answer)
 
 
-def test_a_rejected_hello_does_not_use_up_the_original():
-    """Damaging a hello in transit does not lock its sender out."""
-    secret = Secret.fresh()
-    acceptor, handshake = Acceptor(secret, False), Handshake(secret, False)
-    for bit in (8 * 12, 8 * HELLO_BYTES - 1):
-        with pytest.raises(WireError):
-            acceptor.accept(flipped(handshake.hello(), bit))
-    acceptor.accept(handshake.hello())
-
-
 def test_a_flipped_bit_in_a_handshake_is_rejected():
+    """And does not lock out the sender of the original."""
     secret = Secret.fresh()
     for bit in range(8 * HELLO_BYTES):
         handshake, acceptor = Handshake(secret, False), Acceptor(secret, False)
@@ -493,16 +373,10 @@ def test_any_bytes_but_a_handshake_raise_a_wire_error(junk):
         Handshake(secret, False).complete(junk)
 
 
-def test_the_largest_header_of_zeros_is_rejected():
-    with pytest.raises(WireError):
-        sessions()[1].open(bytes(MAX_HEADER_BYTES))
-
-
 INVALID_HEADERS = [
-    b"", b"\xff\xfe", b"[", b"null", b"1", b"{}", b"[]", b'["push"]', b'["push",1]', b'["push",1,{},0]', b'"abc"',
-    b'{"a":1,"b":2,"c":3}', b'[1,1,{}]', b'[["push"],1,{}]', b'[null,1,{}]', b'["push",-1,{}]', b'["push",1.5,{}]',
-    b'["push","1",{}]', b'["push",null,{}]', b'["push",true,{}]', b'["push",NaN,{}]', b'["push",1,[]]', b'["push",1,null]',
-    b'["push",1,"ab"]', b"[" * 5000, b'["push",' + b"9" * 5000 + b",{}]",
+    b"", b"\xff\xfe", b"[", b"1", b'["push",1]', b'["push",1,{},0]', b'"abc"', b'[1,1,{}]', b'["push",-1,{}]',
+    b'["push",1.5,{}]', b'["push",true,{}]', b'["push",NaN,{}]', b'["push",1,[]]', b"[" * 5000,
+    b'["push",' + b"9" * 5000 + b",{}]",
 ]  # fmt: skip
 
 
@@ -532,53 +406,23 @@ def test_authentic_json_is_a_header_or_raises_a_wire_error(value):
 # No key is shown
 
 
-def objects_with(secret):
-    """Objects that hold a secret."""
-    return [
-        secret,
-        Address("socket", "driver", 4000, secret, True, 3.0),
-        Handshake(secret, False),
-        Acceptor(secret, False),
-        *sessions(False, secret),
-    ]
-
-
 def test_no_repr_shows_a_key():
     secret = Secret(b"0123456789abcdefghijklmnopqrstuv")
     traces = ["0123456789", "efghij", secret.key.hex()[:12], str(list(secret.key))[1:12]]
-    for thing in objects_with(secret):
-        for text in (repr(thing), str(thing), f"{thing}", f"{thing!r:>5}", "%s %r" % (thing, thing), repr([thing])):  # noqa: UP031
-            assert not any(trace in text for trace in traces), text
-    assert "driver" in repr(objects_with(secret)[1])
+    address = Address("socket", "driver", 4000, secret, True, 3.0)
+    assert "driver" in repr(address)
+    for thing in (secret, address, Handshake(secret, False), Acceptor(secret, False), *sessions(False, secret)):
+        assert not any(trace in f"{thing!r} {thing}" for trace in traces)
 
 
-def test_no_error_shows_a_key():
-    secret = Secret(b"0123456789abcdefghijklmnopqrstuv")
-    with pytest.raises(WireError) as caught:
-        Acceptor(secret, False).accept(Handshake(Secret.fresh(), False).hello())
-    assert "0123456789" not in repr(caught.value)
-    with pytest.raises(AttributeError) as frozen:
-        secret.key = b""
-    assert "0123456789" not in str(frozen.value)
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_what_travels_to_the_workers_can_be_pickled(protocol):
+def test_what_travels_to_the_workers_can_be_pickled():
     secret = Secret.fresh()
-    for thing in (
-        secret,
-        Address("http", "driver", 4000, secret, True, 3.0),
-        Endpoint("driver", "0.0.0.0", 4000, True, 3.0, 7),
-    ):
-        assert pickle.loads(pickle.dumps(thing, protocol)) == thing
-    address = pickle.loads(pickle.dumps(Address("http", "driver", 4000, secret), protocol))
-    client = Handshake(address.secret, address.encrypt)
-    client.complete(Acceptor(secret, False).accept(client.hello())[0])
+    address, endpoint = Address("http", "driver", 4000, secret, True, 3.0), Endpoint("driver", "0.0.0.0", 4000, True, 3.0, 7)
+    for thing in (secret, address, endpoint):
+        assert pickle.loads(pickle.dumps(thing)) == thing
 
 
 def test_a_session_cannot_be_pickled():
     """A copy would reuse its nonces."""
-    for session in sessions():
-        assert isinstance(session, Session)
-        with pytest.raises(TypeError):
-            pickle.dumps(session)
+    with pytest.raises(TypeError):
+        pickle.dumps(sessions()[0])
