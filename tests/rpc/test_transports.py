@@ -20,10 +20,8 @@ import pytest
 
 from sparkkeras.errors import ConfigurationError, DriverConnectionError
 from sparkkeras.rpc import acceptor
-from sparkkeras.rpc import socket as socket_transport
-from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client
+from sparkkeras.rpc.service import Client
 from sparkkeras.rpc.transport import (
-    TRANSPORTS,
     Address,
     Endpoint,
     RefusedError,
@@ -246,15 +244,9 @@ def raw_response(address, data, finish=True, seconds=60.0):
     return response
 
 
-def test_the_transports_under_test_exist():
-    assert set(TRANSPORTS_UNDER_TEST) <= set(TRANSPORTS)
-
-
 def test_an_unknown_transport_lists_the_known_ones():
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="transport='sockets' is not known.*Did you mean 'socket'"):
         make_transport("sockets")
-    assert "transport='sockets' is not known" in str(caught.value)
-    assert "Did you mean 'socket'?" in str(caught.value)
 
 
 # Calls and replies
@@ -274,29 +266,12 @@ def test_fields_and_bodies_arrive_unchanged(name, encrypt):
 
 
 @encrypts
-@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, MB, 3 * MB + 5])
 @every_transport
-def test_bodies_of_any_size_travel_in_both_directions(name, size, encrypt):
+def test_bodies_of_any_size_travel_in_both_directions(name, encrypt):
+    """Also into a buffer of the server that is larger than the body."""
     with serving(name, RecordingHandler(), encrypt=encrypt) as address, calling(address) as caller:
-        for seed in range(2):
-            assert echo(caller, {"seed": seed}, random_bytes(size, seed)) == random_bytes(size, seed)
-
-
-@every_transport
-def test_a_small_body_after_a_large_one_keeps_its_length(name):
-    """The server's buffer is larger than the body."""
-    with serving(name, RecordingHandler()) as address, calling(address) as caller:
-        for size in (MB, 7, 0, MB + 1, 1):
+        for size in (3 * MB + 5, 7, 0, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 1):
             assert echo(caller, {}, random_bytes(size, size)) == random_bytes(size, size)
-
-
-@every_transport
-def test_a_read_only_array_can_be_sent(name):
-    array = np.arange(1000, dtype=np.float32)
-    array.flags.writeable = False
-    with serving(name, RecordingHandler()) as address, calling(address) as caller:
-        _, received = caller.call("echo", {}, (array.data.cast("B"),))
-    assert np.frombuffer(received, np.float32).tolist() == array.tolist()
 
 
 @encrypts
@@ -309,7 +284,7 @@ def test_a_reply_is_received_into_the_given_buffer(name, encrypt):
     assert array.tobytes() == random_bytes(MB)
 
 
-@pytest.mark.parametrize("size", [0, 1, MB - 1, MB + 1])
+@pytest.mark.parametrize("size", [0, MB - 1, MB + 1])
 @every_transport
 def test_a_reply_of_another_length_is_received_into_new_memory(name, size):
     buffer = bytearray(b"\x55" * MB)
@@ -317,15 +292,6 @@ def test_a_reply_of_another_length_is_received_into_new_memory(name, size):
         _, received = caller.call("give", {"size": size}, (), memoryview(buffer))
     assert received == random_bytes(size)
     assert set(buffer) == {0x55}
-
-
-@every_transport
-def test_a_reply_without_a_given_buffer_is_writable(name):
-    with serving(name, RecordingHandler()) as address, calling(address) as caller:
-        first = caller.call("give", {"size": 100})[1]
-        first[:] = bytes(100)
-        second = caller.call("give", {"size": 100})[1]
-    assert (first, second) == (bytes(100), random_bytes(100))
 
 
 @every_transport
@@ -347,7 +313,7 @@ def test_all_calls_of_a_caller_have_one_peer(name):
     handler = RecordingHandler()
     with serving(name, handler) as address, calling(address) as caller:
         for number in range(300):
-            assert echo(caller, {"number": number}, random_bytes(number, number)) == random_bytes(number, number)
+            echo(caller, {"number": number}, random_bytes(number))
     assert [fields["number"] for _, fields, _ in handler.calls] == list(range(300))
     assert len(set(handler.peers)) == 1
 
@@ -360,17 +326,13 @@ def test_concurrent_callers_get_their_own_replies(name):
         with calling(address) as caller:
             for number in range(25):
                 body = random_bytes(10 * KB * worker + number, 100 * worker + number)
-                assert echo(caller, {"worker": worker, "number": number}, body) == body
+                assert echo(caller, {"worker": worker}, body) == body
 
     with serving(name, handler) as address, ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(call, worker) for worker in range(8)]:
-            done.result()
-    assert Counter(fields["worker"] for _, fields, _ in handler.calls) == dict.fromkeys(range(8), 25)
-    assert len(set(handler.peers)) == 8
-    for peer in set(handler.peers):
-        assert (
-            len({call[1]["worker"] for call, other in zip(handler.calls, handler.peers, strict=True) if other == peer}) == 1
-        )
+        list(pool.map(call, range(8)))
+    workers = [fields["worker"] for _, fields, _ in handler.calls]
+    assert Counter(workers) == dict.fromkeys(range(8), 25)
+    assert len(set(zip(workers, handler.peers, strict=True))) == len(set(handler.peers)) == 8
 
 
 @over_tcp
@@ -419,26 +381,22 @@ def test_the_address_has_the_settings_of_the_endpoint(name):
 # Rejected calls
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        ("refuse", "closed today", "Come again tomorrow, “early”."),
+        ("nothing", "unknown", "there is no call 'nothing'."),
+        ("_echo", "unknown", "there is no call '_echo'."),
+    ],
+)
 @every_transport
-def test_a_rejection_arrives_with_its_kind_and_message(name):
+def test_a_rejection_arrives_with_its_kind_and_message(name, call, kind, message):
     with serving(name, RecordingHandler()) as address, calling(address) as caller:
         for _ in range(3):
-            with pytest.raises(RefusedError, match="^Come again tomorrow, “early”.$") as caught:
-                caller.call("refuse", {})
-            assert caught.value.kind == "closed today"
-            assert echo(caller, {}, b"still here") == b"still here"
-
-
-@every_transport
-def test_an_unknown_call_is_rejected(name):
-    handler = RecordingHandler()
-    with serving(name, handler) as address, calling(address) as caller:
-        for unknown in ("nothing", "Echo", "_echo", "__call__"):
             with pytest.raises(RefusedError) as caught:
-                caller.call(unknown, {})
-            assert (caught.value.kind, str(caught.value)) == ("unknown", f"there is no call {unknown!r}.")
-            assert echo(caller) == b""
-    assert {call[0] for call in handler.calls} == {"echo"}
+                caller.call(call, {})
+            assert (caught.value.kind, str(caught.value)) == (kind, message)
+            assert echo(caller, {}, b"still here") == b"still here"
 
 
 @every_transport
@@ -454,37 +412,17 @@ def test_a_call_with_an_invalid_name_does_not_reach_the_handler(name):
     assert {call[0] for call in handler.calls} <= {"echo"}
 
 
-@pytest.mark.parametrize(
-    ("call", "size"), [("small", 11), ("give", 1), ("small", 60 * KB), ("small", 4 * MB), ("echo", 8 * MB + 1)]
-)
+@pytest.mark.parametrize(("call", "limit", "size"), [("give", 0, 1), ("small", 10, 4 * MB), ("echo", 8 * MB, 8 * MB + 1)])
 @every_transport
-def test_a_body_larger_than_its_limit_is_rejected_and_not_handled(name, call, size):
+def test_a_body_larger_than_its_limit_is_rejected_and_not_handled(name, call, limit, size):
     handler = RecordingHandler()
     with serving(name, handler) as address, calling(address) as caller:
-        for _ in range(5):
-            with pytest.raises(
-                RefusedError, match=rf"the call {call!r} takes a body of at most \d+ bytes, received {size}\."
-            ) as caught:
+        for _ in range(3):
+            with pytest.raises(RefusedError, match=rf"{call!r} takes a body of at most {limit} bytes, received {size}"):
                 caller.call(call, {}, (memoryview(bytes(size)),))
-            assert caught.value.kind == "too large"
-        assert handler.calls == []
-
-
-@pytest.mark.parametrize("size", [11, 4 * MB])
-@every_transport
-def test_a_caller_works_after_a_body_that_was_too_large(name, size):
-    with serving(name, RecordingHandler()) as address, calling(address) as caller:
-        for _ in range(5):
-            with pytest.raises(RefusedError):
-                caller.call("small", {}, (memoryview(bytes(size)),))
             assert echo(caller, {}, b"here") == b"here"
-
-
-@every_transport
-def test_a_body_as_large_as_its_limit_is_accepted(name):
-    with serving(name, RecordingHandler()) as address, calling(address) as caller:
         assert caller.call("small", {}, (memoryview(bytes(10)),))[0] == {}
-        assert echo(caller, {}, bytes(8 * MB)) == bytes(8 * MB)
+    assert [called for called, _, _ in handler.calls] == ["echo"] * 3 + ["small"]
 
 
 @every_transport
@@ -631,18 +569,6 @@ def test_a_closed_connection_is_noticed_once(name):
         assert Counter(handler.gone) == Counter(set(handler.peers))
 
 
-@every_transport
-def test_a_peer_that_makes_calls_is_not_reported_as_closed(name):
-    """A transport may miss a closed connection, but it never reports an open one as closed."""
-    handler = RecordingHandler()
-    with serving(name, handler) as address, calling(address) as caller:
-        for _ in range(50):
-            echo(caller)
-        with pytest.raises(RefusedError):
-            caller.call("fail", {})
-        assert handler.gone == []
-
-
 # Connections that break
 
 
@@ -659,21 +585,6 @@ def test_a_caller_works_with_the_next_server_at_its_address(name):
         assert echo(caller, {}, b"again") == b"again"
         caller.close()
     assert (len(first.calls), len(second.calls)) == (1, 1)
-
-
-@over_tcp
-def test_a_caller_reconnects_after_the_server_has_closed_the_connection(name):
-    """The first call after that may fail, and the one after it does not."""
-    secret, port, handler = Secret.fresh(), free_port(), RecordingHandler()
-    with serving(name, RecordingHandler(), secret, port=port) as address:
-        caller = connect(address)
-        echo(caller)
-    with serving(name, handler, secret, port=port):
-        with contextlib.suppress(TransportError):
-            echo(caller)
-        assert echo(caller, {}, b"again") == b"again"
-        caller.close()
-    assert 1 <= len(handler.calls) <= 2
 
 
 @over_tcp
@@ -707,20 +618,12 @@ def test_an_address_without_a_server_is_reported_at_once(name):
         assert time.monotonic() - started < 15
 
 
-def test_an_inprocess_address_without_a_server_is_reported():
-    with calling(Address("inprocess", "127.0.0.1", 0, Secret.fresh())) as caller, pytest.raises(TransportError):
-        caller.call("echo", {})
-
-
-@pytest.mark.parametrize(
-    ("advice", "message"),
-    [({}, "or set spark.driver.host, and spark.driver.bindAddress"), ({"advice": INCREASE_TIMEOUT}, "or increase timeout=")],
-)
-def test_a_client_says_what_to_do_without_a_reply(advice, message):
+def test_a_client_says_what_to_do_without_a_reply():
     address = Address("inprocess", "127.0.0.1", 0, Secret.fresh(), timeout=0.1)
-    with Client(address, "rank 0", None, {}, **advice) as client, pytest.raises(DriverConnectionError) as caught:
+    with Client(address, "rank 0", None, {}) as client, pytest.raises(DriverConnectionError) as caught:
         client._call("echo", {})
-    assert f"between this worker ({socket.gethostname()}) and the driver, {message}" in str(caught.value)
+    expected = f"between this worker ({socket.gethostname()}) and the driver, or set spark.driver.host, and"
+    assert expected in str(caught.value)
 
 
 @over_tcp
@@ -745,23 +648,6 @@ def test_a_reply_that_takes_too_long_times_out(name):
         caller._address = address
         assert echo(caller) == b""
         handler.free.set()
-
-
-@over_tcp
-def test_a_server_that_stops_ends_the_calls_in_progress(name):
-    handler = RecordingHandler()
-    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
-        address = stack.enter_context(serving(name, handler, timeout=20.0))
-        caller = stack.enter_context(calling(address))
-        waiting = pool.submit(caller.call, "wait", {})
-        assert handler.busy.wait(60)
-        threading.Timer(0.3, handler.free.set).start()
-        started = time.monotonic()
-        stack.close()
-        with contextlib.suppress(TransportError):  # or the reply came just in time
-            waiting.result()
-        assert time.monotonic() - started < 15
-    assert eventually(lambda: handler.sent == {0: 1})
 
 
 @over_tcp
@@ -824,20 +710,15 @@ def hello_of_tls():
 
 UNAUTHENTICATED_BYTES = {
     "immediate close": b"",
-    "one byte": b"\0",
-    "get": b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n",
     "get weights": b"GET /parameters HTTP/1.1\r\nHost: driver\r\nConnection: close\r\n\r\n",
     "debugger": b"GET /console?__debugger__=yes&cmd=resource&f=style.css HTTP/1.1\r\nHost: driver\r\n\r\n",
     "post": b"POST /update HTTP/1.1\r\nHost: driver\r\nContent-Length: 10\r\n\r\n0123456789",
-    "empty post": b"POST /echo HTTP/1.1\r\nHost: driver\r\nContent-Length: 0\r\n\r\n",
     "post of a terabyte": b"POST /echo HTTP/1.1\r\nHost: driver\r\nContent-Length: 1099511627776\r\n\r\n" + bytes(MB),
     "post in chunks": b"POST /echo HTTP/1.1\r\nHost: driver\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n" + bytes(KB),
     "header without an end": b"GET / HTTP/1.1\r\n" + b"X-Filler: 0123456789\r\n" * 10_000,
     "tls": hello_of_tls(),
-    "noise": random_bytes(2000, 7),
-    "more noise": random_bytes(MB, 8),
+    "noise": random_bytes(MB, 8),
     "zeros": bytes(64 * KB),
-    "ones": b"\xff" * 64 * KB,
     "magic": b"sparkkeras/1" + random_bytes(32, 9),
     "magic and a message": b"sparkkeras/1" + random_bytes(32, 10) + (100).to_bytes(4, "big") + bytes(100),
 }
@@ -866,33 +747,22 @@ def test_unauthenticated_clients_get_nothing_and_do_no_harm(name, data):
 
 @over_tcp
 def test_a_replayed_session_has_no_effect(name):
+    """Whether it is still open or has ended; the messages arrive on other connections."""
     handler = RecordingHandler()
     with serving(name, handler, timeout=1.0) as address:
         with Relay(address) as relay, calling(patient(relay.address)) as caller:
-            for number in range(3):
-                echo(caller, {"number": number}, random_bytes(5000, number))
-            recorded = bytes(relay.carried["there"])
-            raw_response(address, recorded)  # while the recorded session is still open
-            assert echo(caller) == b""
-        raw_response(address, recorded)
-        raw_response(address, recorded[len(recorded) // 2 :])
+            echo(caller)
+            start = len(relay.carried["there"])
+            echo(caller, {}, random_bytes(5000))
+            whole, later = bytes(relay.carried["there"]), bytes(relay.carried["there"][start:])
+            for data in (whole, later, later * 3):
+                raw_response(address, data)
+                assert echo(caller) == b""
+        for data in (whole, later, whole[len(whole) // 2 :]):
+            raw_response(address, data)
         with calling(patient(address)) as caller:
             assert echo(caller) == b""
-    assert [call[1].get("number") for call in handler.calls] == [0, 1, 2, None, None]
-
-
-@over_tcp
-def test_replayed_messages_do_not_disturb_a_session(name):
-    """The messages were recorded from the session, and arrive on another connection."""
-    handler = RecordingHandler()
-    with serving(name, handler, timeout=1.0) as address, Relay(address) as relay, calling(patient(relay.address)) as caller:
-        echo(caller)
-        start = len(relay.carried["there"])
-        echo(caller, {}, random_bytes(5000))
-        for data in (relay.carried["there"][start:], relay.carried["there"], relay.carried["there"][start:] * 3):
-            raw_response(address, bytes(data))
-            assert echo(caller) == b""
-    assert len(handler.calls) == 5
+    assert len(handler.calls) == 2 + 3 + 1
 
 
 @over_tcp
@@ -950,40 +820,6 @@ def test_what_is_readable_in_transit(name, encrypt):
                 assert word not in carried
 
 
-@pytest.mark.parametrize("turns", [25, pytest.param(1000, marks=pytest.mark.soak)])
-@encrypts
-@over_tcp
-def test_a_bit_flipped_in_transit_does_not_change_what_arrives(name, encrypt, turns):
-    """If the bit has no meaning, as in an unused HTTP header, the call succeeds; otherwise nothing arrives."""
-    handler, body = RecordingHandler(), random_bytes(600)
-    draw = np.random.default_rng(0)
-    with serving(name, handler, encrypt=encrypt) as address:
-        with Relay(address) as relay, calling(relay.address) as caller:
-            echo(caller, {"one": 1}, body)
-        lengths = {way: len(relay.carried[way]) for way in ("there", "back")}
-        failures = 0
-        for turn in range(turns):
-            way = ("there", "back")[turn % 2]
-            position, bit = int(draw.integers(lengths[way])), 1 << int(draw.integers(8))
-
-            def change(direction, before, data, way=way, position=position, bit=bit):
-                if direction != way or not before <= position < before + len(data):
-                    return data
-                changed = bytearray(data)
-                changed[position - before] ^= bit
-                return bytes(changed)
-
-            with Relay(dataclasses.replace(address, timeout=0.1), change) as relay, calling(relay.address) as caller:
-                try:
-                    assert echo(caller, {"one": 1}, body) == body
-                except TransportError:
-                    failures += 1
-        with calling(address) as caller:
-            assert echo(caller, {"last": 1}) == b""
-    assert all(call in [("echo", {"one": 1}, body), ("echo", {"last": 1}, b"")] for call in handler.calls)
-    assert failures == turns if name in SENDS_NOTHING_TO_UNAUTHENTICATED else failures > turns // 2
-
-
 @pytest.mark.parametrize("name", [name for name in OVER_TCP if name in LIMITS_SESSIONS])
 def test_the_server_limits_the_number_of_sessions(name):
     with serving(name, RecordingHandler(), expected_sessions=1) as address, contextlib.ExitStack() as stack:
@@ -1008,35 +844,7 @@ def test_the_server_limits_the_number_of_sessions(name):
 # Ports and addresses
 
 
-@over_tcp
-def test_port_0_takes_any_free_port(name):
-    with serving(name, RecordingHandler()) as first, serving(name, RecordingHandler()) as second:
-        assert first.port > 0
-        assert second.port > 0
-        assert first.port != second.port
-
-
-@over_tcp
-def test_a_given_port_can_be_used_again_at_once(name):
-    port = free_port()
-    for _ in range(3):
-        with serving(name, RecordingHandler(), port=port) as address, calling(address) as caller:
-            assert address.port == port
-            assert echo(caller) == b""
-
-
-@over_tcp
-def test_a_port_in_use_is_an_error(name):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        threads = set(threading.enumerate())
-        with pytest.raises(OSError, match="in use"):
-            with serving(name, RecordingHandler(), port=port):
-                pass
-        assert eventually(lambda: set(threading.enumerate()) <= threads)
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1", "0.0.0.0", "localhost"])
+@pytest.mark.parametrize("listen", ["127.0.0.1", "0.0.0.0"])
 @over_tcp
 def test_a_second_server_cannot_listen_on_the_same_port(name, listen):
     first, second = RecordingHandler(), RecordingHandler()
@@ -1049,13 +857,6 @@ def test_a_second_server_cannot_listen_on_the_same_port(name, listen):
         caller.close()
         assert echo(caller) == b""
     assert (len(first.calls), second.calls) == (2, [])
-
-
-@pytest.mark.parametrize("listen", ["203.0.113.7", "no-such-machine.invalid"])
-@over_tcp
-def test_an_address_of_another_machine_is_an_error(name, listen):
-    with pytest.raises(OSError), serving(name, RecordingHandler(), listen=listen):
-        pass
 
 
 def has_ipv6():
@@ -1081,10 +882,6 @@ def test_two_servers_at_the_same_time_do_not_mix(name):
             for number in range(5):
                 echo(one, {"number": number})
                 echo(other, {"number": -number})
-        mixed = dataclasses.replace(first, secret=second.secret)
-        if name in OVER_TCP:
-            with calling(mixed) as caller, pytest.raises(TransportError):
-                caller.call("echo", {})
     assert [call[1]["number"] for call in handlers[0].calls] == [0, 1, 2, 3, 4]
     assert [call[1]["number"] for call in handlers[1].calls] == [0, -1, -2, -3, -4]
 
@@ -1098,19 +895,6 @@ def test_all_transports_one_after_the_other_at_one_address():
         assert len(handler.calls) == 1
 
 
-def test_all_transports_at_the_same_time():
-    secret = Secret.fresh()
-    with contextlib.ExitStack() as stack:
-        handlers = {name: RecordingHandler() for name in TRANSPORTS_UNDER_TEST}
-        callers = {}
-        for name, handler in handlers.items():
-            address = stack.enter_context(serving(name, handler, secret))
-            callers[name] = stack.enter_context(calling(address))
-        for name, caller in callers.items():
-            assert echo(caller, {"name": name}) == b""
-    assert {name: handler.calls[0][1] for name, handler in handlers.items()} == {name: {"name": name} for name in handlers}
-
-
 # Resources that are left behind
 
 
@@ -1118,17 +902,6 @@ def connections(port):
     """The sockets of this process at a port."""
     here = psutil.Process().net_connections("tcp")
     return [found for found in here if found.laddr.port == port and found.status != psutil.CONN_TIME_WAIT]
-
-
-@every_transport
-def test_a_server_without_calls_leaves_nothing_behind(name):
-    gc.collect()
-    threads, files = set(threading.enumerate()), psutil.Process().num_fds()
-    for _ in range(20):
-        with serving(name, RecordingHandler()):
-            pass
-    assert eventually(lambda: set(threading.enumerate()) <= threads)
-    assert eventually(lambda: psutil.Process().num_fds() <= files)
 
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
@@ -1216,7 +989,7 @@ def test_the_number_of_simultaneous_calls_is_limited(name, monkeypatch):
         callers = [stack.enter_context(calling(address)) for _ in range(4)]
         waiting = [pool.submit(caller.call, "wait", {}) for caller in callers]
         assert eventually(lambda: len(handler.calls) == 3)
-        assert not raw_response(address, UNAUTHENTICATED_BYTES["empty post"]).startswith(b"HTTP/1.1 200")
+        assert not raw_response(address, UNAUTHENTICATED_BYTES["post"]).startswith(b"HTTP/1.1 200")
         assert len(handler.calls) == 3
         handler.free.set()
         for done in waiting:
@@ -1237,43 +1010,12 @@ def test_a_call_that_waited_for_others_for_too_long_begins(name, monkeypatch):
                 assert done.result()[1] == bytes(MB)
 
 
-def test_connections_of_the_socket_transport_share_buffers(monkeypatch):
-    """A buffer for each connection would take the memory of all workers' updates."""
-    made = []
-    monkeypatch.setattr(socket_transport, "Capacity", lambda timeout: made.append(acceptor.Capacity(timeout)) or made[0])
-    with serving("socket", RecordingHandler()) as address, calling(address) as first, calling(address) as second:
-        for caller in (first, second, first):
-            assert echo(caller, body=b"x" * MB) == b"x" * MB
-            assert eventually(lambda: len(made[0]._buffers) == 1)
-
-
-def test_an_idle_http_session_stays_open_and_buffers_are_reused():
-    """An idle connection must stay open, and one that is opened again must not leave its buffer behind."""
-    from sparkkeras.rpc import http
-
-    made = []
-
-    class Noted(http._Server):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            made.append(self)
-
-    kept = http._Server
-    http._Server = Noted
-    try:
-        with serving("http", RecordingHandler(), timeout=0.5) as address, calling(patient(address)) as caller:
-            assert echo(caller, body=b"x" * MB) == b"x" * MB
-            for _ in range(2):
-                time.sleep(0.8)
-                assert echo(caller, body=b"x" * MB) == b"x" * MB
-            assert len(made[0]._peers) == 1
-            for _ in range(5):
-                assert eventually(lambda: made[0].capacity._buffers)  # given back once the reply has been sent
-                caller.close()
-                echo(caller, body=b"x" * MB)
-            assert eventually(lambda: len(made[0].capacity._buffers) == 1)
-    finally:
-        http._Server = kept
+@over_tcp
+def test_an_idle_session_stays_open(name):
+    with serving(name, RecordingHandler(), timeout=0.2) as address, calling(patient(address)) as caller:
+        echo(caller)
+        time.sleep(0.5)
+        assert echo(caller) == b""
 
 
 def test_one_buffer_is_kept_for_each_simultaneous_call_however_sizes_grow():
@@ -1287,13 +1029,9 @@ def test_one_buffer_is_kept_for_each_simultaneous_call_however_sizes_grow():
 
 def test_the_bodies_of_two_replies_never_share_a_nonce():
     """The nonce is chosen when the header is sealed, not when the body is requested."""
-    ours, theirs = (Session(bytes(32), bytes(32), encrypt=False) for _ in range(2))
-    header = Header("", {}, 3)
-    ours.seal(header)
-    first = ours.outgoing((memoryview(b"one"),))
-    ours.seal(header)
-    second = ours.outgoing((memoryview(b"two"),))
-    tags = [b"".join(map(bytes, chunks))[-16:] for chunks in (second, first)]
-    theirs.seal(header)
-    assert b"".join(map(bytes, theirs.outgoing((memoryview(b"one"),))))[-16:] == tags[1]
-    assert tags[0] != tags[1]
+    session, header, bodies = Session(bytes(32), bytes(32), encrypt=True), Header("", {}, 3), []
+    for _ in range(2):
+        session.seal(header)
+        bodies.append(session.outgoing((memoryview(b"one"),)))
+    first, second = (b"".join(map(bytes, body)) for body in bodies)
+    assert first != second
