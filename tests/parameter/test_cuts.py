@@ -6,11 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
-from sparkkeras.parameter.ledger import Ledger
-from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.store import Store
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.weights import Flat
+from tests.parameter.servers import a_ledger, a_store
 
 WORKERS, BATCHES, EPOCHS = 4, 5, 6
 
@@ -19,20 +17,14 @@ class Server:
     """A store whose weights count the pushes, and its ledger."""
 
     def __init__(self, locked=True, reached=None, weights=None, cut_seconds=0):
-        self.store = Store(weights or Flat(np.zeros(WORKERS)), WORKERS, Downpour(), {}, 1, locked=locked)
+        weights = weights or Flat(np.zeros(WORKERS))
+        self.store = a_store(weights.vector, num_workers=WORKERS, locked=locked)
         self.taken, self.cut_seconds = [], cut_seconds
-        self.ledger = Ledger(
+        self.ledger = a_ledger(
+            [BATCHES] * WORKERS,
             self.store,
-            {worker: PartitionPlan(BATCHES) for worker in range(WORKERS)},
             range(0 if reached is None else reached.next_epoch, EPOCHS),
-            num_concurrent=WORKERS,
-            validates=lambda epoch: False,
-            max_staleness=None,
-            lease_seconds=60,
-            warmup_timeout=0,
-            on_epoch=lambda epoch: None,
             on_cut=self.take,
-            clock=time.monotonic,
             reached=reached,
         )
 

@@ -13,45 +13,30 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
-from sparkkeras.parameter.ledger import Ledger
-from sparkkeras.parameter.rules import Downpour
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat
-from sparkkeras.parameter.store import Store
-from sparkkeras.rpc.transport import Endpoint, TransportError, make_transport
-from sparkkeras.rpc.wire import MAX_HEADER_BYTES, Secret
-from sparkkeras.weights import Flat
-from tests.rpc.test_transports import MB, LastBytes, Relay, calling, eventually, over_tcp, patient, raw_response
+from sparkkeras.rpc.transport import TransportError
+from sparkkeras.rpc.wire import MAX_HEADER_BYTES
+from tests.parameter.servers import a_ledger, a_store
+from tests.rpc.test_transports import MB, LastBytes, Relay, calling, eventually, over_tcp, patient, raw_response, serving
 
 FLOATS = MB // 4
+
+
+def payload_format(size):
+    return PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
 
 
 class Server:
     """A parameter server whose weights are zeros, to which updates add integers."""
 
     def __init__(self, size, workers, pushes):
-        weights = Flat(np.zeros(size, np.float32))
-        self.payload_format = PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
-        self.store = Store(weights, size, Downpour(), {}, workers)
-        self.ledger = Ledger(
-            self.store,
-            {worker: PartitionPlan(pushes) for worker in range(workers)},
-            range(1),
-            num_concurrent=workers,
-            validates=lambda epoch: False,
-            max_staleness=None,
-            lease_seconds=60.0,
-            warmup_timeout=0.0,
-            on_epoch=lambda epoch: None,
-            clock=time.monotonic,
-        )
-        self.service = ParameterService(self.ledger, self.payload_format)
+        self.payload_format = payload_format(size)
+        self.store = a_store(np.zeros(size, np.float32), num_workers=workers)
+        self.service = ParameterService(a_ledger([pushes] * workers, self.store), self.payload_format)
 
-    @contextmanager
-    def at(self, name, **endpoint):
-        endpoint = {"host": "127.0.0.1", "listen": "127.0.0.1", "timeout": 30.0, "expected_sessions": 16} | endpoint
-        with make_transport(name).serve(self.service, Endpoint(**endpoint), Secret.fresh()) as address:
-            yield address
+    def at(self, name, timeout=30.0, expected_sessions=16):
+        return serving(name, self.service, timeout=timeout, expected_sessions=expected_sessions)
 
     @property
     def state(self):
@@ -74,8 +59,7 @@ def push(client, size, value, base, batch, last=False):
 def train(address, size, worker, pushes):
     """Train as a worker: pull, check that the weights are consistent, push. Returns the sum of the pushed values."""
     draw, total, version = random.Random(worker), 0, -1
-    payload_format = PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
-    with ParameterClient(address, payload_format, worker, 100 + worker) as client:
+    with ParameterClient(address, payload_format(size), worker, 100 + worker) as client:
         assert client.lease().sequence == 0
         for batch in range(1, pushes + 1):
             pulled = client.pull()
@@ -100,7 +84,7 @@ def test_updates_are_applied_once_over_connections_that_keep_breaking(name, push
         rate = 0.2 if way == "back" and len(data) < 1000 else 0.1  # replies to pushes are short
         return LastBytes(data[: draw.randrange(len(data))]) if draw.random() < rate else data
 
-    with server.at(name, timeout=30.0) as address, Relay(address, change) as relay, ThreadPoolExecutor(workers) as threads:
+    with server.at(name) as address, Relay(address, change) as relay, ThreadPoolExecutor(workers) as threads:
         training = [threads.submit(train, relay.address, size, worker, pushes) for worker in range(workers)]
         assert sum(done.result() for done in training) == server.value
     stats = server.service.stats(name)

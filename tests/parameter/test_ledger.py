@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from sparkkeras.parameter.exchange import Directive, ExchangePoint, PartitionPlan
-from sparkkeras.parameter.ledger import BACKLOG, Ledger
-from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.store import Store
+from sparkkeras.parameter.ledger import BACKLOG
 from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.transport import RefusedError
-from sparkkeras.weights import Flat
+from tests.parameter.servers import a_ledger
 
 LEASE_SECONDS = 10.0
 WARMUP_TIMEOUT = 60.0
@@ -35,24 +33,18 @@ class Clock:
 class Bench:
     """A ledger and its clock, with the calls of a simple worker."""
 
-    def __init__(
-        self, *plans, epochs=range(2), num_concurrent=1, validates=lambda epoch: False, max_staleness=None, reached=None
-    ):
+    def __init__(self, *plans, epochs=range(2), num_concurrent=1, **options):
         self.clock = Clock()
         self.completed = []
-        self.plans = dict(enumerate(plan if isinstance(plan, PartitionPlan) else PartitionPlan(plan) for plan in plans))
-        self.ledger = Ledger(
-            Store(Flat(np.zeros(1)), 1, Downpour(), {}, 1),
-            self.plans,
-            epochs,
+        self.ledger = a_ledger(
+            plans,
+            epochs=epochs,
             num_concurrent=num_concurrent,
-            validates=validates,
-            max_staleness=max_staleness,
             lease_seconds=LEASE_SECONDS,
             warmup_timeout=WARMUP_TIMEOUT,
             on_epoch=self.on_epoch,
             clock=self.clock,
-            reached=reached,
+            **options,
         )
 
     def on_epoch(self, epoch):
@@ -72,10 +64,9 @@ class Bench:
                 self.ledger.pushed(worker, ExchangePoint(epoch, batch, steps, rows, 0.25, 1.5, metrics, logs, iterations))
         return new
 
-    def end(self, worker, lease, epoch, sequence=None):
-        """Push a whole epoch at once; the first push is that of epoch 0."""
-        batches = self.plans[worker].batches
-        assert self.push(worker, lease, sequence or epoch + 1, epoch=epoch, batch=batches, ended=True)
+    def end(self, worker, lease, epoch):
+        """Push a whole epoch at once."""
+        assert self.push(worker, lease, epoch + 1, epoch=epoch, ended=True)
 
     def directive(self, worker, lease):
         return self.ledger.directive(worker, lease)

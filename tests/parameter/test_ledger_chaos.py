@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 
 from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
-from sparkkeras.parameter.ledger import Ledger
-from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.transport import RefusedError
-from sparkkeras.weights import Flat
+from tests.parameter.servers import a_ledger
 
 LEASE_SECONDS = 10.0
 WARMUP_TIMEOUT = 15.0
@@ -58,10 +55,9 @@ class Spark:
         self.epochs = range(self.chance.randint(0, 2), 4)
         self.slots = partitions if calm else self.chance.randint(1, partitions)
         self.now = 0.0
-        self.ledger = Ledger(
-            Store(Flat(np.zeros(1)), 1, Downpour(), {}, 1),
-            self.plans,
-            self.epochs,
+        self.ledger = a_ledger(
+            self.plans.values(),
+            epochs=self.epochs,
             num_concurrent=self.slots,
             validates=lambda epoch: epoch != 2,
             max_staleness=bound,

@@ -20,13 +20,12 @@ from sparkkeras.parameter.exchange import (
     ParameterServerStats,
     PartitionPlan,
 )
-from sparkkeras.parameter.ledger import Ledger
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat, is_finite
-from sparkkeras.parameter.store import Store
-from sparkkeras.rpc.transport import Call, Endpoint, RefusedError, TransportError, connect, make_transport
-from sparkkeras.rpc.wire import Secret
+from sparkkeras.rpc.transport import Call, RefusedError, TransportError, connect
 from sparkkeras.weights import Flat
+from tests.parameter.servers import a_ledger, a_store
+from tests.rpc.test_transports import serving as serve
 
 VECTOR = np.array([1, 2, 3, 4], np.float32)  # the last one is a statistic
 INTEGER_VARIABLES = (np.array(5, np.int64), np.array([1, 9], np.uint32))
@@ -67,25 +66,22 @@ class Bench:
 
 
 @contextmanager
-def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_concurrent=1):
+def serving(*plans, rule=None, epochs=3, timeout=60.0, num_concurrent=1):
     """A service whose partitions have three batches and validate by default."""
-    plans = dict(enumerate(plans or [PartitionPlan(3, validates=True)] * 3))
-    store = Store(Flat(VECTOR, INTEGER_VARIABLES), 3, rule or Downpour(), {}, len(plans))
-    ledger = Ledger(
-        store,
+    plans = plans or [PartitionPlan(3, validates=True)] * 3
+    store = a_store(VECTOR, INTEGER_VARIABLES, trainable=3, rule=rule, num_workers=len(plans))
+    ledger = a_ledger(
         plans,
+        store,
         range(epochs),
         num_concurrent=num_concurrent,
         validates=lambda epoch: True,
-        max_staleness=None,
-        lease_seconds=lease_seconds,
+        lease_seconds=600.0,
         warmup_timeout=600.0,
         on_epoch=lambda epoch: store.snapshot(),
-        clock=time.monotonic,
     )
     service = ParameterService(ledger, PAYLOAD_FORMAT)
-    endpoint = Endpoint("127.0.0.1", "127.0.0.1", timeout=timeout)
-    with make_transport("inprocess").serve(service, endpoint, Secret.fresh()) as address:
+    with serve("inprocess", service, timeout=timeout) as address:
         yield Bench(store, ledger, service, address)
 
 
@@ -478,7 +474,7 @@ def lease_threads():
 
 
 def test_a_lease_is_renewed_by_a_thread():
-    with serving(lease_seconds=600.0) as bench:
+    with serving() as bench:
         client = bench.client(0, 1)
         lease = bench.ledger._leases.of(0)
         with client.renewing(0.01):

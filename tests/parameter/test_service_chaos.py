@@ -3,20 +3,17 @@
 import itertools
 import random
 import threading
-import time
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.exchange import ExchangePoint, PartitionPlan
-from sparkkeras.parameter.ledger import Ledger
-from sparkkeras.parameter.rules import Downpour
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
-from sparkkeras.parameter.store import Store
-from sparkkeras.rpc.transport import Endpoint, RefusedError, TransportError, connect, make_transport
-from sparkkeras.rpc.wire import Secret
+from sparkkeras.rpc.transport import RefusedError, TransportError, connect
 from sparkkeras.weights import Flat
+from tests.parameter.servers import a_ledger, a_store
+from tests.rpc.test_transports import serving
 
 VECTOR = np.zeros(8)
 PAYLOAD_FORMAT = PayloadFormat.of(Flat(VECTOR, (np.array(0),)), [np.array(0.0)])
@@ -117,18 +114,14 @@ def run(batches, dies=()):
 
     Returns the store, the ledger, the statistics and the networks.
     """
-    store = Store(Flat(VECTOR, (np.array(0),)), 8, Downpour(), {}, WORKERS)
-    ledger = Ledger(
+    store = a_store(VECTOR, (np.array(0),), num_workers=WORKERS)
+    ledger = a_ledger(
+        [batches] * WORKERS,
         store,
-        {worker: PartitionPlan(batches) for worker in range(WORKERS)},
         range(EPOCHS),
-        num_concurrent=WORKERS,
-        validates=lambda epoch: False,
-        max_staleness=None,
         lease_seconds=0.2,
         warmup_timeout=60.0,
         on_epoch=lambda epoch: store.snapshot(),
-        clock=time.monotonic,
     )
     service = ParameterService(ledger, PAYLOAD_FORMAT)
     networks, failed = [], []
@@ -150,8 +143,7 @@ def run(batches, dies=()):
         except BaseException as error:
             failed.append(error)
 
-    endpoint = Endpoint("127.0.0.1", "127.0.0.1", timeout=30.0)
-    with make_transport("inprocess").serve(service, endpoint, Secret.fresh()) as address:
+    with serving("inprocess", service, timeout=30.0) as address:
         threads = [threading.Thread(target=work, args=(worker,)) for worker in range(WORKERS)]
         for thread in threads:
             thread.start()
