@@ -50,22 +50,6 @@ class Damped:
 
 
 @dataclass(frozen=True)
-class Heavy:
-    """A custom rule with a state."""
-
-    modes = frozenset({"synchronous"})
-    friction: float = 0.25
-
-    def init(self, center):
-        return {"velocity": np.zeros_like(center)}
-
-    def apply(self, center, state, update, staleness):
-        state["velocity"] *= self.friction
-        state["velocity"] += update.sent - center
-        center += state["velocity"]
-
-
-@dataclass(frozen=True)
 class OtherModes(Damped):
     """A custom rule for other modes, without `exchange`."""
 
@@ -91,7 +75,7 @@ class Clipped:
         center += update.sent
 
 
-CUSTOM = {"Damped": Damped, "Heavy": Heavy, "Clipped": Clipped}
+CUSTOM = {"Damped": Damped, "Clipped": Clipped}
 
 SYNCHRONOUS_UNDER_TEST = [
     Average(),
@@ -101,7 +85,6 @@ SYNCHRONOUS_UNDER_TEST = [
     DiLoCo(learning_rate=1.0, momentum=0.0),
     Damped(),
     Damped(share=0.25),
-    Heavy(),
 ]
 
 ASYNCHRONOUS_UNDER_TEST = [

@@ -1,15 +1,12 @@
 """Connections get a thread when their first message has arrived."""
 
-import asyncio
 import contextlib
-import gc
 import itertools
 import logging
 import resource
 import socket
 import threading
 import time
-import warnings
 
 import pytest
 
@@ -198,26 +195,3 @@ def test_stopping_does_not_wait_for_a_call_that_never_ends(monkeypatch, caplog):
         free.set()
         assert eventually(lambda: not serving_threads())
         shut_down(client)
-
-
-@pytest.mark.parametrize("ticks", range(6))
-def test_connections_that_arrive_when_the_server_stops_are_closed(ticks):
-    """Whatever the event loop is doing then."""
-
-    async def stop_while_accepting():
-        server = acceptor._ConnectionAcceptor(listener, lambda data, before: 1, lambda *_: None)
-        task = asyncio.create_task(server.accept())
-        await asyncio.sleep(0.01)
-        clients.append(socket.create_connection(listener.getsockname()))
-        for _ in range(ticks):
-            await asyncio.sleep(0)
-        task.cancel()
-        await task
-
-    clients = []
-    with warnings.catch_warnings(record=True) as caught, socket.create_server(("127.0.0.1", 0)) as listener:
-        warnings.simplefilter("always", ResourceWarning)
-        asyncio.run(stop_while_accepting())
-        gc.collect()
-    clients[0].close()
-    assert [str(each.message) for each in caught] == []

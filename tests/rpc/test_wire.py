@@ -112,15 +112,6 @@ def test_fields_may_be_nan_or_infinite():
 
 
 @encrypts
-def test_each_direction_numbers_its_own_messages(encrypt):
-    client, server = sessions(encrypt)
-    for number in range(6):
-        for _ in range(number % 3 + 1):
-            assert received(server, *sent(client, fields={"number": number}))[0].fields == {"number": number}
-        assert received(client, *sent(server, "", {}))[0].name == ""
-
-
-@encrypts
 def test_a_message_without_a_body_needs_no_tag(encrypt):
     client, server = sessions(encrypt)
     for _ in range(3):
@@ -214,22 +205,20 @@ def test_a_flipped_bit_in_any_chunk_of_a_large_body_is_rejected(encrypt, where):
 
 @encrypts
 def test_a_truncated_or_extended_or_reordered_body_is_rejected(encrypt):
-    for changed in (lambda b: b[1:], lambda b: b[:32], lambda b: b + b"\0", lambda b: b"", lambda b: b[32:] + b[:32]):
+    body, tag = slice(None, -TAG_BYTES), slice(-TAG_BYTES, None)
+    for changed in (
+        lambda b: b[1:],
+        lambda b: b[:32] + b[tag],
+        lambda b: b[body] + b"\0" + b[tag],
+        lambda b: b[tag],
+        lambda b: b[32:-TAG_BYTES] + b[:32] + b[tag],
+        lambda b: b[:-1],
+        lambda b: b"",
+    ):
         client, server = sessions(encrypt)
         header, rest = sent(client)
         with pytest.raises(WireError):
-            received(server, header, changed(rest[:-TAG_BYTES]) + rest[-TAG_BYTES:])
-
-
-@pytest.mark.parametrize("length", [0, TAG_BYTES - 1])
-def test_a_truncated_tag_is_rejected(length):
-    client, server = sessions()
-    header, rest = sent(client)
-    server.open(header)
-    incoming = server.incoming()
-    incoming.take(memoryview(bytearray(BODY)))
-    with pytest.raises(WireError):
-        incoming.finish(rest[-TAG_BYTES:][:length])
+            received(server, header, changed(rest))
 
 
 @encrypts
