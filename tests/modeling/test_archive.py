@@ -1,10 +1,8 @@
 """Packing and unpacking of models; errors name the parts that would be lost."""
 
-import functools
 import io
 import json
 import pickle
-import threading
 import time
 import warnings
 import zipfile
@@ -26,7 +24,6 @@ from sparkkeras.modeling.compilation import check_compiled, check_trainable, com
 from sparkkeras.modeling.optimizers import iterations, optimizers_of
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
-from tests.conftest import long
 from tests.models import Distilled
 
 RNG = np.random.default_rng(0)
@@ -132,18 +129,11 @@ class WithoutConfig(keras.layers.Layer):
         return self.factor * x
 
 
-class Forgetful(keras.layers.Layer):
+class Forgetful(keras.layers.Dense):
     """Its configuration lacks the number of units."""
 
     def __init__(self, units=1, **options):
-        super().__init__(**options)
-        self.units = units
-
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=(shape[-1], self.units), name="kernel")
-
-    def call(self, x):
-        return keras.ops.matmul(x, self.kernel)
+        super().__init__(units, **options)
 
     def get_config(self):
         return {"name": self.name}
@@ -161,6 +151,26 @@ class Subclassed(keras.Model):
 
     def get_config(self):
         return {**super().get_config(), "units": self.units}
+
+
+class Softened(keras.layers.Layer):
+    """Creates a lambda in its constructor, also in a copy: the lambda is not saved."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.function = lambda x: keras.ops.tanh(GLOBAL * x)
+
+    def call(self, x):
+        return self.function(x)
+
+
+class Cubic(keras.losses.Loss):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.function = lambda x: keras.ops.abs(x) ** GLOBAL
+
+    def call(self, y, prediction):
+        return keras.ops.mean(self.function(y - prediction), axis=-1)
 
 
 # Models
@@ -198,24 +208,6 @@ def subclassed():
     return model
 
 
-def normalized(factor=1.0):
-    layer = keras.layers.Normalization()
-    layer.adapt(factor * X)
-    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)], name="normalized")
-    model.compile(optimizer="sgd", loss="mse", run_eagerly=True)
-    return model
-
-
-def frozen():
-    model = dense(keras.layers.Dense(4, name="frozen", trainable=False))
-    assert len(model.trainable_weights) == 4
-    return model
-
-
-def nested():
-    return dense(keras.Sequential([keras.Input((4,)), Scaled(3.0)]))
-
-
 def recurrent():
     keras.utils.set_random_seed(1)
     layers = [keras.Input((None,)), keras.layers.Embedding(10, 3), keras.layers.LSTM(2), keras.layers.Dense(1)]
@@ -247,8 +239,9 @@ def vectorized():
 def own_parts():
     """A model most of whose parts are custom."""
     penalized = keras.layers.Dense(4, bent, kernel_regularizer=Sums())
+    nested = keras.Sequential([keras.Input((4,)), Scaled(2.0)])
     return dense(
-        *(Scaled(2.0), penalized, keras.layers.Lambda(tilted)),
+        *(nested, penalized, keras.layers.Lambda(tilted), Softened()),
         activation=tilted,
         optimizer=Eager(Falling(0.5), momentum=0.9),
         loss=weighted_error(3.0),
@@ -257,94 +250,17 @@ def own_parts():
     )
 
 
-TOKENS = RNG.integers(0, 10, (12, 5))
-MODELS = {
-    "sequential": (dense, X, Y),
-    "several inputs and outputs": (several, {"one": X, "two": -X}, {"size": Y, "sign": np.sign(Y)}),
-    "subclassed": (subclassed, X, Y),
-    "custom parts": (own_parts, X, Y),
-    "custom layer": (lambda: dense(Scaled(2.0)), X, Y),
-    "nested": (nested, X, Y),
-    "activation": (lambda: dense(activation=tilted), X, Y),
-    "registered": (lambda: dense(activation=bent), X, Y),
-    "loss function": (lambda: dense(loss=weighted_error(3.0)), X, Y),
-    "loss class": (lambda: dense(loss=Quartic()), X, Y),
-    "metric class": (lambda: dense(metrics=[Largest(), "mae"]), X, Y),
-    "metric function": (lambda: dense(metrics=[weighted_error(3.0)], weighted_metrics=["mae"]), X, Y),
-    "schedule": (lambda: dense(optimizer=keras.optimizers.SGD(Falling(0.5), momentum=0.9)), X, Y),
-    "optimizer": (lambda: dense(optimizer=Eager(0.25)), X, Y),
-    "regularizer": (lambda: dense(keras.layers.Dense(4, kernel_regularizer=Sums())), X, Y),
-    "frozen layer": (frozen, X, Y),
-    "normalization": (normalized, X, Y),
-    "batch normalization": (lambda: dense(keras.layers.BatchNormalization()), X, Y),
-    "dropout": (lambda: dense(keras.layers.Dropout(0.5, seed=3)), X, Y),
-    "recurrent": (recurrent, TOKENS, Y),
-    "lambda layer": (lambda: dense(keras.layers.Lambda(lambda x: 2 * x)), X, Y),
-    "lambda layer with def": (lambda: dense(keras.layers.Lambda(tilted)), X, Y),
-}
-
-
-WHOLE = {"sequential", "subclassed", "frozen layer", "batch normalization", "recurrent"}
-"""Models whose full archive is tested by default; the test of an emptied archive covers the same failures."""
-
-
-@pytest.mark.parametrize(
-    ("build", "x", "y"), [case if name in WHOLE else long(*case) for name, case in MODELS.items()], ids=MODELS
-)
-def test_a_model_survives_the_round_trip(build, x, y):
-    makes_the_round_trip(build(), x, y)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
-@pytest.mark.parametrize("build", [looked_up, vectorized])
-def test_a_text_model_survives_the_round_trip(build):
-    makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
-
-
-@pytest.fixture
-def emptied(monkeypatch):
-    """Also empty small archives, which usually keep their weights."""
-    monkeypatch.setattr(models, "FULL_BYTES", 0)
-    monkeypatch.setattr(models, "_packed", OrderedDict())
-
-
-SINGLE = {
-    *("custom layer", "activation", "registered", "loss function", "metric class", "metric function", "schedule"),
-    *("optimizer", "regularizer", "lambda layer with def"),
-}
-"""Models with one custom part each; another one has them all."""
-
-
-@pytest.mark.parametrize(
-    ("build", "x", "y"), [long(*case) if name in SINGLE else case for name, case in MODELS.items()], ids=MODELS
-)
-def test_a_model_in_an_emptied_archive_survives_the_round_trip(emptied, build, x, y):
-    makes_the_round_trip(build(), x, y)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
-@pytest.mark.parametrize("build", [looked_up, vectorized])
-def test_a_text_model_in_an_emptied_archive_survives_the_round_trip(emptied, build):
-    makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
-
-
-def test_the_archive_of_a_large_model_is_small():
-    """The weights and optimizer variables, which are sent separately, have 17 MB."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(8, 10)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
+def layers_with_state():
     layers = [
-        keras.layers.Dense(1200, activation="tanh"),
-        keras.layers.Dense(1200, activation="tanh"),
-        keras.layers.Dense(1),
+        keras.layers.Dense(4, trainable=False),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.5, seed=3),
+        keras.layers.Lambda(lambda x: 2 * x),
     ]
-    model = keras.Sequential([keras.Input((10,)), *layers])
-    model.compile("adam", "mse")
-    assert model.count_params() > 1_400_000
-    assert len(ModelArchive.pack(model).data) < 50_000
-    makes_the_round_trip(model, x, y)
+    return dense(*layers, loss=Cubic())
 
 
-def scaled_and_cut():
+def adapted():
     """A model whose first layers have adapted to its rows."""
     scale, cut = keras.layers.Normalization(), keras.layers.Discretization(num_bins=3)
     scale.adapt(5 * X)
@@ -356,27 +272,44 @@ def scaled_and_cut():
     return model
 
 
-def test_adapted_state_remains_in_an_emptied_archive(emptied):
-    model = scaled_and_cut()
-    model.train_on_batch(X, Y)
-    loaded = ModelArchive.pack(model).unpack()
-    assert not loaded.layers[-1].kernel.numpy().any()
-    for mine, theirs in zip(model.layers, loaded.layers, strict=True):
-        if hasattr(mine, "adapt"):
-            assert np.array_equal(mine(X), theirs(X))
+TOKENS = RNG.integers(0, 10, (12, 5))
+MODELS = {
+    "several inputs and outputs": (several, {"one": X, "two": -X}, {"size": Y, "sign": np.sign(Y)}),
+    "subclassed": (subclassed, X, Y),
+    "custom parts": (own_parts, X, Y),
+    "layers with state": (layers_with_state, X, Y),
+    "adapted layers": (adapted, X, Y),
+    "recurrent": (recurrent, TOKENS, Y),
+}
+
+
+@pytest.fixture
+def emptied(monkeypatch):
+    """Also empty small archives, which usually keep their weights."""
+    monkeypatch.setattr(models, "FULL_BYTES", 0)
+    monkeypatch.setattr(models, "_packed", OrderedDict())
+
+
+@pytest.mark.parametrize(("build", "x", "y"), MODELS.values(), ids=MODELS)
+def test_a_model_survives_the_round_trip(emptied, build, x, y):
+    makes_the_round_trip(build(), x, y)
+
+
+without_text = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has text in its tensors")
+
+
+@without_text
+@pytest.mark.parametrize("build", [looked_up, vectorized])
+def test_a_text_model_survives_the_round_trip(emptied, build):
+    makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
+
+
+def test_the_archive_of_a_large_model_is_small():
+    """The weights and optimizer variables, which are sent separately, have 17 MB."""
+    model = dense(keras.layers.Dense(1200), keras.layers.Dense(1200))
+    assert model.count_params() > 1_400_000
+    assert len(ModelArchive.pack(model).data) < 50_000
     makes_the_round_trip(model, X, Y)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
-def test_a_vocabulary_remains_in_an_emptied_archive(emptied):
-    words = keras.ops.convert_to_tensor(WORDS, dtype="string")
-    for build in (looked_up, vectorized):
-        model = build()
-        loaded = ModelArchive.pack(model).unpack()
-        for mine, theirs in zip(model.layers, loaded.layers, strict=True):
-            if hasattr(mine, "adapt"):
-                assert mine.get_vocabulary() == theirs.get_vocabulary()
-                assert np.array_equal(mine(words), theirs(words))
 
 
 class Fixed(keras.layers.Layer):
@@ -429,23 +362,17 @@ def test_a_changed_asset_of_a_custom_layer_is_packed_again():
     assert after.digest != before.digest
 
 
-def test_emptying_an_archive_does_not_change_the_digest(monkeypatch):
-    model = normalized()
-    full = ModelArchive.pack(model)
-    monkeypatch.setattr(models, "FULL_BYTES", 0)
-    monkeypatch.setattr(models, "_packed", OrderedDict())
-    assert ModelArchive.pack(model).digest == full.digest
-    assert model.get_weights()[-2].any()
+def vectors(model):
+    state = ModelState.take(model)
+    return [state.weights.vector, state.optimizer.vector]
 
 
 def makes_the_round_trip(model, x, y):
     model.train_on_batch(x, y)
-    archive = pickle.loads(pickle.dumps(ModelArchive.pack(model)))
-    loaded = archive.unpack()
+    loaded = pickle.loads(pickle.dumps(ModelArchive.pack(model))).unpack()
     ModelState.take(model).put(loaded)
-    assert loaded is not model
     expected, found = (keras.tree.flatten(one(x)) for one in (model, loaded))
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(expected, found, strict=True))
+    assert all(map(np.array_equal, expected, found))
     model.reset_metrics()
     expected, found = (one.test_on_batch(x, y, return_dict=True) for one in (model, loaded))
     assert {name: float(value) for name, value in expected.items()} == pytest.approx(found, rel=1e-6)
@@ -453,30 +380,20 @@ def makes_the_round_trip(model, x, y):
     for one in (model, loaded):
         reseed(one, (5,))
         one.train_on_batch(x, y)
-    mine, theirs = ModelState.take(model), ModelState.take(loaded)
-    assert np.allclose(mine.weights.vector, theirs.weights.vector, rtol=1e-5, atol=1e-7)
-    assert np.allclose(mine.optimizer.vector, theirs.optimizer.vector, rtol=1e-5, atol=1e-7)
-    assert [int(each) for each in mine.optimizer.integer_variables] == [
-        int(each) for each in theirs.optimizer.integer_variables
-    ]
+    for mine, theirs in zip(vectors(model), vectors(loaded), strict=True):
+        assert np.allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    assert iterations(model) == iterations(loaded)
 
 
-@pytest.mark.parametrize(
-    ("compiled", "name", "expected"),
-    [
-        ({"steps_per_execution": 7, "run_eagerly": False}, "steps_per_execution", 7),
-        ({"run_eagerly": True}, "run_eagerly", True),
-        ({"jit_compile": False, "run_eagerly": False}, "jit_compile", False),
-    ],
-)
-def test_compile_arguments_are_packed(compiled, name, expected):
-    assert getattr(ModelArchive.pack(dense(**compiled)).unpack(), name) == expected
+def test_compile_arguments_are_packed():
+    loaded = ModelArchive.pack(dense(steps_per_execution=7, jit_compile=False, run_eagerly=False)).unpack()
+    assert (loaded.steps_per_execution, loaded.jit_compile, loaded.run_eagerly) == (7, False, False)
+    assert ModelArchive.pack(dense(run_eagerly=True)).unpack().run_eagerly
 
 
 def test_custom_objects_are_packed():
     archive = ModelArchive.pack(dense(), {"extra": tilted})
     assert set(archive.custom.load()) == {"extra"}
-    assert set(ModelArchive.pack(dense(activation=tilted)).custom.load()) == {"tilted"}
     assert ModelArchive.pack(dense()).custom.load() == {}
 
 
@@ -506,84 +423,42 @@ def test_two_closures_with_the_same_name():
     assert "metrics[0]" in message
 
 
-def test_two_closures_with_the_same_name_as_activations():
-    def by(factor):
-        def times(x):
-            return factor * x
-
-        return times
-
-    message = error_of(CustomObjectError, dense(keras.layers.Dense(2, activation=by(2)), activation=by(3)))
-    assert "'times'" in message
-    assert "_layers[1].activation and model._layers[2].activation" in message
-
-
-@pytest.mark.parametrize("argument", ["loss", "metrics"])
-def test_a_lambda_in_the_compile_arguments(argument):
-    function = lambda y, prediction: keras.ops.mean(y - prediction)  # noqa: E731
-    message = error_of(CustomObjectError, dense(**{argument: function if argument == "loss" else [function]}))
-    assert message.startswith(f"compiled {argument}")
-    assert "is a lambda" in message
+@pytest.mark.parametrize("argument", ["loss", "metrics", "activation"])
+def test_a_lambda_is_rejected(argument):
+    function = lambda y, prediction=0: keras.ops.abs(y - prediction)  # noqa: E731
+    message = error_of(ModelError, dense(**{argument: [function] if argument == "metrics" else function}))
     assert "Define it with def" in message
 
 
-@pytest.mark.parametrize("extra", [(), (keras.layers.Dense(2, activation="relu", name="first"),)])
-def test_a_custom_function_with_the_name_of_a_keras_function(extra):
-    message = error_of(CustomObjectError, dense(*extra, activation=relu))
+def test_a_custom_function_with_the_name_of_a_keras_function():
+    message = error_of(CustomObjectError, dense(keras.layers.Dense(2, activation="relu"), activation=relu))
     assert f"activation is {__name__}.relu, but a saved copy of the model loads with keras" in message
     assert "Give yours a unique name" in message
 
 
 @pytest.mark.parametrize(
-    "compiled",
-    [{"loss": mse, "metrics": ["mse"]}, {"loss": "mse", "metrics": [mse]}, {"loss": mse, "weighted_metrics": ["mse"]}],
-    ids=["loss", "metric", "weighted metric"],
+    "compiled", [{"loss": mse, "metrics": ["mse"]}, {"loss": "mse", "metrics": [mse]}], ids=["loss", "metric"]
 )
-@pytest.mark.parametrize("trained", [False, True])
-def test_a_custom_function_with_the_name_of_a_keras_function_that_is_used_as_a_string(compiled, trained):
+def test_a_custom_function_with_the_name_of_a_keras_function_that_is_used_as_a_string(compiled):
     """A copy would use one function for both, with other metrics or even other training."""
     model = dense(**compiled)
-    if trained:
-        model.fit(X, Y, verbose=0)
+    assert "mse" in error_of(CustomObjectError, model)
+    model.fit(X, Y, verbose=0)
     assert "mse" in error_of(CustomObjectError, model)
 
 
-def test_a_layer_without_a_configuration():
-    assert "get_config" in error_of(ModelError, dense(WithoutConfig(2.0)))
-
-
-def test_a_layer_with_an_incomplete_configuration():
-    assert "get_config" in error_of(ModelError, dense(Forgetful(units=3)))
-
-
-LOCK = threading.Lock()
-
-
-def locked(x):
-    with LOCK:
-        return x
-
-
-def test_code_that_cannot_be_pickled():
-    message = error_of(CustomObjectError, dense(keras.layers.Dense(2, activation=tilted), activation=locked))
-    assert "pickling locked" in message
-    assert "_thread.lock" in message
+@pytest.mark.parametrize("layer", [WithoutConfig(2.0), Forgetful(units=3)], ids=["missing", "incomplete"])
+def test_a_layer_without_a_complete_configuration(layer):
+    assert "get_config" in error_of(ModelError, dense(layer))
 
 
 GLOBAL = 3.0
 
 
-@pytest.mark.parametrize("functional", [True, False])
-@pytest.mark.parametrize("code", [lambda x: x * GLOBAL, lambda x: np.float32(2) * x, lambda x: tilted(x)])
-def test_a_lambda_layer_that_uses_globals(functional, code):
+@pytest.mark.parametrize("code", [lambda x: x * GLOBAL, lambda x: np.float32(2) * x])
+def test_a_lambda_layer_that_uses_globals(code):
     """Keras saves the code of a lambda without its globals: it would fail on the workers."""
-    if functional:
-        inputs = keras.Input((3,))
-        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Lambda(code)(inputs)))
-        model.compile(optimizer="sgd", loss="mse")
-    else:
-        model = dense(keras.layers.Lambda(code))
-    assert "def" in error_of(ModelError, model)
+    assert "Define it with def" in error_of(ModelError, dense(keras.layers.Lambda(code)))
 
 
 def test_a_lambda_layer_that_uses_a_closure_variable():
@@ -592,88 +467,15 @@ def test_a_lambda_layer_that_uses_a_closure_variable():
     assert np.array_equal(ModelArchive.pack(model).unpack().predict(X, verbose=0), model.predict(X, verbose=0))
 
 
-class Softened(keras.layers.Layer):
-    """Creates a lambda in its constructor."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.function = lambda x: keras.ops.tanh(GLOBAL * x)
-
-    def call(self, x):
-        return self.function(x)
-
-
-class Lowered(Falling):
-    def __init__(self, start):
-        super().__init__(start)
-        self.function = lambda rate: GLOBAL * rate
-
-    def __call__(self, step):
-        return self.function(super().__call__(step))
-
-
-class Cubic(keras.losses.Loss):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.function = lambda x: keras.ops.abs(x) ** GLOBAL
-
-    def call(self, y, prediction):
-        return keras.ops.mean(self.function(y - prediction), axis=-1)
-
-
-class Negated(Largest):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.function = lambda x: GLOBAL - x
-
-    def result(self):
-        return self.function(super().result())
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: dense(Softened()),
-        lambda: dense(optimizer=keras.optimizers.SGD(Lowered(0.5))),
-        lambda: dense(loss=Cubic()),
-        lambda: dense(metrics=[Negated()]),
-    ],
-    ids=["layer", "schedule", "loss", "metric"],
-)
-def test_a_class_may_create_a_lambda_in_its_constructor(build):
-    """The lambda is not saved: the constructor creates it, with everything that it uses."""
-    makes_the_round_trip(build(), X, Y)
-
-
 class Called:
-    """A loss that is neither a function nor one of Keras's objects."""
-
-    def __call__(self, y, prediction):
+    def error(self, y, prediction):
         return keras.ops.mean(keras.ops.square(y - prediction), axis=-1)
 
-    def error(self, y, prediction):
-        return self(y, prediction)
 
-
-@pytest.mark.parametrize("loss", [Called(), functools.partial(mse)], ids=["callable object", "partial"])
-def test_a_loss_that_keras_cannot_save(loss):
-    assert error_of(ModelError, dense(loss=loss))
-
-
-@pytest.mark.parametrize("given", [{"loss": Called().error}, {"metrics": [Called().error]}], ids=["loss", "metric"])
-def test_a_method_as_loss_or_metric_is_named(given):
-    message = error_of(ModelError, dense(**given))
+def test_a_method_as_loss_is_named():
+    message = error_of(ModelError, dense(loss=Called().error))
     assert message.startswith("error, a loss, metric or other function of the model, is a method")
     assert "def error(y_true, y_pred)" in message
-    assert "Lambda" not in message
-
-
-def test_an_activation_that_is_a_method():
-    assert "__call__, a loss, metric or other function" in error_of(ModelError, dense(activation=Called().__call__))
-
-
-def test_an_activation_that_is_a_lambda():
-    assert "def" in error_of(ModelError, dense(activation=lambda x: 2 * x))
 
 
 # The digest
@@ -685,37 +487,21 @@ def prepared(model):
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["metrics made", "metrics not made yet"])
-@pytest.mark.parametrize("extra", [(), ("normalization",), ("dropout",)], ids=str)
-def test_training_does_not_change_the_digest(ready, extra):
-    layers = {"normalization": keras.layers.BatchNormalization(), "dropout": keras.layers.Dropout(0.5)}
-    model = dense(*[layers[name] for name in extra], metrics=["mae", Largest()])
+def test_a_model_that_was_trained_is_not_packed_again(ready):
+    model = dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), metrics=["mae", Largest()])
     if ready:
         prepared(model)
     archive = ModelArchive.pack(model)
     model.fit(X, Y, batch_size=12, epochs=2, verbose=0)
     model.evaluate(X, Y, verbose=0)
     model.predict(X, verbose=0)
-    assert ModelArchive.pack(model).digest == archive.digest
-
-
-def test_packing_again_uses_the_cache(monkeypatch):
-    model = prepared(dense())
-    archive = ModelArchive.pack(model)
-    monkeypatch.setattr(models, "save_bytes", None)
-    model.set_weights([weight + 1 for weight in model.get_weights()])
     assert ModelArchive.pack(model) is archive
 
 
 @pytest.mark.parametrize(
     "compiled",
-    [
-        {"loss": "mae"},
-        {"optimizer": "sgd"},
-        {"metrics": ["mae"]},
-        {"loss": weighted_error(2.0)},
-        {"steps_per_execution": 4, "run_eagerly": False},
-    ],
-    ids=["loss", "optimizer", "metrics", "own loss", "steps"],
+    [{"optimizer": "sgd"}, {"metrics": ["mae"]}, {"steps_per_execution": 4, "run_eagerly": False}],
+    ids=["optimizer", "metrics", "steps"],
 )
 def test_compiling_again_changes_the_digest(compiled):
     model = prepared(dense())
@@ -748,22 +534,18 @@ def test_other_code_with_the_same_name_changes_the_digest():
 
 
 def test_adapting_again_changes_the_digest():
-    model = normalized()
+    model = adapted()
     before = ModelArchive.pack(model).digest
-    model.layers[0].adapt(5 * X)
+    model.layers[1].adapt(X)
     after = ModelArchive.pack(model)
     assert after.digest != before
-    assert np.allclose(after.unpack().predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-6)
+    assert np.allclose(after.unpack()(X), model(X), atol=1e-6)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
+@without_text
 def test_another_vocabulary_changes_the_digest():
-    inputs = keras.Input((1,), dtype="string")
-    layer = keras.layers.StringLookup(
-        vocabulary=["blue", "red"], output_mode="one_hot", max_tokens=5, pad_to_max_tokens=True
-    )
-    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
-    model.compile(optimizer="sgd", loss="mse")
+    layer = keras.layers.StringLookup(vocabulary=["blue", "red"], output_mode="one_hot")
+    model = words(layer)
     before = ModelArchive.pack(model).digest
     layer.set_vocabulary(["red", "blue"])
     assert ModelArchive.pack(model).digest != before
@@ -774,7 +556,6 @@ def test_a_process_caches_the_most_recent_models(monkeypatch):
     monkeypatch.setattr(models, "_kept", OrderedDict())
     one, two, three = (ModelArchive.pack(dense(loss=loss)) for loss in ("mse", "mae", "msle"))
     kept = one.cached()
-    assert one.cached() is kept
     assert pickle.loads(pickle.dumps(one)).cached() is kept
     assert two.cached() is not kept
     assert one.cached() is kept
@@ -786,10 +567,6 @@ def test_a_process_caches_the_most_recent_models(monkeypatch):
 
 
 # Models that cannot be trained
-
-
-def test_a_model_that_can_be_trained():
-    check_trainable(dense())
 
 
 class AddsLoss(keras.layers.Layer):
@@ -810,12 +587,10 @@ def test_a_model_without_a_loss():
     [
         AddsLoss,
         lambda: keras.layers.Lambda(lambda x: x),
-        lambda: keras.layers.ActivityRegularization(0.1),
-        lambda: keras.layers.Dense(1, kernel_regularizer="l2"),
         lambda: keras.layers.RNN(keras.layers.SimpleRNNCell(1, bias_regularizer="l2")),
         lambda: keras.Sequential([keras.layers.Dense(1, activity_regularizer="l2")]),
     ],
-    ids=["add_loss", "lambda", "activity", "weights", "cell", "nested"],
+    ids=["add_loss", "lambda", "cell", "nested"],
 )
 def test_a_model_in_which_a_layer_may_add_a_loss(layer):
     model = keras.Sequential([keras.Input((3, 2)), layer(), keras.layers.Dense(1)])
@@ -859,34 +634,21 @@ def test_state_is_taken_and_put():
     model = dense(keras.layers.BatchNormalization())
     model.fit(X, Y, epochs=2, batch_size=4, verbose=0)
     state = pickle.loads(pickle.dumps(ModelState.take(model)))
-    weights = model.get_weights()
-    variables = [keras.ops.convert_to_numpy(variable) for variable in model.optimizer.variables]
+    before = vectors(model)
     model.fit(X, Y, epochs=1, batch_size=4, verbose=0)
     assert int(model.optimizer.iterations) == 9
-    assert not np.array_equal(model.get_weights()[0], weights[0])
+    assert not any(map(np.array_equal, vectors(model), before))
     state.put(model)
     assert int(model.optimizer.iterations) == 6
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), weights, strict=True))
-    after = [keras.ops.convert_to_numpy(variable) for variable in model.optimizer.variables]
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(after, variables, strict=True))
-
-
-def test_state_is_a_copy():
-    model = dense()
-    state = ModelState.take(model)
-    before = state.weights.vector.copy()
-    model.fit(X, Y, verbose=0)
-    assert np.array_equal(state.weights.vector, before)
+    assert all(map(np.array_equal, vectors(model), before))
 
 
 def test_trainable_weights_come_first():
     model = dense(keras.layers.BatchNormalization())
     model.fit(X, Y, verbose=0)
-    vector = ModelState.take(model).weights.vector
-    size = model_state.trainable_size(model)
-    assert size == sum(weight.numpy().size for weight in model.trainable_weights) == 4 * 4 + 4 + 4 + 5
-    assert np.array_equal(vector[:size], np.concatenate([weight.numpy().ravel() for weight in model.trainable_weights]))
-    assert np.array_equal(vector[size:], np.concatenate([w.numpy().ravel() for w in model.non_trainable_weights]))
+    ordered = [weight.numpy().ravel() for weight in (*model.trainable_weights, *model.non_trainable_weights)]
+    assert np.array_equal(ModelState.take(model).weights.vector, np.concatenate(ordered))
+    assert model_state.trainable_size(model) == sum(weight.numpy().size for weight in model.trainable_weights)
 
 
 def test_state_contains_the_learning_rate_and_its_size():
@@ -940,16 +702,12 @@ def seeds(model):
 
 
 def test_seed_generators_are_set_from_the_seed():
-    model = dropping()
+    model, other = dropping(), dropping()
     reseed(model, (1, 2, 3))
     one = seeds(model)
-    assert len(one) == 3
     assert len(set(one)) == 3  # all layers have different masks
     model(X, training=True)
     assert seeds(model) != one
-    reseed(model, (1, 2, 3))
-    assert seeds(model) == one
-    other = dropping()
     reseed(other, (1, 2, 3))
     assert seeds(other) == one
     for different in ((1, 2, 4), (1, 3, 3), (2, 2, 3), (3, 2, 1)):
@@ -968,13 +726,6 @@ def test_dropout_masks_depend_on_the_seed():
     assert drawn((1, 2)) != drawn((1, 3))
 
 
-def test_a_model_without_seed_generators_is_unchanged():
-    model = dense(keras.layers.BatchNormalization())
-    before = model.get_weights()
-    reseed(model, (1,))
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), before, strict=True))
-
-
 # Schema
 
 
@@ -990,10 +741,9 @@ def test_the_schema_of_a_model():
 # From bytes
 
 
-@pytest.mark.parametrize("damage", [b"", b"no archive"])
-def test_bytes_that_are_not_a_model_raise_an_error(damage):
+def test_bytes_that_are_not_a_model_raise_an_error():
     with pytest.raises(ModelError, match="cannot be loaded"):
-        models.load_bytes(damage, {}, safe_mode=True)
+        models.load_bytes(b"no archive", {}, safe_mode=True)
 
 
 def test_an_error_names_missing_custom_code(monkeypatch):
@@ -1029,30 +779,6 @@ def test_a_worker_that_takes_over_counts_all_steps_and_restarts_averages():
 # Packing for prediction
 
 
-class Adversarial(keras.Model):
-    """As in Keras's guide to GANs."""
-
-    def __init__(self, generator, **options):
-        super().__init__(**options)
-        self.generator = generator
-
-    def compile(self, d_optimizer, g_optimizer, loss_fn):
-        super().compile()
-        self.d_optimizer = d_optimizer
-        self.g_optimizer = g_optimizer
-        self.loss_fn = loss_fn
-
-    def call(self, x):
-        return self.generator(x)
-
-    def get_config(self):
-        return {**super().get_config(), "generator": keras.saving.serialize_keras_object(self.generator)}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(keras.saving.deserialize_keras_object(config.pop("generator")), **config)
-
-
 class Stepping(keras.Sequential):
     """Overrides compile without compile_from_config."""
 
@@ -1084,10 +810,9 @@ def frozen_after_fit():
     return model
 
 
-def adversarial():
-    model = Adversarial(not_compiled(), name="gan")
-    model.compile(keras.optimizers.Adam(), keras.optimizers.SGD(), lambda y, p: p - y)
-    model(X)
+def own_compile():
+    model = Stepping([keras.Input((3,)), keras.layers.Dense(1)], name="stepping")
+    model.compile(lambda step: step, optimizer="sgd", loss="mse")
     return model
 
 
@@ -1095,86 +820,61 @@ PREDICTING = {
     "not compiled": not_compiled,
     "frozen after fit": frozen_after_fit,
     "int8": lambda: quantized("int8", trained()),
-    "int8, not compiled": lambda: quantized("int8", not_compiled()),
-    "int4": lambda: quantized("int4", trained()),
-    "several optimizers": adversarial,
+    "overridden compile": own_compile,
     "lambda as loss": lambda: trained(loss=lambda y, p: keras.ops.mean((y - p) ** 2)),
-    "a loss that cannot be saved": lambda: trained(loss=functools.partial(distance)),
 }
 
 
-@pytest.mark.parametrize("full_bytes", [long(models.FULL_BYTES), 0], ids=["whole", "emptied"])
-@pytest.mark.parametrize(
-    "build", [long(build) if name == "int4" else build for name, build in PREDICTING.items()], ids=PREDICTING
-)
-def test_a_model_packed_for_prediction_survives_the_round_trip(build, full_bytes, monkeypatch):
-    monkeypatch.setattr(models, "FULL_BYTES", full_bytes)
-    monkeypatch.setattr(models, "_packed", OrderedDict())
+@pytest.mark.parametrize("build", PREDICTING.values(), ids=PREDICTING)
+def test_a_model_packed_for_prediction_survives_the_round_trip(build, emptied):
     model = build()
-    archive = pickle.loads(pickle.dumps(ModelArchive.pack_to_predict(model)))
-    loaded = archive.unpack()
+    loaded = pickle.loads(pickle.dumps(ModelArchive.pack_to_predict(model))).unpack()
     ModelWeights.take(model).put(loaded)
     assert not loaded.compiled
     expected = keras.ops.convert_to_numpy(model(X))
-    assert np.array_equal(keras.ops.convert_to_numpy(loaded(X)), expected)
-    assert np.array_equal(keras.ops.convert_to_numpy(models.copy_of(model)(X)), expected)
+    for copy in (loaded, models.copy_of(model)):
+        assert np.array_equal(keras.ops.convert_to_numpy(copy(X)), expected)
 
 
 def test_an_archive_for_prediction_has_no_compile_arguments():
-    model = trained(loss=distance, metrics=[Largest()])
-    archive = ModelArchive.pack_to_predict(model)
+    archive = ModelArchive.pack_to_predict(trained(loss=distance, metrics=[Largest()]))
     with zipfile.ZipFile(io.BytesIO(archive.data)) as members:
         assert not json.loads(members.read("config.json"))["compile_config"]
     assert archive.custom.load() == {}
-    assert len(archive.data) < len(ModelArchive.pack(model).data)
     unused = dense()
     ModelArchive.pack_to_predict(unused)
     assert not unused.optimizer.built
 
 
-def test_prediction_after_training_reuses_the_archive(monkeypatch):
-    monkeypatch.setattr(models, "_packed", OrderedDict())
+def test_prediction_after_training_reuses_the_archive():
     model = trained(metrics=["mae"])
     archive = ModelArchive.pack(model)
     model.fit(X, Y, verbose=0)
-    monkeypatch.setattr(models, "save_bytes", None)
     assert ModelArchive.pack_to_predict(model) is archive
-    monkeypatch.undo()
     assert ModelArchive.pack_to_predict(quantized("int8", model)).digest != archive.digest
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_run_eagerly_is_kept_in_prediction(compiled):
-    model = dense() if compiled else not_compiled()
-    model.run_eagerly = True
-    assert ModelArchive.pack_to_predict(model).unpack().run_eagerly
-    assert not ModelArchive.pack_to_predict(not_compiled()).unpack().run_eagerly
-
-
-@pytest.mark.parametrize("build", [frozen_after_fit, lambda: quantized("int8", trained())], ids=["frozen", "quantized"])
-def test_an_optimizer_that_was_built_for_other_weights(build):
-    model = build()
+def test_an_optimizer_that_was_built_for_other_weights():
+    model = frozen_after_fit()
     check_compiled(model)
     assert ModelArchive.pack(model).unpack().evaluate(X, Y, verbose=0) >= 0
-    with pytest.raises(
-        ModelError, match=r"built for other weights.*frozen, unfrozen or added.*quantized.*Call model\.compile"
-    ):
+    with pytest.raises(ModelError, match=r"built for other weights.*Call model\.compile"):
         check_trainable(model)
 
 
 def test_a_lambda_set_by_an_overridden_compile():
-    with pytest.raises(ModelError, match=r"loss_fn of the model 'gan' is a lambda.*Define it with def"):
-        ModelArchive.pack(adversarial())
+    with pytest.raises(ModelError, match=r"factor of the model 'stepping' is a lambda.*Define it with def"):
+        ModelArchive.pack(own_compile())
 
 
 def test_an_overridden_compile_is_restored():
-    model = Stepping([keras.Input((3,)), keras.layers.Dense(1)])
+    model = own_compile()
     model.compile(2.0, optimizer="sgd", loss="mse")
     check_trainable(model)
     loaded = ModelArchive.pack(model).unpack()
     assert loaded.compiled
     assert type(loaded.optimizer) is keras.optimizers.SGD
-    assert {name for name, value in vars(model).items() if value == 2.0} <= vars(loaded).keys()
+    assert loaded.factor == 2.0
 
 
 def test_an_optimizer_that_loads_with_other_variables():
@@ -1214,48 +914,39 @@ class Narrow(keras.Model):
         return self.dense(x)
 
 
-class Unnamed(keras.layers.Layer):
+class Renamed(keras.layers.Layer):
+    """Its configuration has other names than the constructor."""
+
     def __init__(self, units):
         super().__init__()
-        self.units = units
 
     def call(self, x):
         return x
 
     def get_config(self):
-        return {**super().get_config(), "units": self.units}
+        return {"factor": 2}
 
 
-class Renamed(Unnamed):
-    def get_config(self):
-        return {"factor": self.units}
-
-
-class Broken(Unnamed):
+class Broken(Renamed):
     """Its constructor fails on the result of get_config."""
 
-    def __init__(self, units, **options):
-        super().__init__(units["first"])
-
-    def get_config(self):
-        return {"units": 3}
+    def __init__(self, units=None, factor=None):
+        super().__init__(units)
+        if factor:
+            try:
+                raise LookupError("hidden")
+            except LookupError:
+                raise OverflowError("too much") from None
 
 
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
         (Narrow, r"class Narrow: TypeError: Narrow\S* got an unexpected keyword argument 'trainable'.*\*\*kwargs"),
-        (
-            lambda: dense(Unnamed(2)),
-            r"class Unnamed: TypeError: Unnamed\S* got an unexpected keyword argument 'name'.*\*\*kwargs",
-        ),
         (lambda: dense(Renamed(2)), r"class Renamed: TypeError: .*keyword argument 'factor'.*names of the constructor's"),
-        (
-            lambda: dense(Broken({"first": 2})),
-            r"class Broken: TypeError: 'int' object is not subscriptable\. A custom layer",
-        ),
+        (lambda: dense(Broken()), r"class Broken: OverflowError: too much\. A custom layer"),
     ],
-    ids=["model", "layer", "other name", "fails"],
+    ids=["keyword arguments", "other name", "fails"],
 )
 def test_the_error_explains_why_a_custom_class_does_not_load(build, reason):
     model = build()
@@ -1267,7 +958,7 @@ def test_the_error_explains_why_a_custom_class_does_not_load(build, reason):
     assert caught.value.__cause__.__cause__ is caught.value.__cause__.__context__ is None
 
 
-def test_run_eagerly_and_jit_compile_of_an_uncompiled_model_are_packed(monkeypatch):
+def test_run_eagerly_and_jit_compile_are_kept_in_prediction(monkeypatch):
     monkeypatch.setattr(models, "_packed", OrderedDict())
     model = not_compiled()
     archive = ModelArchive.pack_to_predict(model)
@@ -1275,12 +966,15 @@ def test_run_eagerly_and_jit_compile_of_an_uncompiled_model_are_packed(monkeypat
         assert "attributes" not in json.loads(data.read("sparkkeras_unsaved.json"))  # workers resolve it for their machine
     chosen = model.jit_compile  # Keras resolves it with the first call, for instance of predict
     assert ModelArchive.pack_to_predict(model) is archive
+    assert not archive.unpack().run_eagerly
     model.jit_compile = not chosen
     assert ModelArchive.pack_to_predict(model).unpack().jit_compile is not chosen
-    assert model.jit_compile is not chosen
+    for model in (dense(), not_compiled()):
+        model.run_eagerly = True
+        assert ModelArchive.pack_to_predict(model).unpack().run_eagerly
 
 
-class Narrow(keras.layers.Layer):
+class OfDtype(keras.layers.Layer):
     """Creates its weight in its own dtype."""
 
     def __init__(self, kept="float8_e5m2", **kwargs):
@@ -1295,11 +989,10 @@ class Narrow(keras.layers.Layer):
         return x * keras.ops.cast(self.scale, x.dtype)
 
 
-@pytest.mark.parametrize("kept", ["float8_e4m3fn", "float8_e5m2"])
-def test_float8_weights_that_keras_cannot_save(kept):
-    model = keras.Sequential([keras.Input((3,)), Narrow(kept, name="narrow")])
+def test_float8_weights_that_keras_cannot_save():
+    model = keras.Sequential([keras.Input((3,)), OfDtype(name="narrow")])
     for pack in (ModelArchive.pack_to_predict, models.copy_of, models.save_bytes):
-        with pytest.raises(ModelError, match=rf'/narrow/.*has the dtype {kept}, which .*dtype="bfloat16"'):
+        with pytest.raises(ModelError, match=r'/narrow/.*has the dtype float8_e5m2, which .*dtype="bfloat16"'):
             pack(model)
 
 
@@ -1317,102 +1010,70 @@ def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("compiled", "words"),
     [
-        ({"metrics": ["acuracy"]}, r"compiled with metrics=\['acuracy'\]: .*Did you mean 'accuracy'\?.*of keras\.metrics"),
-        ({"loss": "mean_square_error"}, "compiled with loss='mean_square_error': .*Did you mean 'mean_squared_error'"),
-        ({"loss": "foo"}, r"compiled with loss='foo': [^?]* Call model\.compile\(\.\.\.\) again"),
-        ({"loss": {"out": "mse"}, "weighted_metrics": {"out": ["hing"]}}, "weighted_metrics=.*Did you mean 'hinge'"),
+        ({"metrics": ["acuracy"]}, r"compiled with metrics=\['acuracy'\]: .*Did you mean 'accuracy'"),
+        ({"loss": {"out": "mean_square_error"}}, "compiled with loss=.*: .*Did you mean 'mean_squared_error'"),
+        (
+            {"weighted_metrics": {"out": ["foo"]}},
+            r"compiled with weighted_metrics=[^?]* Call model\.compile",
+        ),
     ],
 )
 def test_unknown_names_of_losses_and_metrics_raise_an_error(compiled, words):
     model = not_compiled()
     model.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
-    for check in (check_trainable, check_compiled):
-        with pytest.raises(ModelError, match=words):
-            check(model)
+    with pytest.raises(ModelError, match=words):
+        check_compiled(model)
 
 
 def test_known_names_of_losses_and_metrics_are_accepted():
     model = not_compiled()
-    known = ["Accuracy", "acc", "mae", keras.metrics.MeanSquaredError(), lambda y, p: p]
-    model.compile("sgd", "crossentropy", metrics=known, weighted_metrics=["mse"])
-    check_trainable(model)
+    model.compile("sgd", "crossentropy", metrics=["Accuracy", "acc", keras.metrics.MeanSquaredError(), lambda y, p: p])
+    check_compiled(model)
 
 
 def test_a_model_with_a_custom_train_step_may_interpret_names_itself():
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
+    class Own(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return keras.ops.mean(y_pred)
 
-    model = Own()
-    model(np.ones((1, 2)))
+    model = Own([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mine")
     check_trainable(model)
+
+
+class Hashing(keras.layers.Embedding):
+    def call(self, inputs):
+        return super().call(inputs % self.input_dim)
 
 
 def test_direct_inputs_of_an_embedding_are_indices():
     words, sizes = keras.Input((4,), dtype="int32"), keras.Input((2,))
     shared = keras.layers.Embedding(7, 3)
     outputs = keras.layers.Concatenate()([keras.layers.Flatten()(shared(words)), sizes])
-    model = keras.Model([words, sizes], keras.layers.Dense(1)(outputs))
-    assert [spec.indices for spec in schema_of(model).inputs] == [7, None]
     later = keras.Input((4,), dtype="int32")
-    following = keras.Model(later, keras.layers.Flatten()(shared(later % 7)))
-    assert [spec.indices for spec in schema_of(following).inputs] == [None]
-    sequential = keras.Sequential([keras.Input((4,)), keras.layers.Embedding(9, 3), keras.layers.Flatten()])
-    assert [spec.indices for spec in schema_of(sequential).inputs] == [9]
-
-    class Hashing(keras.layers.Embedding):
-        def call(self, inputs):
-            return super().call(inputs % self.input_dim)
-
-    hashing = keras.Sequential([keras.Input((4,), dtype="int32"), Hashing(9, 3)])
-    assert [spec.indices for spec in schema_of(hashing).inputs] == [None]
-
-
-class Unloadable(keras.layers.Layer):
-    """Can be saved, but not restored from its configuration."""
-
-    def call(self, x):
-        return x
-
-    def get_config(self):
-        return {**super().get_config(), "saved": True}
-
-    def __init__(self, saved=False, **kwargs):
-        super().__init__(**kwargs)
-        if saved:
-            try:
-                raise LookupError("hidden")
-            except LookupError:
-                raise OverflowError("too much") from None
+    for model, expected in (
+        (keras.Model([words, sizes], outputs), [7, None]),
+        (keras.Model(later, keras.layers.Flatten()(shared(later % 7))), [None]),
+        (keras.Sequential([keras.Input((4,)), keras.layers.Embedding(9, 3)]), [9]),
+        (keras.Sequential([keras.Input((4,), dtype="int32"), Hashing(9, 3)]), [None]),
+    ):
+        assert [spec.indices for spec in schema_of(model).inputs] == expected
 
 
 def call_while_handling(error, call):
-    if error is None:
-        call()
     try:
         raise error
-    except type(error):
+    except error:
         call()
 
 
-@pytest.mark.parametrize("handled", [None, FileNotFoundError("no model"), zipfile.BadZipFile("other file")], ids=str)
+@pytest.mark.parametrize("handled", [FileNotFoundError, zipfile.BadZipFile])
 def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause(handled):
-    data = models.save_bytes(keras.Sequential([keras.Input((3,)), Unloadable()]))
-    loss = serialize({"loss": Unloadable()})
-    for call in (
-        lambda: models.load_bytes(data, {"Unloadable": Unloadable}, safe_mode=True),
-        lambda: compile_to_evaluate(dense(), loss, {"Unloadable": Unloadable}, safe_mode=True),
-    ):
-        with pytest.raises(ModelError, match=r"class Unloadable: OverflowError: too much\.") as caught:
-            call_while_handling(handled, call)
+    data, loss = models.save_bytes(keras.Sequential([keras.Input((3,)), Broken()])), serialize({"loss": Broken()})
+    custom = {"custom_objects": {"Broken": Broken}, "safe_mode": True}
+    for load in (lambda: models.load_bytes(data, **custom), lambda: compile_to_evaluate(dense(), loss, **custom)):
+        with pytest.raises(ModelError, match=r"class Broken: OverflowError: too much\.") as caught:
+            call_while_handling(handled, load)
         assert isinstance(caught.value.__cause__, OverflowError)
 
 
@@ -1449,35 +1110,23 @@ def test_a_model_that_was_saved_as_hdf5_keeps_its_optimizer(tmp_path):
     loaded = ModelArchive.pack(model).unpack()
     assert type(loaded.optimizer) is keras.optimizers.Adam
     assert float(loaded.optimizer.learning_rate) == pytest.approx(0.003)
-    makes_the_round_trip(model, X, Y)
 
 
 def lora_of_attention():
     inputs = keras.Input((5, 8))
     attention = keras.layers.MultiHeadAttention(2, 4)
     model = keras.Model(inputs, keras.layers.Dense(1)(attention(inputs, inputs)))
-    for layer in attention._flatten_layers(include_self=False):
-        if hasattr(layer, "enable_lora"):
-            layer.enable_lora(2, lora_alpha=3)
+    attention.query_dense.enable_lora(2, lora_alpha=3)
     return model
 
 
-def lora_of(layer, shape, dtype="float32"):
-    model = keras.Sequential([keras.Input(shape, dtype=dtype), layer, keras.layers.Dense(1)])
+def lora_of_embedding():
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(1)])
     model.layers[0].enable_lora(2)
     return model
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: lora_of(keras.layers.Dense(4), (3,)),
-        lambda: lora_of(keras.layers.Embedding(9, 4), (3,), "int32"),
-        lambda: lora_of(keras.layers.Conv2D(4, 3), (6, 6, 1)),
-        lora_of_attention,
-    ],
-    ids=["dense", "embedding", "convolution", "attention"],
-)
+@pytest.mark.parametrize("build", [lora_of_embedding, lora_of_attention])
 def test_low_rank_factors_are_sent_to_workers(build):
     """Keras merges them into the other weights when it saves a layer, and does not save those of nested layers."""
     model = build()
@@ -1487,12 +1136,11 @@ def test_low_rank_factors_are_sent_to_workers(build):
     unpacked = ModelArchive.pack(model).unpack()
     ModelState.take(model).put(unpacked)
     assert [weight.name for weight in unpacked.trainable_weights] == [weight.name for weight in model.trainable_weights]
-    shape = (2, *model.inputs[0].shape[1:])
-    x = np.ones(shape, keras.backend.standardize_dtype(model.inputs[0].dtype))
-    np.testing.assert_array_equal(unpacked.predict(x, verbose=0), model.predict(x, verbose=0))
-    unpacked.train_on_batch(x, np.zeros_like(model.predict(x, verbose=0)))
-    copy = copy_of(model)
-    np.testing.assert_array_equal(copy.predict(x, verbose=0), model.predict(x, verbose=0))
+    x = np.ones((2, *model.inputs[0].shape[1:]), model.inputs[0].dtype)
+    expected = model.predict(x, verbose=0)
+    for copy in (unpacked, copy_of(model)):
+        np.testing.assert_array_equal(copy.predict(x, verbose=0), expected)
+    unpacked.train_on_batch(x, np.zeros_like(expected))
 
 
 # Teachers in losses
