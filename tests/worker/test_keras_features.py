@@ -1,6 +1,7 @@
-"""Features of Keras: training on one worker equals plain Keras up to rounding errors. A feature is a line in CASES.
+"""Features of Keras: training on one worker equals plain Keras up to rounding errors.
 
-Every feature is also a row of a table in docs/support.md.
+A case has one or more features, since much of its time is the tracing of its model. Every feature is also a row of a table
+in docs/support.md.
 """
 
 import re
@@ -45,14 +46,11 @@ DATA = {
     "weighted rows": (X, Y, WEIGHTS),
     "rows without labels": (X, None, None),
     "rows as labels": (X, X, None),
-    "shares": (X, WEIGHTS[:, None], None),
     "classes": (X, CLASSES, None),
-    "category": (CLASSES[:, None], Y, None),
     "images": (IMAGES, Y, None),
     "sequences": (SEQUENCES, Y, None),
     "whole batches of sequences": (SEQUENCES[:8], Y[:8], None),
     "tokens": (TOKENS, Y, None),
-    "two inputs": ((X, SEQUENCES), (Y, CLASSES), None),
     "nested inputs": (
         {"left": X, "more": {"tokens": TOKENS, "right": SEQUENCES}},
         {"amount": Y, "others": {"kind": CLASSES, "doubled": 2 * Y}},
@@ -69,7 +67,7 @@ class Case:
     """A compiled model and the data to train it on.
 
     Attributes:
-        name: The feature as in the documentation, optionally with a variant: ``feature: variant``.
+        name: The features as in the documentation, optionally with a variant: ``feature: variant + feature``.
         build: Makes the compiled model.
         data: A key of `DATA`.
         options: Further arguments of ``fit``.
@@ -80,6 +78,7 @@ class Case:
         keras: The first version of Keras with the feature.
         fits: Whether the model can be trained.
         saved: Whether Keras saves which weights are trained, so that the state of a loaded model is the same.
+        marks: The marks of the test.
     """
 
     name: str
@@ -93,6 +92,7 @@ class Case:
     keras: str = "3.12"
     fits: bool = True
     saved: bool = True
+    marks: tuple[Any, ...] = ()
 
 
 # Building models
@@ -116,30 +116,6 @@ def stack(*kinds, **arguments):
     return lambda: model(*(kind() for kind in kinds), **arguments)
 
 
-def functional(inputs, function, **compiled):
-    given = keras.tree.map_structure(lambda each: each, inputs)
-    made = keras.Model(given, function(given))
-    made.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
-    return made
-
-
-def attention():
-    def outputs(sequence):
-        attended = layers.Attention()([sequence, sequence])
-        return layers.Dense(1)(layers.GlobalAveragePooling1D()(attended))
-
-    return functional(keras.Input((5, 3)), outputs)
-
-
-def masked_attention():
-    def outputs(tokens):
-        embedded = layers.Embedding(7, 4, mask_zero=True)(tokens)
-        attended = layers.MultiHeadAttention(2, 3)(embedded, embedded, use_causal_mask=True)
-        return layers.Dense(1)(layers.GlobalAveragePooling1D()(attended))
-
-    return functional(keras.Input((5,), dtype="int32"), outputs)
-
-
 def masked_steps():
     """A mask reaches attention and a recurrent layer; a layer is called twice."""
 
@@ -149,58 +125,50 @@ def masked_steps():
         shared = layers.Dense(3, activation="tanh")
         return layers.Dense(1)(shared(shared(layers.LSTM(3)(attended))))
 
-    return functional(keras.Input((5,), dtype="int32"), outputs)
-
-
-def shared_layers():
-    def outputs(x):
-        shared = layers.Dense(3, activation="tanh")
-        return layers.Dense(1)(shared(shared(x)))
-
-    return functional(keras.Input((3,)), outputs)
-
-
-def two_outputs(named, **compiled):
-    left, right = keras.Input((3,), name="left"), keras.Input((5, 3), name="right")
-    joined = layers.Concatenate()([left, layers.Flatten()(right)])
-    amount, kind = layers.Dense(1, name="amount")(joined), layers.Dense(3, activation="softmax", name="kind")(joined)
-    inputs, outputs = (
-        ({"left": left, "right": right}, {"amount": amount, "kind": kind}) if named else ([left, right], [amount, kind])
-    )
-    made = keras.Model(inputs, outputs)
-    losses = {"amount": "mse", "kind": "sparse_categorical_crossentropy"}
-    made.compile("sgd", losses if named else list(losses.values()), **compiled)
+    tokens = keras.Input((5,), dtype="int32")
+    made = keras.Model(tokens, outputs(tokens))
+    made.compile("sgd", "mse")
     return made
 
 
-def nested(in_tuples, **compiled):
+def two_outputs():
+    left, right = keras.Input((3,), name="left"), keras.Input((5, 3), name="right")
+    joined = layers.Concatenate()([left, layers.Flatten()(right)])
+    amount, kind = layers.Dense(1, name="amount")(joined), layers.Dense(3, activation="softmax", name="kind")(joined)
+    made = keras.Model({"left": left, "right": right}, {"amount": amount, "kind": kind})
+    made.compile(
+        "sgd",
+        {"amount": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"amount": 0.3, "kind": 2.0},
+        metrics={"kind": ["accuracy"], "amount": ["mae"]},
+    )
+    return made
+
+
+def nested(in_tuples):
     left, right, tokens = keras.Input((3,), name="left"), keras.Input((5, 3)), keras.Input((5,), dtype="int32")
     joined = layers.Concatenate()([left, layers.Flatten()(right), layers.Flatten()(layers.Embedding(7, 2)(tokens))])
     amount, kind, doubled = layers.Dense(1)(joined), layers.Dense(3, activation="softmax")(joined), layers.Dense(1)(joined)
     crossentropy = "sparse_categorical_crossentropy"
     if in_tuples:
         made = keras.Model([left, (right, tokens)], {"amount": amount, "others": (kind, doubled)})
-        made.compile("sgd", {"amount": "mse", "others": (crossentropy, "mae")}, **compiled)
+        made.compile("sgd", {"amount": "mse", "others": (crossentropy, "mae")})
     else:
         inputs = {"left": left, "more": {"right": right, "tokens": tokens}}
         made = keras.Model(inputs, {"others": {"kind": kind, "doubled": doubled}, "amount": amount})
-        made.compile("sgd", {"amount": "mse", "others": {"kind": crossentropy, "doubled": "mae"}}, **compiled)
+        made.compile("sgd", {"amount": "mse", "others": {"kind": crossentropy, "doubled": "mae"}})
     return made
 
 
 def freeze(made):
-    made.layers[0].trainable = False
+    """Freezes a layer, and weights whose layers' other weights are trained; Keras does not save the latter."""
+    made.layers[0].trainable = made.layers[1].kernel.trainable = made.layers[2].beta.trainable = False
 
 
-def freeze_weights(made):
-    """Freezes a kernel alone, whose layer's bias is trained; Keras does not save that."""
-    made.layers[0].kernel.trainable = made.layers[1].beta.trainable = False
-
-
-def adapted_normalization():
+def preprocessing():
     normalization = layers.Normalization()
     normalization.adapt(X)
-    return model(normalization)
+    return model(normalization, layers.Rescaling(0.5, 1.0))
 
 
 def stateful():
@@ -232,39 +200,14 @@ def decaying():
     return made
 
 
-def attention_lora(inputs=3, outputs=1):
+def nested_lora():
     """LoRA in a layer inside a layer, which Keras does not save."""
-    rows = keras.Input((inputs,))
-    steps = layers.Dense(4)(layers.Reshape((inputs, 1))(rows))
+    rows = keras.Input((3,))
+    steps = layers.Dense(4)(layers.Reshape((3, 1))(rows))
     attended = layers.MultiHeadAttention(2, 2)
-    made = keras.Model(rows, layers.Dense(outputs)(layers.Flatten()(attended(steps, steps))))
+    made = keras.Model(rows, layers.Dense(1)(layers.Flatten()(attended(steps, steps))))
     attended.query_dense.enable_lora(2)
-    return made
-
-
-def frozen_weight(inputs=3, outputs=1):
-    made = keras.Sequential([keras.Input((inputs,)), layers.Dense(4), layers.Dense(outputs)])
-    made.layers[0].kernel.trainable = False
-    return made
-
-
-def fine_tuned(build, optimizer="sgd", loss="mse"):
-    def made():
-        model = build()
-        model.compile(keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer(), loss)
-        return model
-
-    return made
-
-
-def gan_of(generator, optimizer):
-    """A GAN with a generator that is fine-tuned."""
-
-    def made():
-        model = Gan(keras.Sequential([keras.Input((3,)), layers.Dense(1)]), generator(2, 3))
-        model.compile(optimizer(), optimizer(), keras.losses.BinaryFocalCrossentropy(gamma=3.0, from_logits=True))
-        return model
-
+    made.compile(decaying(), keras.losses.Huber(0.1))
     return made
 
 
@@ -344,21 +287,23 @@ class Subclassed(keras.Model):
         return {**super().get_config(), "units": self.units}
 
 
-def subclassed(kind=Subclassed, **compiled):
-    made = kind()
+def subclassed():
+    made = OwnSteps()
     made(X)
-    made.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
+    made.compile("sgd", "mse")
     return made
 
 
-@custom("OwnTrainStep")
-class OwnTrainStep(Subclassed):
+@custom("OwnSteps")
+class OwnSteps(Subclassed):
     """The training step of Keras's guide, for TensorFlow, JAX and PyTorch."""
 
     def train_step(self, *arguments):
-        return {"tensorflow": tensorflow_step, "jax": jax_step, "torch": torch_step}[keras.backend.backend()](
-            self, *arguments
-        )
+        step = {"tensorflow": tensorflow_step, "jax": jax_step, "torch": torch_step}[keras.backend.backend()]
+        return step(self, *arguments)
+
+    def test_step(self, *arguments):
+        return super().test_step(*arguments)
 
 
 def tensorflow_step(model, data):
@@ -368,25 +313,26 @@ def tensorflow_step(model, data):
     with tf.GradientTape() as tape:
         loss = model.compute_loss(y=y, y_pred=model(x, training=True))
     model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-    for metric in model.metrics:
-        if metric.name == "loss":
-            metric.update_state(loss)
-    return {metric.name: metric.result() for metric in model.metrics}
+    return noted(model, loss)
 
 
 def torch_step(model, data):
+    import torch
+
     x, y = data
     model.zero_grad()
     loss = model.compute_loss(y=y, y_pred=model(x, training=True))
     loss.backward()
     weights = list(model.trainable_weights)
-    import torch
-
     with torch.no_grad():
         model.optimizer.apply([weight.value.grad for weight in weights], weights)
-    for metric in model.metrics:
-        if metric.name == "loss":
-            metric.update_state(loss)
+    return noted(model, loss)
+
+
+def noted(model, loss):
+    """The metrics of a model that measures only its loss."""
+    (metric,) = (metric for metric in model.metrics if metric.name == "loss")
+    metric.update_state(loss)
     return {metric.name: metric.result() for metric in model.metrics}
 
 
@@ -406,15 +352,12 @@ def jax_step(model, state, data):
     return {"loss": model.metrics[0].stateless_result(measured)}, (trainable, other, optimizing, measured)
 
 
-@custom("OwnTestStep")
-class OwnTestStep(Subclassed):
-    def test_step(self, *arguments):
-        return super().test_step(*arguments)
+@custom("Adversarial")
+class Adversarial(Gan):
+    """A GAN that Keras can load compiled.
 
-
-@custom("ConfiguredGan")
-class ConfiguredGan(Gan):
-    """A GAN that Keras can load compiled."""
+    It trains the discriminator five times as often as the generator, and freezes it while the generator is trained.
+    """
 
     def get_compile_config(self):
         given = {"d_optimizer": self.d_optimizer, "g_optimizer": self.g_optimizer, "loss_fn": self.loss_function}
@@ -423,12 +366,8 @@ class ConfiguredGan(Gan):
     def compile_from_config(self, config):
         self.compile(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
 
-
-@custom("Wasserstein")
-class Wasserstein(Gan):
-    """Trains the discriminator five times as often as the generator."""
-
     def train_step(self, data):
+        self.discriminator.trainable = True
         real = data[0] if isinstance(data, (tuple, list)) else data
         weights = self.discriminator.trainable_weights
         for _ in range(4):
@@ -436,23 +375,9 @@ class Wasserstein(Gan):
             self.d_optimizer.apply(gradients, weights)
         return super().train_step(data)
 
-
-@custom("Freezing")
-class Freezing(Gan):
-    """Freezes the discriminator while the generator is trained, which is the classic way to write a GAN."""
-
-    def train_step(self, data):
-        self.discriminator.trainable = True
-        return super().train_step(data)
-
     def g_loss(self, real):
         self.discriminator.trainable = False
         return super().g_loss(real)
-
-
-@custom("ConfiguredFreezing")
-class ConfiguredFreezing(ConfiguredGan, Freezing):
-    """A GAN with the features of both classes."""
 
 
 def penalized():
@@ -473,145 +398,83 @@ def penalized():
     )
 
 
+SEVERAL = {"data": "rows without labels", "backends": ("tensorflow", "torch")}
+"""A case with several optimizers."""
+
+OPTIMIZERS = (
+    *("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adadelta", "Adagrad", "Nadam", "Ftrl", "Adafactor", "Lion", "Lamb"),
+    *("Muon", "ScheduleFreeAdamW"),
+)
+SINCE = {"Muon": "3.13", "ScheduleFreeAdamW": "3.14"}
+
 CASES = [
     *(
-        Case(f"Optimizers: {name}", optimizer(name))
-        for name in (
-            *("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adadelta", "Adagrad", "Nadam", "Ftrl", "Adafactor", "Lion"),
-            "Lamb",
+        Case(
+            f"Optimizers: {name}",
+            optimizer(name),
+            keras=SINCE.get(name, "3.12"),
+            marks=() if name in ("Adafactor", "ScheduleFreeAdamW") else (pytest.mark.soak,),
         )
+        for name in OPTIMIZERS
     ),
-    Case("Optimizers: Muon", optimizer("Muon"), keras="3.13"),
-    Case("Optimizers: ScheduleFreeAdamW", optimizer("ScheduleFreeAdamW"), keras="3.14"),
-    Case("Moving averages of weights (`use_ema`)", optimizer("Adam", use_ema=True, ema_momentum=0.9)),
-    Case("Gradient accumulation", optimizer("SGD", gradient_accumulation_steps=2)),
-    Case("Gradient clipping: clipnorm", optimizer("SGD", clipnorm=0.1)),
-    Case("Gradient clipping: global_clipnorm", optimizer("SGD", global_clipnorm=0.1)),
-    Case("Gradient clipping: clipvalue", optimizer("SGD", clipvalue=0.1)),
-    Case("Weight decay", optimizer("SGD", weight_decay=0.1)),
-    Case("Weight decay: excluded weights", lambda: model(optimizer=decaying())),
-    Case("Loss scaling", lambda: model(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02)))),
-    Case("Loss scaling: excluded weights", lambda: model(optimizer=keras.optimizers.LossScaleOptimizer(decaying()))),
-    Case("Mixed precision: mixed_float16", stack(lambda: layers.Dense(4)), policy="mixed_float16", atol=1e-3),
-    Case("Mixed precision: mixed_bfloat16", stack(lambda: layers.Dense(4)), policy="mixed_bfloat16", atol=1e-2),
-    Case("Dtype policies: bfloat16", stack(lambda: layers.Dense(4, dtype="bfloat16")), atol=1e-2),
-    Case("Dtype policies: float64", stack(lambda: layers.Dense(4, dtype="float64")), backends=("tensorflow", "torch")),
+    Case(
+        "Moving averages of weights (`use_ema`) + Gradient accumulation",
+        optimizer("Adam", use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2),
+    ),
+    Case("Loss scaling", lambda: model(optimizer=keras.optimizers.LossScaleOptimizer(decaying()))),
+    Case("Mixed precision", stack(lambda: layers.Dense(4)), policy="mixed_float16", atol=1e-3),
+    Case("Dtype policies", stack(lambda: layers.Dense(4, dtype="bfloat16")), atol=1e-2),
     Case(
         "Learning rate schedules",
-        lambda: model(optimizer=keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 6))),
+        lambda: model(optimizer=keras.optimizers.SGD(Halving())),
+        marks=(pytest.mark.core,),
     ),
-    Case("Learning rate schedules: custom", lambda: model(optimizer=keras.optimizers.SGD(Halving()))),
-    Case("Normalization layers: BatchNormalization", stack(layers.BatchNormalization), atol=1e-5),
-    Case("Normalization layers: LayerNormalization", stack(layers.LayerNormalization)),
-    Case("Normalization layers: GroupNormalization", stack(lambda: layers.GroupNormalization(3))),
-    Case("Normalization layers: SpectralNormalization", stack(lambda: layers.SpectralNormalization(layers.Dense(4)))),
-    Case("Recurrent layers: LSTM", stack(lambda: layers.LSTM(4), shape=(5, 3)), "sequences"),
-    Case("Recurrent layers: GRU", stack(lambda: layers.GRU(4), shape=(5, 3)), "sequences"),
+    Case("Normalization layers", stack(layers.BatchNormalization), atol=1e-5, marks=(pytest.mark.core,)),
     Case(
-        "Recurrent layers: Bidirectional",
-        stack(lambda: layers.Bidirectional(layers.SimpleRNN(2)), shape=(5, 3)),
+        "Recurrent layers",
+        stack(lambda: layers.GRU(4, return_sequences=True), lambda: layers.Bidirectional(layers.LSTM(2)), shape=(5, 3)),
         "sequences",
     ),
     Case(
-        "Convolutions: Conv2D",
-        stack(lambda: layers.Conv2D(3, 3), layers.MaxPooling2D, layers.Flatten, shape=(6, 6, 2)),
+        "Convolutions",
+        stack(
+            *(lambda: layers.Conv2D(3, 3), lambda: layers.SeparableConv2D(3, 2), lambda: layers.DepthwiseConv2D(2)),
+            *(layers.MaxPooling2D, layers.Flatten),
+            shape=(6, 6, 2),
+        ),
         "images",
     ),
+    Case("Attention + Embeddings and masks + Shared layers", masked_steps, "tokens"),
+    Case("Low-rank adaptation (LoRA)", lora, saved=False, marks=(pytest.mark.core,)),
+    Case("Low-rank adaptation (LoRA): in a nested layer + Losses + Weight decay", nested_lora, saved=False),
+    Case("Preprocessing layers", preprocessing),
     Case(
-        "Convolutions: DepthwiseConv2D", stack(lambda: layers.DepthwiseConv2D(3), layers.Flatten, shape=(6, 6, 2)), "images"
+        "Several inputs and outputs: by name + Loss weights + Metrics per output",
+        two_outputs,
+        "named inputs",
     ),
-    Case(
-        "Convolutions: SeparableConv2D",
-        stack(lambda: layers.SeparableConv2D(3, 3), layers.Flatten, shape=(6, 6, 2)),
-        "images",
-    ),
-    Case("Convolutions: Conv1D", stack(lambda: layers.Conv1D(3, 3), layers.GlobalMaxPooling1D, shape=(5, 3)), "sequences"),
-    Case("Attention: Attention", attention, "sequences"),
-    Case("Attention: MultiHeadAttention with a mask", masked_attention, "tokens"),
-    Case(
-        "Embeddings and masks",
-        stack(lambda: layers.Embedding(7, 4, mask_zero=True), lambda: layers.LSTM(3), shape=(5,), dtype="int32"),
-        "tokens",
-    ),
-    Case("Low-rank adaptation (LoRA)", lora, saved=False),
-    Case("Low-rank adaptation (LoRA): loss", fine_tuned(attention_lora, "adam", keras.losses.Huber(0.1)), saved=False),
-    Case("Low-rank adaptation (LoRA): weight decay", fine_tuned(attention_lora, decaying), saved=False),
-    Case(
-        "Low-rank adaptation (LoRA): several optimizers",
-        gan_of(attention_lora, decaying),
-        "rows without labels",
-        backends=("tensorflow", "torch"),
-        saved=False,
-    ),
-    Case("Preprocessing layers: Normalization", adapted_normalization),
-    Case(
-        "Preprocessing layers: CategoryEncoding",
-        stack(lambda: layers.CategoryEncoding(3, "one_hot"), shape=(1,), dtype="int32"),
-        "category",
-    ),
-    Case("Preprocessing layers: Rescaling", stack(lambda: layers.Rescaling(0.5, 1.0))),
-    Case("Dropout", stack(lambda: layers.Dropout(0.0), lambda: layers.GaussianNoise(0.0))),
-    Case("Shared layers", shared_layers),
-    Case("Several inputs and outputs: by position", lambda: two_outputs(False), "two inputs"),
-    Case("Several inputs and outputs: by name", lambda: two_outputs(True), "named inputs"),
     Case("Several inputs and outputs: nested", lambda: nested(False), "nested inputs"),
     Case("Several inputs and outputs: nested tuples", lambda: nested(True), "tuples of inputs"),
-    Case("Loss weights", lambda: two_outputs(True, loss_weights={"amount": 0.3, "kind": 2.0}), "named inputs"),
-    Case("Metrics per output", lambda: two_outputs(True, metrics={"kind": ["accuracy"], "amount": ["mae"]}), "named inputs"),
-    Case("Weighted metrics", lambda: model(weighted_metrics=["mae"]), "weighted rows"),
     Case(
-        "Losses: focal",
-        lambda: model(out=layers.Dense(1, "sigmoid"), loss=keras.losses.BinaryFocalCrossentropy(gamma=3.0)),
-        "shares",
+        "Custom losses + Custom metrics + Custom layers + Custom activations + Regularizers + Constraints + `add_loss` + "
+        "Dropout + Gradient clipping + Sample weights + Weighted metrics",
+        penalized,
+        "weighted rows",
+        atol=1e-5,
     ),
-    Case("Losses: Huber", lambda: model(loss=keras.losses.Huber(0.5))),
-    Case("Custom losses", lambda: model(loss=cubed)),
-    Case("Custom metrics: class", lambda: model(metrics=[Within()])),
-    Case("Custom metrics: function", lambda: model(metrics=[largest])),
-    Case("Custom layers", stack(Scale)),
-    Case("Custom activations", stack(lambda: layers.Dense(4, activation=bent))),
-    Case("Regularizers", stack(lambda: layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l1"))),
-    Case("Constraints", stack(lambda: layers.Dense(4, kernel_constraint=keras.constraints.MaxNorm(0.5)))),
-    Case("`add_loss`", stack(Penalty)),
-    Case("Sample weights", model, "weighted rows"),
     Case(
         "Class weights",
         lambda: model(out=layers.Dense(3, "softmax"), loss="sparse_categorical_crossentropy"),
         "classes",
         {"class_weight": {0: 0.5, 2: 3.0}},
     ),
-    Case("Frozen layers (`trainable=False`)", stack(lambda: layers.Dense(4), before=freeze)),
     Case(
-        "Frozen weights",
-        stack(lambda: layers.Dense(4), layers.BatchNormalization, before=freeze_weights, optimizer="adam"),
+        "Frozen layers (`trainable=False`) + Frozen weights",
+        stack(*[lambda: layers.Dense(4)] * 2, layers.BatchNormalization, before=freeze, optimizer="adam"),
     ),
-    Case("Frozen weights: loss", fine_tuned(frozen_weight, loss=keras.losses.Huber(0.1))),
-    Case("Frozen weights: weight decay", fine_tuned(frozen_weight, decaying)),
-    Case(
-        "Frozen weights: several optimizers",
-        gan_of(frozen_weight, decaying),
-        "rows without labels",
-        backends=("tensorflow", "torch"),
-    ),
-    Case("Subclassed models", subclassed),
-    Case("Custom training steps", lambda: subclassed(OwnTrainStep)),
-    Case("Several optimizers: GAN", gan, "rows without labels", backends=("tensorflow", "torch")),
-    Case(
-        "Several optimizers: GAN with a compile config",
-        lambda: gan(ConfiguredGan),
-        "rows without labels",
-        backends=("tensorflow", "torch"),
-    ),
-    *(
-        Case(
-            f"Several optimizers: {name}",
-            lambda kind=kind: gan(kind),
-            "rows without labels",
-            backends=("tensorflow", "torch"),
-        )
-        for name, kind in (("five steps of one for each of the other", Wasserstein), ("train_step freezes layers", Freezing))
-    ),
-    Case("Custom evaluation steps", lambda: subclassed(OwnTestStep)),
+    Case("Subclassed models + Custom training steps + Custom evaluation steps", subclassed, marks=(pytest.mark.core,)),
+    Case("Several optimizers", gan, **SEVERAL, marks=(pytest.mark.core,)),
+    Case("Several optimizers: own compile and train_step", lambda: gan(Adversarial), **SEVERAL),
     Case(
         "Stateful recurrent layers",
         stateful,
@@ -622,121 +485,13 @@ CASES = [
     ),
     Case("Quantization", quantized, fits=False),
     Case("Autoencoders", lambda: model(layers.Dense(2), out=layers.Dense(3)), "rows as labels"),
-    Case("`jit_compile`", lambda: model(jit_compile=True), backends=("tensorflow", "jax")),
     Case("`run_eagerly`", lambda: model(run_eagerly=True)),
-    Case("`steps_per_execution`", lambda: model(steps_per_execution=2), backends=("tensorflow", "jax")),
-]
-
-
-CORE = {
-    "Learning rate schedules: custom",
-    "Normalization layers: BatchNormalization",
-    "Low-rank adaptation (LoRA)",
-    "Custom training steps",
-    "Several optimizers: GAN",
-}
-"""The cases that run with every backend in the default suite."""
-
-LONG = {
-    *(
-        f"Optimizers: {name}"
-        for name in (
-            *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad"),
-            *("Adamax", "Nadam", "Ftrl", "Lion", "Lamb", "Muon"),
-        )
-    ),
-    "Moving averages of weights (use_ema)",
-    "Gradient accumulation",
-    "Gradient clipping: clipnorm",
-    "Gradient clipping: global_clipnorm",
-    "Gradient clipping: clipvalue",
-    "Weight decay",
-    "Weight decay: excluded weights",
-    "Learning rate schedules",
-    "Normalization layers: SpectralNormalization",
-    "Recurrent layers: LSTM",
-    "Convolutions: Conv2D",
-    "Convolutions: SeparableConv2D",
-    "Attention: MultiHeadAttention with a mask",
-    "Embeddings and masks",
-    "Dropout",
-    "Shared layers",
-    "Several inputs and outputs: by name",
-    "Loss weights",
-    "Metrics per output",
-    "Weighted metrics",
-    "Losses: Huber",
-    "Losses: focal",
-    "Custom losses",
-    "Custom metrics: class",
-    "Custom layers",
-    "Custom activations",
-    "Regularizers",
-    "Constraints",
-    "add_loss",
-    "Sample weights",
-    "Subclassed models",
-    "Custom evaluation steps",
-    "Several optimizers: GAN with a compile config",
-    "Several optimizers: five steps of one for each of the other",
-    "Several optimizers: train_step freezes layers",
-    "Mixed precision: mixed_float16",
-    "Dtype policies: float64",
-    "Dtype policies: bfloat16",
-    "Preprocessing layers: CategoryEncoding",
-    "Class weights",
-    "steps_per_execution",
-    "Normalization layers: LayerNormalization",
-    "Normalization layers: GroupNormalization",
-    "Recurrent layers: GRU",
-    "Recurrent layers: Bidirectional",
-    "Convolutions: Conv1D",
-    "Convolutions: DepthwiseConv2D",
-    "Attention: Attention",
-    "Several inputs and outputs: by position",
-    "Preprocessing layers: Rescaling",
-    "Custom metrics: function",
-    "Loss scaling: excluded weights",
-    "Low-rank adaptation (LoRA): loss",
-    "Low-rank adaptation (LoRA): weight decay",
-    "Frozen weights: loss",
-    "Frozen weights: weight decay",
-    "Frozen weights: several optimizers",
-    "Low-rank adaptation (LoRA): several optimizers",
-    "jit_compile",
-}
-"""The cases that run in `scripts/soak` only; most of their features are also in `COMBINED`."""
-
-COMBINED = [
-    Case("Regularization and custom parts", penalized, "weighted rows", atol=1e-5),
     Case(
-        "Moving averages and accumulation",
-        optimizer("Adam", use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2),
-    ),
-    Case("Masked steps", masked_steps, "tokens"),
-    Case(
-        "Several convolutions",
-        stack(
-            *(lambda: layers.Conv2D(3, 3), lambda: layers.SeparableConv2D(3, 2), layers.MaxPooling2D, layers.Flatten),
-            shape=(6, 6, 2),
-        ),
-        "images",
-    ),
-    Case(
-        "Named outputs with weights and metrics",
-        lambda: two_outputs(
-            True, loss_weights={"amount": 0.3, "kind": 2.0}, metrics={"kind": ["accuracy"], "amount": ["mae"]}
-        ),
-        "named inputs",
-    ),
-    Case(
-        "A GAN with a compile config that freezes layers",
-        lambda: gan(ConfiguredFreezing),
-        "rows without labels",
-        backends=("tensorflow", "torch"),
+        "`jit_compile` + `steps_per_execution`",
+        lambda: model(jit_compile=True, steps_per_execution=2),
+        backends=("tensorflow", "jax"),
     ),
 ]
-"""Independent features in one model: much of the time of a case is the tracing of its model."""
 
 
 def block(case):
@@ -754,11 +509,9 @@ class Given:
 
 
 def runs_on(case):
-    name = case.name.replace("`", "")
-    marks = [pytest.mark.core] if name in CORE else [pytest.mark.soak] if name in LONG else []
     older = tuple(map(int, keras.__version__.split(".")[:2])) < tuple(map(int, case.keras.split(".")))
-    marks += [pytest.mark.skip(f"Keras {case.keras}")] if older else []
-    return pytest.param(case, id=case.name, marks=marks)
+    skipped = (pytest.mark.skip(f"Keras {case.keras}"),) if older else ()
+    return pytest.param(case, id=case.name, marks=(*case.marks, *skipped))
 
 
 def equals_plain_keras(case, model, rows, listed):
@@ -766,9 +519,9 @@ def equals_plain_keras(case, model, rows, listed):
     metrics.prepare(model, rows.spec.zeros())
     before = ModelState.take(model)
     found = {}
-    for mode, frequency in (("synchronous", "epoch"), ("asynchronous", "epoch")):
+    for mode in ("synchronous", "asynchronous"):
         before.put(model)
-        history, _ = fit(Given(model), LocalDataset((rows,)), mode, epochs=2, frequency=frequency, **case.options)
+        history, _ = fit(Given(model), LocalDataset((rows,)), mode, epochs=2, frequency="epoch", **case.options)
         found[mode] = ModelState.take(model), history.history
     before.put(model)
     model.reset_metrics()
@@ -816,7 +569,7 @@ def policy(case):
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("case", [runs_on(case) for case in [*CASES, *COMBINED] if keras.backend.backend() in case.backends])
+@pytest.mark.parametrize("case", [runs_on(case) for case in CASES if keras.backend.backend() in case.backends])
 def test_one_worker_equals_plain_keras(case, policy):
     keras.utils.set_random_seed(1)
     model = case.build()
@@ -845,12 +598,9 @@ def test_one_worker_equals_plain_keras(case, policy):
         )
 
 
-def test_the_chosen_cases_exist():
-    assert {case.name.replace("`", "") for case in CASES} >= CORE | LONG
-
-
 def test_the_documentation_lists_these_features():
     section = (ROOT / "docs" / "support.md").read_text().partition("\n## Keras features\n")[2].partition("\n#")[0]
     rows = re.findall(r"^\| ([^|]+?) +\|", section, re.MULTILINE)
     listed = [row for row in rows if row != "Feature" and not row.startswith("-")]
-    assert sorted(listed) == sorted({case.name.partition(": ")[0] for case in CASES})
+    features = {feature.partition(": ")[0] for case in CASES for feature in case.name.split(" + ")}
+    assert sorted(listed) == sorted(features)
