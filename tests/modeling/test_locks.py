@@ -1,8 +1,6 @@
 """One training at a time per model, and atomic reads of its state."""
 
-import itertools
 import threading
-import time
 from dataclasses import replace
 
 import keras
@@ -91,62 +89,40 @@ def test_variables_do_not_share_memory_with_a_state():
 
 
 def test_a_state_is_read_atomically_while_another_thread_writes_it(monkeypatch):
-    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(4))])
-    model.compile("sgd", "mse")
-    state, assign, over = ModelState.take(model), backends.assign, threading.Event()
+    model, read, assign_all = regression(), [], backends.assign_all
+    reader = threading.Thread(target=lambda: read.append(ModelState.take(model).weights.vector))
 
-    def assign_slowly(variable, value):
-        assign(variable, value)
-        time.sleep(1e-4)  # another thread runs
+    def interrupted(variables, values):
+        assign_all(variables[:1], values[:1])
+        if reader.ident is None:
+            reader.start()
+            reader.join(0.5)  # it has to wait for the lock
+        assign_all(variables[1:], values[1:])
 
-    def write():
-        for number in itertools.count():
-            state.weights.vector[:] = number
-            state.put(model)
-            if over.wait(1e-3):  # not at once: the lock is not fair
-                break
-
-    state.weights.vector[:] = 0
+    monkeypatch.setattr(backends, "assign_all", interrupted)
+    state = ModelState.take(model)
+    state.weights.vector[:] = 7
     state.put(model)
-    monkeypatch.setattr(backends, "assign", assign_slowly)
-    thread = threading.Thread(target=write)
-    thread.start()
-    read = []
-    while len({vector[0] for vector in read}) < 10:
-        read.append(ModelState.take(model).weights.vector)
-        time.sleep(1e-3)
-    over.set()
-    thread.join()
-    assert all((vector == vector[0]).all() for vector in read)
+    reader.join(60)
+    assert (read[0] == 7).all()
 
 
 def test_an_ensemble_waits_for_a_state_that_another_thread_writes():
-    members = [regression(seed=seed) for seed in (1, 2)]
+    members, read = [regression(seed=seed) for seed in (1, 2)], []
     ensemble = EnsembleModel(members, voting="average")
-    begun, over, read = threading.Event(), threading.Event(), threading.Event()
+    reader = threading.Thread(target=lambda: read.extend(ensemble.model.get_weights()))
 
     @locks_state
     def write():
-        begun.set()
-        over.wait(60)
+        reader.start()
+        reader.join(0.5)
         for member in members:
             member.set_weights([np.full(weight.shape, 7.0) for weight in member.weights])
 
-    def predict():
-        predictions.append(ensemble.model.predict(X, verbose=0))
-        read.set()
-
-    predictions = []
-    ensemble.model.predict(X, verbose=0)  # trace it, so that the next call is fast
-    threads = [threading.Thread(target=write), threading.Thread(target=predict)]
-    threads[0].start()
-    assert begun.wait(60)
-    threads[1].start()
-    assert not read.wait(0.5)
-    over.set()
-    for thread in threads:
-        thread.join(60)
-    assert (predictions[0] == 7).all()
+    write()
+    reader.join(60)
+    assert read
+    assert all((weight == 7).all() for weight in read)
 
 
 def test_a_copy_is_of_one_state_while_another_thread_writes_the_model(monkeypatch):

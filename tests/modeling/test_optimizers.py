@@ -1,5 +1,7 @@
 """Models with several optimizers."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -9,8 +11,7 @@ from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.compilation import check_trainable
-from sparkkeras.modeling.optimizers import build_by_step, built_for, iterations, optimizers_of, unbuilt
+from sparkkeras.modeling.optimizers import built_for, iterations, optimizers_of, unbuilt
 from sparkkeras.modeling.state import ModelState, advanced, learning_rate
 from tests.models import Gan, gan
 from tests.training.runs import IN_MEMORY, fit
@@ -45,10 +46,7 @@ def test_a_step_builds_optimizers_for_the_weights_that_they_train():
     assert iterations(model) == [0, 0]
     assert not model.optimizer.built  # that of compile, which no step uses
     assert all(not np.any(metric) for metric in metrics.take(model))
-    fresh = keras.optimizers.Adam(0.01, beta_1=0.5)
-    fresh.build(model.discriminator.trainable_variables)
-    for mine, other in zip(model.d_optimizer.variables, fresh.variables, strict=True):
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(other))
+    assert np.count_nonzero(after.optimizer.vector) == 2  # the learning rates: moments are zeros, as Keras builds them
 
 
 def test_a_train_step_that_fails_raises_an_error_with_its_message():
@@ -77,20 +75,6 @@ def test_an_attempt_that_takes_over_continues_the_iterations_of_all_optimizers()
     assert iterations(other) == [35, 7]
 
 
-def test_attributes_that_an_overridden_compile_sets_and_keras_cannot_save():
-    class Opaque(Gan):
-        def compile(self, *arguments):
-            super().compile(*arguments)
-            self.table = object()
-
-    model = gan(Opaque)
-    check_trainable(model)
-    with pytest.raises(
-        ModelError, match=r"class Opaque .* overrides compile, which sets table to a value that Keras cannot"
-    ):
-        ModelArchive.pack(model)
-
-
 def test_optimizers_that_are_missing_after_loading():
     class Forgetful(Gan):
         def get_compile_config(self):
@@ -103,17 +87,9 @@ def test_optimizers_that_are_missing_after_loading():
         ModelArchive.pack(gan(Forgetful))
 
 
-def test_building_does_nothing_without_unbuilt_optimizers():
-    model = gan()
-    metrics.prepare(model, ROW)
-    model.train_step = None
-    build_by_step(model, (X,))
-
-
-class Given:
-    def __init__(self, model):
-        self.model = model
-        metrics.prepare(model, ROW)
+def prepared(model, row=ROW):
+    metrics.prepare(model, row)
+    return SimpleNamespace(model=model)
 
 
 def parts(*sizes):
@@ -123,7 +99,7 @@ def parts(*sizes):
 
 @pytest.mark.parametrize("mode", [*IN_MEMORY, "independent"])
 def test_two_workers_train_all_optimizers(mode):
-    given = Given(gan())
+    given = prepared(gan())
     before = ModelState.take(given.model)
     history, _ = fit(given, LocalDataset(tuple(parts(4, 4))), mode, epochs=2)
     after = ModelState.take(given.model)
@@ -137,7 +113,7 @@ def test_two_workers_train_all_optimizers(mode):
 def test_the_variables_of_each_optimizer_are_averaged_by_rows():
     found = []
     for dataset in (parts(6), parts(6, 2), [parts(6, 2)[1]]):
-        given = Given(gan())
+        given = prepared(gan())
         fit(given, LocalDataset(tuple(dataset)), epochs=1, frequency="epoch", steps_per_epoch=1)
         found.append(ModelState.take(given.model).optimizer.vector)
     first, both, second = found
@@ -166,8 +142,6 @@ def test_metrics_of_a_train_step_are_merged_and_other_values_averaged():
     model = Reporting([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     blocks = [from_arrays(X[:size], np.full((size, 1), value, np.float32), None) for size, value in ((4, 1.0), (8, 4.0))]
-    metrics.prepare(model, blocks[0].spec.zeros())
-    given = type("Model", (), {"model": model})
-    history, _ = fit(given, LocalDataset(tuple(blocks)), epochs=1)
+    history, _ = fit(prepared(model, blocks[0].spec.zeros()), LocalDataset(tuple(blocks)), epochs=1)
     assert history.history["mean"] == [pytest.approx((4 * 1 + 8 * 4) / 12)]
     assert history.history["last"] == [pytest.approx((4 * 1 + 8 * 4) / 12)]

@@ -10,7 +10,7 @@ from sparkkeras.errors import ModelError
 from sparkkeras.modeling import compilation, metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable, compile_arguments, compile_to_evaluate
-from sparkkeras.modeling.optimizers import built_for, inner_of, inner_optimizer, optimizers_of
+from sparkkeras.modeling.optimizers import built_for, inner_optimizer, optimizers_of
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.training.persistence import pack, unpack
 from tests.models import Gan, gan
@@ -47,8 +47,7 @@ def decays(model, name="bias"):
     return found
 
 
-@pytest.mark.parametrize("build", [frozen, attention])
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("build", "scaled"), [(frozen, True), (attention, False)])
 def test_fine_tuning_does_not_change_what_else_is_restored(build, scaled):
     model = build(3)
     optimizer = keras.optimizers.LossScaleOptimizer(undecayed()) if scaled else undecayed()
@@ -63,19 +62,17 @@ def test_fine_tuning_does_not_change_what_else_is_restored(build, scaled):
 
 
 @several
-@pytest.mark.parametrize("build", [frozen, attention])
-def test_fine_tuning_with_several_optimizers(build):
+def test_fine_tuning_with_several_optimizers():
     discriminator = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
-    model = Gan(discriminator, build(2))
+    model = Gan(discriminator, attention(2))
     model.compile(undecayed(), undecayed(), keras.losses.BinaryFocalCrossentropy(gamma=np.float32(3.0), from_logits=True))
     metrics.prepare(model, ROW)
-    state = ModelState.take(model)
     for copy in (ModelArchive.pack(model).unpack(), unpack(pack(model, {}, {}), {}, True)[0]):
         assert weights_of(copy) == weights_of(model)
         assert copy.loss_function._fn_kwargs["gamma"] == 3.0
         biases = [weight for weight in copy.trainable_weights if weight.name == "bias"]
         assert not any(each._use_weight_decay(bias) for each in optimizers_of(copy).values() for bias in biases)
-        state.put(copy)
+        ModelState.take(model).put(copy)
 
 
 def weights_of(model):
@@ -91,19 +88,7 @@ def test_single_weights_that_are_excluded_from_decay():
     assert [copy.optimizer._use_weight_decay(layer.kernel) for layer in copy.layers] == [True, False]
 
 
-def test_mixed_precision_keeps_what_is_excluded_from_decay():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
-        model.compile(undecayed(), "mse")  # Keras wraps the optimizer
-        copy = ModelArchive.pack(model).unpack()
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert inner_of(copy.optimizer) is not copy.optimizer
-    assert (decays(copy), decays(copy, "kernel")) == (False, True)
-
-
-@pytest.mark.parametrize("alpha", [np.array([0.2, 0.8], np.float32), [0.2, 0.8], np.float32(0.5)], ids=str)
+@pytest.mark.parametrize("alpha", [np.array([0.2, 0.8], np.float32), np.float32(0.5)], ids=str)
 def test_arguments_of_losses_may_be_numpy_values(alpha):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
     model.compile("sgd", keras.losses.CategoricalFocalCrossentropy(alpha=alpha))
@@ -123,19 +108,8 @@ def test_arguments_of_losses_that_cannot_be_saved():
 
 
 @keras.saving.register_keras_serializable("tests_of_unsaved")
-class OwnCompile(keras.Model):
+class OwnCompile(keras.Sequential):
     """Sets private and shared attributes in ``compile``, and a dict whose keys are not strings."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.dense = layers.Dense(1)
-
-    def build(self, shape):
-        self.dense.build(shape)
-        self.built = True
-
-    def call(self, x):
-        return self.dense(x)
 
     def compile(self, optimizer, adversarial):
         super().compile(optimizer, adversarial)
@@ -148,8 +122,11 @@ class OwnCompile(keras.Model):
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_attributes_that_compile_sets(policy):
-    model = OwnCompile(dtype=policy)
-    model.build((None, 3))
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = OwnCompile([keras.Input((3,)), layers.Dense(1)])
+    finally:
+        keras.config.set_dtype_policy("float32")
     model.compile(keras.optimizers.Adam(0.01), keras.losses.Huber(delta=0.3))
     check_trainable(model)
     model.fit(np.ones((2, 3), np.float32), np.ones((2, 1), np.float32), verbose=0)
@@ -168,8 +145,7 @@ def test_a_private_attribute_that_cannot_be_saved():
             super().compile(*arguments)
             self._table = object()
 
-    model = Opaque()
-    model.build((None, 3))
+    model = Opaque([keras.Input((3,)), layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(
         ModelError, match=r"class Opaque .* overrides compile, which sets _table to a value that Keras cannot"
@@ -184,12 +160,10 @@ def test_low_rank_factors_of_a_loaded_model_can_be_trained():
     model.fit(x, y, verbose=0)
     loaded = unpack(pack(model, {}, {}), {}, True)[0]
     np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
-    before = [weight.numpy() for weight in loaded.trainable_weights]
+    (factor,) = (weight for weight in loaded.trainable_weights if weight.name == "lora_kernel_b")
+    before = factor.numpy()
     loaded.fit(x, y, verbose=0)
-    changed = [
-        weight.name for weight, old in zip(loaded.trainable_weights, before, strict=True) if (weight.numpy() != old).any()
-    ]
-    assert "lora_kernel_b" in changed
+    assert (factor.numpy() != before).any()
 
 
 @several
