@@ -54,6 +54,7 @@ def model():
 def test_only_stateful_models_have_a_fixed_batch_size(model):
     assert fixed_batch_size(model) == 8
     assert fixed_batch_size(keras.Sequential([keras.Input((2,), batch_size=8), keras.layers.Dense(1)])) is None
+    assert Scorer.of(model).options.batch_size == 8
 
 
 @pytest.mark.filterwarnings("ignore:the model 'sequence' has stateful layers")
@@ -69,16 +70,10 @@ def test_another_batch_size_is_reported(model):
         spark_model.predict(X, batch_size=16)
 
 
-def test_columns_are_predicted_in_the_fixed_batch_size(model):
-    assert Scorer.of(model).options.batch_size == 8
-    assert Scorer.of(regression()).options.batch_size == 1024
-
-
 def test_partitions_of_incomplete_batches_are_reported(model):
     with pytest.raises(ConfigurationError, match=r"partition 1 has 20 rows for training, so the last batch has only 4"):
         check_partitions(model, (16, 20), "training")
     check_partitions(model, (16, 20), "training", max_batches=2)
-    check_partitions(model, (None,), "training")
     check_partitions(regression(), (1, 2), "training")
     with pytest.raises(DataError, match="there are 20 rows, which leaves a batch of 4"):
         check_whole_batches(model, 20)
@@ -115,17 +110,16 @@ def in_blocks(x, y, sizes):
     return [from_arrays(x[i - n : i], None if y is None else y[i - n : i], None) for i, n in zip(ends, sizes, strict=True)]
 
 
-@pytest.mark.parametrize("sizes", [(16, 16), (3, 0, 4, 17, 0, 8, 0)])
-def test_batches_to_predict_may_have_rows_of_several_blocks(model, sizes):
+def test_batches_to_predict_may_have_rows_of_several_blocks(model):
     """What reads rows chooses the size of blocks, such as Spark for Arrow batches."""
     source, options = check_predict(model, ROWS, ColumnMapping(), batch_size=8, transform=None, on_invalid="error")
     archive, state = ModelArchive.pack_to_predict(model), ModelWeights.take(model)
     task = PredictTask(LocalShared(archive), LocalShared(state), LocalShared(options), source.reader.schema)
-    blocks = in_blocks(ROWS, None, sizes)
-    expected = predicted(model, ROWS)
+    sizes = (3, 0, 4, 17, 0, 8, 0)
+    blocks, expected = in_blocks(ROWS, None, sizes), predicted(model, ROWS)
     assert np.allclose(np.concatenate(list(task(TaskContext(0), iter(blocks)))), expected, atol=1e-6)
-    found = list(replace(task, keyed=True)(TaskContext(0), zip("abcdefg", blocks, strict=False)))
-    assert [(key, 0 if part is None else len(part)) for key, part in found] == list(zip("abcdefg", sizes, strict=False))
+    found = list(replace(task, keyed=True)(TaskContext(0), zip("abcdefg", blocks, strict=True)))
+    assert [(key, 0 if part is None else len(part)) for key, part in found] == list(zip("abcdefg", sizes, strict=True))
     assert np.allclose(np.concatenate([part for _, part in found if part is not None]), expected, atol=1e-6)
     with pytest.raises(DataError, match="which leaves a batch of 3"):
         list(task(TaskContext(0), iter(in_blocks(ROWS, None, (10, 1)))))
@@ -162,12 +156,11 @@ def test_batches_to_evaluate_may_have_rows_of_several_blocks(model):
 BATCHES = "the function that reads batches returned one of 5 rows: return batches of 8 rows"
 
 
-def reading(model, sizes, labelled=True):
+def reading(model, *sizes, labelled=True):
     """The batches of a worker, of these sizes."""
-    labels = np.ones((32, 1), np.float32)
 
     def make(worker, num_workers):
-        for block in in_blocks(ROWS, labels, sizes):
+        for block in in_blocks(ROWS, np.ones((32, 1), np.float32), sizes):
             yield (block.x, block.y) if labelled else block.x
 
     return BatchReader(ByValue.dump(make, "data"), 1, Reader(schema_of(model), labelled)).workers[0]
@@ -179,11 +172,9 @@ def test_a_batch_of_another_size_to_train_on_raises_an_error(model):
     trainer, state = LocalTrainer(ModelArchive.pack(model), TaskContext(0)), ModelState.take(model)
     options = FitOptions(8, shuffle=False)
     with pytest.raises(DataError, match=BATCHES):
-        trainer.fit(state, reading(model, (8, 5, 8)), BatchRange(0, None, 0, 9), options)
-    assert trainer.fit(state, reading(model, (8, 8, 5)), BatchRange(0, None, 0, 2), options).rows == 16
-    stored, held_out = (reading(model, sizes).open() for sizes in ((8, 8), (8, 4)))
-    with pytest.raises(DataError, match="there are 12 rows, which leaves a batch of 4"):
-        trainer.fit(state, held_out, BatchRange(0, 12, 0, 2), options)
+        trainer.fit(state, reading(model, 8, 5, 8), BatchRange(0, None, 0, 9), options)
+    assert trainer.fit(state, reading(model, 8, 8, 5), BatchRange(0, None, 0, 2), options).rows == 16
+    stored, held_out = (reading(model, *sizes).open() for sizes in ((8, 8), (8, 4)))
     with pytest.raises(DataError, match="there are 12 rows, which leaves a batch of 4"):
         trainer.fit(state, stored, BatchRange(0, 16, 0, 2), options, held_out=HeldOut(held_out, BatchOptions(8)))
 
@@ -194,7 +185,7 @@ def test_the_batch_size_does_not_matter_to_batches_that_are_read(model, monkeypa
         pass
 
     monkeypatch.setattr("sparkkeras.spark_model.rows_stored", Mock(side_effect=ChecksPassed))
-    make = reading(model, (8,)).read.make.load()
+    make = reading(model, 8).read.make.load()
     with pytest.raises(ChecksPassed):
         SparkModel(model, batch_size=32).fit(make, validation_data=make, shuffle=False)
     check_evaluate(model, make, None, None, ColumnMapping(), batch_size=32, transform=None, on_invalid="error", verbose=0)
@@ -206,7 +197,7 @@ def test_a_batch_of_another_size_to_evaluate_or_predict_raises_an_error(model):
     state, options = ModelWeights.take(model), BatchOptions(8, in_batches=True, across_blocks=True)
     trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
     with pytest.raises(DataError, match=BATCHES):
-        trainer.evaluate(state, reading(model, (8, 5)).blocks(), options)
+        trainer.evaluate(state, reading(model, 8, 5).blocks(), options)
     predictor = Predictor(ModelArchive.pack_to_predict(model), state, options, schema_of(model), TaskContext(0))
     with pytest.raises(DataError, match=BATCHES):
-        list(predictor.in_parts(reading(model, (8, 5), labelled=False).blocks()))
+        list(predictor.in_parts(reading(model, 8, 5, labelled=False).blocks()))

@@ -19,7 +19,6 @@ from sparkkeras.errors import ClusterError
 from sparkkeras.worker import collectives
 from sparkkeras.worker.collectives import PeerLostError, tensorflow_group, torch_group
 from sparkkeras.worker.collectives.jax_group import JaxGroup
-from sparkkeras.worker.lockstep import EpochInStep, Lockstep
 from tests.worker import groups
 from tests.worker.test_lockstep import dense, difference, plain, trained
 
@@ -68,14 +67,6 @@ def test_errors_in_a_group_of_one_are_raised_as_they_are(alone):
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="on purpose"), alone.naming_lost_peers():
         raise tf.errors.InvalidArgumentError(None, None, "on purpose")
-
-
-def test_flags_of_a_stream_end_after_its_last_batch(alone):
-    blocks = [from_arrays(np.zeros((2, 1), np.float32), None, None)] * 9
-    epoch = EpochInStep(Lockstep(alone), SimpleNamespace(pieces=lambda: iter(blocks)), blocks[0].spec, None, None)
-    flags = iter(epoch._flags)
-    assert [next(flags) for _ in epoch.pieces()] == [True] * 9
-    assert list(flags) == []  # TensorFlow asks for one more
 
 
 def test_processes_meet(held):

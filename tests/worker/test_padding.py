@@ -1,7 +1,5 @@
 """The padding of workers that read fewer batches than others, without processes."""
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import pytest
@@ -55,7 +53,7 @@ def test_padding_of_streams_has_the_size_of_a_batch(own, theirs, flags, padding)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("own", [0, 1, 3, 6, 7])
+@pytest.mark.parametrize("own", [0, 3, 7])
 def test_padding_is_spread_over_the_steps(own):
     """If it came last, an epoch would end with the rows of one worker, and the model forget those of others."""
     flags = spread(own, 7)
@@ -69,13 +67,6 @@ def test_padding_is_spread_over_the_steps(own):
     assert [value.shape for value in values] == [(2, 2)] * 7
     assert [bool(value.all()) for value in values] == flags
     assert [bool(keras.ops.convert_to_numpy(flag)[0]) for _, flag in found] == flags
-
-
-def test_steps_with_padding_are_not_batches():
-    own = SimpleNamespace(steps=3, trained=lambda steps=3: (steps, 2 * steps))
-    epoch = EpochInStep(Lockstep(None), own, batches(1)[0].spec, 2, 6)
-    assert [epoch.trained(steps)[0] for steps in (0, 1, 2, 3, 5, 6, 8)] == [0, 0, 1, 1, 2, 3, 3]
-    assert epoch.trained() == (3, 6)
 
 
 def test_steps_of_a_stream_with_padding_are_not_batches():

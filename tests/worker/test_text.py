@@ -38,27 +38,26 @@ def model(*first, shape=(4,), dtype="int32"):
     return made
 
 
-def trained(made, rows, options, folder):
-    """The weights after an epoch on a worker, and its predictions."""
-    block, state, archive = files.write([rows], 0, folder).open(), ModelState.take(made), ModelArchive.pack(made)
+def equals_keras(mine, theirs, rows, options, folder, *data):
+    """Check an epoch on a worker and its predictions, of a model, and of another one that Keras trains on ``data``."""
+    block, state, archive = files.write([rows], 0, folder).open(), ModelState.take(mine), ModelArchive.pack(mine)
     replica = LocalTrainer(archive, TaskContext(0)).fit(state, block, WHOLE, options)
-    replica.state.put(made)
+    replica.state.put(mine)
+    theirs.fit(*data, batch_size=4, shuffle=False, verbose=0)
+    for one, other in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     predicting = BatchOptions(4, options.transform, to_predict=True)
-    predictor = Predictor(archive, replica.state, predicting, schema_of(made).before(None), TaskContext(0))
-    return made.get_weights(), predictor.predict(Block(Form(block.form.x), block.arrays[block.form.span("x")]))
+    predictor = Predictor(archive, replica.state, predicting, schema_of(mine).before(None), TaskContext(0))
+    predicted = predictor.predict(Block(Form(block.form.x), block.arrays[block.form.span("x")]))
+    np.testing.assert_allclose(predicted, theirs.predict(data[0], verbose=0), rtol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_model_of_strings_trains_as_in_keras(shape, tmp_path):
     mine, theirs = (model(vectorization(), shape=shape, dtype="string") for _ in range(2))
-    weights, predicted = trained(
-        mine, Reader(schema_of(mine)).read_arrays(X, Y, None), FitOptions(4, shuffle=False), tmp_path
-    )
-    theirs.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
-    for one, other in zip(weights, theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(predicted, theirs.predict(X, verbose=0), rtol=1e-5)
+    rows = Reader(schema_of(mine)).read_arrays(X, Y, None)
+    equals_keras(mine, theirs, rows, FitOptions(4, shuffle=False), tmp_path, X, Y)
 
 
 def test_layers_in_a_transform_train_as_in_keras(tmp_path):
@@ -67,12 +66,8 @@ def test_layers_in_a_transform_train_as_in_keras(tmp_path):
     transform = ByValue.dump(lambda x, y: (vectorize(x), None if y is None else lookup(y)), "transform")
     mine, theirs = model(), model()
     rows = Reader(schema_of(mine).before(transform)).read_arrays(X, names, None)
-    weights, predicted = trained(mine, rows, FitOptions(4, transform, shuffle=False), tmp_path)
-    indices = np.asarray(vectorize(X))
-    theirs.fit(indices, Y, batch_size=4, shuffle=False, verbose=0)
-    for one, other in zip(weights, theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(predicted, theirs.predict(indices, verbose=0), rtol=1e-5)
+    options = FitOptions(4, transform, shuffle=False)
+    equals_keras(mine, theirs, rows, options, tmp_path, np.asarray(vectorize(X)), Y)
 
 
 def test_an_adapted_feature_space_travels_in_a_transform():
