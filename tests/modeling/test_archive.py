@@ -21,7 +21,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive, copy_of, without_rates
 from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate, serialize
-from sparkkeras.modeling.optimizers import iterations, optimizers_of
+from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
 from tests.models import Distilled
@@ -62,11 +62,6 @@ def weighted_error(factor):
 @keras.saving.register_keras_serializable(package="tests_of_model")
 def bent(x):
     return keras.ops.tanh(x)
-
-
-class Quartic(keras.losses.Loss):
-    def call(self, y, prediction):
-        return keras.ops.mean((y - prediction) ** 4, axis=-1)
 
 
 class Largest(keras.metrics.Metric):
@@ -251,11 +246,12 @@ def own_parts():
 
 
 def layers_with_state():
+    factor = 2.0
     layers = [
         keras.layers.Dense(4, trainable=False),
         keras.layers.BatchNormalization(),
         keras.layers.Dropout(0.5, seed=3),
-        keras.layers.Lambda(lambda x: 2 * x),
+        keras.layers.Lambda(lambda x: factor * x),
     ]
     return dense(*layers, loss=Cubic())
 
@@ -385,12 +381,6 @@ def makes_the_round_trip(model, x, y):
     assert iterations(model) == iterations(loaded)
 
 
-def test_compile_arguments_are_packed():
-    loaded = ModelArchive.pack(dense(steps_per_execution=7, jit_compile=False, run_eagerly=False)).unpack()
-    assert (loaded.steps_per_execution, loaded.jit_compile, loaded.run_eagerly) == (7, False, False)
-    assert ModelArchive.pack(dense(run_eagerly=True)).unpack().run_eagerly
-
-
 def test_custom_objects_are_packed():
     archive = ModelArchive.pack(dense(), {"extra": tilted})
     assert set(archive.custom.load()) == {"extra"}
@@ -461,12 +451,6 @@ def test_a_lambda_layer_that_uses_globals(code):
     assert "Define it with def" in error_of(ModelError, dense(keras.layers.Lambda(code)))
 
 
-def test_a_lambda_layer_that_uses_a_closure_variable():
-    factor = 3.0
-    model = dense(keras.layers.Lambda(lambda x: x * factor))
-    assert np.array_equal(ModelArchive.pack(model).unpack().predict(X, verbose=0), model.predict(X, verbose=0))
-
-
 class Called:
     def error(self, y, prediction):
         return keras.ops.mean(keras.ops.square(y - prediction), axis=-1)
@@ -510,27 +494,13 @@ def test_compiling_again_changes_the_digest(compiled):
     assert ModelArchive.pack(prepared(model)).digest != before
 
 
-def test_another_learning_rate_does_not_change_the_digest():
-    """It is a variable, which is part of the state."""
-    model, digests = dense(), set()
-    for rate in (0.1, 0.5):
-        model.compile(keras.optimizers.Adam(rate, name="adam"), "mse")
-        digests.add(ModelArchive.pack(prepared(model)).digest)
-    assert len(digests) == 1
-
-
 def test_other_code_with_the_same_name_changes_the_digest():
     """The two configurations are equal."""
-    model = dense()
-    found = []
+    model, digests = dense(), set()
     for factor in (2.0, 3.0):
-        optimizer = keras.optimizers.SGD(0.1, name="sgd")
-        model.compile(optimizer=optimizer, loss=weighted_error(factor), run_eagerly=True)
-        found.append(ModelArchive.pack(model))
-    two, three = found
-    assert two.digest != three.digest
-    ratio = three.cached().evaluate(X, Y, verbose=0) / two.cached().evaluate(X, Y, verbose=0)
-    assert ratio == pytest.approx(1.5, rel=1e-5)
+        model.compile(keras.optimizers.SGD(0.1, name="sgd"), weighted_error(factor))
+        digests.add(ModelArchive.pack(model).digest)
+    assert len(digests) == 2
 
 
 def test_adapting_again_changes_the_digest():
@@ -556,14 +526,11 @@ def test_a_process_caches_the_most_recent_models(monkeypatch):
     monkeypatch.setattr(models, "_kept", OrderedDict())
     one, two, three = (ModelArchive.pack(dense(loss=loss)) for loss in ("mse", "mae", "msle"))
     kept = one.cached()
+    other = two.cached()
     assert pickle.loads(pickle.dumps(one)).cached() is kept
-    assert two.cached() is not kept
-    assert one.cached() is kept
     three.cached()
     assert one.cached() is kept  # it was used after the second one
-    two.cached()
-    three.cached()
-    assert one.cached() is not kept
+    assert two.cached() is not other
 
 
 # Models that cannot be trained
@@ -596,23 +563,6 @@ def test_a_model_in_which_a_layer_may_add_a_loss(layer):
     model = keras.Sequential([keras.Input((3, 2)), layer(), keras.layers.Dense(1)])
     model.compile("sgd")
     check_trainable(model)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (None, "None."),
-        ("model.keras", "str 'model.keras'. Load a saved model with sparkkeras.load_spark_model('model.keras')"),
-        (keras.layers.Dense(1, name="last"), "<Dense name=last, built=False>."),
-        (keras.Sequential, "the class Sequential. Create an instance: Sequential(...)."),
-        (dense, "the function dense. Call the function that builds the model: dense()."),
-    ],
-    ids=["none", "path", "layer", "class", "function"],
-)
-def test_an_object_that_is_not_a_model(given, words):
-    with pytest.raises(ModelError) as caught:
-        check_trainable(given)
-    assert str(caught.value).startswith(f"expected a keras.Model, received {words}")
 
 
 def test_a_model_that_is_not_compiled():
@@ -713,17 +663,6 @@ def test_seed_generators_are_set_from_the_seed():
     for different in ((1, 2, 4), (1, 3, 3), (2, 2, 3), (3, 2, 1)):
         reseed(model, different)
         assert not set(seeds(model)) & set(one)
-
-
-def test_dropout_masks_depend_on_the_seed():
-    model = dropping()
-
-    def drawn(seed):
-        reseed(model, seed)
-        return keras.ops.convert_to_numpy(model(X, training=True)).tolist()
-
-    assert drawn((1, 2)) == drawn((1, 2))
-    assert drawn((1, 2)) != drawn((1, 3))
 
 
 # Schema
@@ -1077,31 +1016,6 @@ def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause(handled
         assert isinstance(caught.value.__cause__, OverflowError)
 
 
-class KeepsOptimizer(keras.Model):
-    """Also stores the compiled optimizer in another attribute."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = keras.layers.Dense(1)
-        self.opt = keras.optimizers.SGD(0.1)
-
-    def call(self, x):
-        return self.dense(x)
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_the_compiled_optimizer_in_another_attribute_is_accepted(policy):
-    model = KeepsOptimizer(dtype=policy)
-    model(X)
-    model.compile(model.opt, "mse")
-    assert (model.optimizer is model.opt) == (policy == "float32")  # otherwise Keras has wrapped it
-    check_trainable(model)
-    assert type(ModelArchive.pack(model).unpack().optimizer) is type(model.optimizer)
-    model.other = keras.optimizers.SGD()  # Keras's train_step does not use it
-    check_trainable(model)
-    assert list(optimizers_of(model)) == ["optimizer"]
-
-
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
 def test_a_model_that_was_saved_as_hdf5_keeps_its_optimizer(tmp_path):
     """Keras removes the optimizer from the compile arguments when it saves HDF5."""
@@ -1112,35 +1026,19 @@ def test_a_model_that_was_saved_as_hdf5_keeps_its_optimizer(tmp_path):
     assert float(loaded.optimizer.learning_rate) == pytest.approx(0.003)
 
 
-def lora_of_attention():
-    inputs = keras.Input((5, 8))
-    attention = keras.layers.MultiHeadAttention(2, 4)
-    model = keras.Model(inputs, keras.layers.Dense(1)(attention(inputs, inputs)))
-    attention.query_dense.enable_lora(2, lora_alpha=3)
-    return model
-
-
-def lora_of_embedding():
+def test_low_rank_factors_are_sent_to_workers():
+    """Keras merges them into the other weights when it saves a layer."""
     model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(1)])
     model.layers[0].enable_lora(2)
-    return model
-
-
-@pytest.mark.parametrize("build", [lora_of_embedding, lora_of_attention])
-def test_low_rank_factors_are_sent_to_workers(build):
-    """Keras merges them into the other weights when it saves a layer, and does not save those of nested layers."""
-    model = build()
     model.compile("adam", "mse")
     for weight in model.trainable_weights:
         weight.assign(keras.random.normal(weight.shape))
     unpacked = ModelArchive.pack(model).unpack()
     ModelState.take(model).put(unpacked)
     assert [weight.name for weight in unpacked.trainable_weights] == [weight.name for weight in model.trainable_weights]
-    x = np.ones((2, *model.inputs[0].shape[1:]), model.inputs[0].dtype)
-    expected = model.predict(x, verbose=0)
+    rows = np.arange(6).reshape(2, 3)
     for copy in (unpacked, copy_of(model)):
-        np.testing.assert_array_equal(copy.predict(x, verbose=0), expected)
-    unpacked.train_on_batch(x, np.zeros_like(expected))
+        np.testing.assert_array_equal(copy.predict(rows, verbose=0), model.predict(rows, verbose=0))
 
 
 # Teachers in losses

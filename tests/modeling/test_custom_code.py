@@ -3,12 +3,9 @@
 import functools
 import importlib
 import json
-import os
-import subprocess
 import sys
 import threading
 import types
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,7 +13,7 @@ import pytest
 
 import sparkkeras
 from sparkkeras.errors import CustomObjectError
-from sparkkeras.modeling.archive import ModelArchive, custom_objects_of
+from sparkkeras.modeling.archive import custom_objects_of
 from sparkkeras.modeling.custom_code import (
     ByValue,
     already_loaded,
@@ -24,7 +21,6 @@ from sparkkeras.modeling.custom_code import (
     code_of,
     is_own,
 )
-from sparkkeras.modeling.state import ModelState
 
 FACTOR = 3
 
@@ -130,93 +126,14 @@ def test_an_error_names_the_part_that_cannot_be_pickled(value, culprit):
 
 # A local module
 
-HELPER = """
-SHIFT = 1
-
-def shifted(x):
-    return x + SHIFT
-"""
-
-BESIDE = """
-import keras
-import {helper}
-from {helper} import shifted as renamed
-
-SCALE = 10
-
-def scaled(x):
-    return {helper}.shifted(x) * SCALE
-
-def twice(x):
-    return renamed(renamed(x))
-
-class Scaled(keras.layers.Layer):
-    def __init__(self, factor, **options):
-        super().__init__(**options)
-        self.factor = factor
-
-    def call(self, x):
-        return scaled(x) * self.factor
-
-    def get_config(self):
-        return {{**super().get_config(), "factor": self.factor}}
-"""
-
-ELSEWHERE = """
-import importlib.util, json, pickle, sys
-from pathlib import Path
-
-folder = Path(sys.argv[1])
-assert importlib.util.find_spec("beside_the_script") is None
-assert importlib.util.find_spec("helper_of_it") is None
-functions = pickle.loads((folder / "functions").read_bytes()).load()
-archive, state = pickle.loads((folder / "model").read_bytes())
-model = archive.unpack()
-state.put(model)
-import numpy as np
-print(json.dumps([
-    functions["scaled"](4),
-    functions["twice"](4),
-    model.predict(np.ones((2, 3), "float32"), verbose=0).tolist(),
-]))
-"""
-
 
 @pytest.fixture
 def beside(tmp_path, monkeypatch):
-    """A local module, and another one that it imports."""
-    folder = tmp_path / "beside"
-    folder.mkdir()
-    (folder / "helper_of_it.py").write_text(HELPER)
-    (folder / "beside_the_script.py").write_text(BESIDE.format(helper="helper_of_it"))
-    monkeypatch.syspath_prepend(folder)
+    """A local module."""
+    (tmp_path / "beside_the_script.py").write_text("def scaled(x):\n    return 10 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("beside_the_script")
-    for name in ("beside_the_script", "helper_of_it"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.programs
-def test_a_local_module_is_sent_to_a_process_that_lacks_it(beside, tmp_path):
-    import pickle
-
-    model = keras.Sequential([keras.Input((3,)), beside.Scaled(2.0), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
-    functions = ByValue.dump({"scaled": beside.scaled, "twice": beside.twice}, "the functions")
-    (tmp_path / "functions").write_bytes(pickle.dumps(functions))
-    (tmp_path / "model").write_bytes(pickle.dumps((ModelArchive.pack(model), ModelState.take(model))))
-    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
-    home = str(Path(sparkkeras.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "elsewhere.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": home},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    scaled, twice, predicted = json.loads(done.stdout.splitlines()[-1])
-    assert (scaled, twice) == (50, 6)
-    assert np.allclose(predicted, model.predict(np.ones((2, 3), np.float32), verbose=0), atol=1e-6)
+    sys.modules.pop("beside_the_script", None)
 
 
 def test_the_registry_of_modules_is_restored(beside):

@@ -2,19 +2,16 @@
 
 import itertools
 import time
-from collections import OrderedDict
 
 import keras
 import numpy as np
 import pytest
 
-from sparkkeras.data import files
 from sparkkeras.data.block import Block, from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.labels import label_ranges
-from sparkkeras.data.local_dataset import LocalStream
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.modeling import archive, metrics
+from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, find_outside
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
@@ -279,14 +276,6 @@ def test_a_diverged_replica_is_not_finite(linear):
     assert linear.fit().is_finite
 
 
-@pytest.mark.core
-def test_rows_may_be_memory_mapped(linear, tmp_path):
-    mapped = files.write([ROWS[:9], ROWS[9:]], 0, tmp_path).open()
-    options = FitOptions(BATCH, seed=3)
-    found = linear.trainer().fit(linear.state, mapped, WHOLE, options)
-    assert np.array_equal(found.state.weights.vector, linear.fit(options=options).state.weights.vector)
-
-
 def at_a_cache_line(array):
     """A copy aligned to a cache line, like a memory-mapped file: a backend may use such memory without a copy."""
     memory = np.empty(array.nbytes + 64, np.uint8)
@@ -479,11 +468,6 @@ def test_weighted_evaluation_works_as_in_keras(linear):
     linear.evaluates_as_keras(X, Y, [block[:9], block[9:]], sample_weight=weight)
 
 
-def test_evaluation_returns_the_ranges_of_labels(linear):
-    _, _, (found,) = linear.evaluate([ROWS[:5], ROWS[5:]], BatchOptions(BATCH))
-    assert (found.low, found.high, found.all_integers) == (float(Y.min()), float(Y.max()), False)
-
-
 def test_evaluation_without_rows(linear):
     assert linear.evaluate([], BatchOptions(BATCH)) is None
     assert linear.evaluate([ROWS[:0]], BatchOptions(BATCH)) is None
@@ -491,20 +475,6 @@ def test_evaluation_without_rows(linear):
 
 def test_evaluation_applies_the_transform(linear):
     linear.evaluates_as_keras(X, Y + 1, [ROWS], BatchOptions(BATCH, ByValue.dump(lambda x, y: (x, y + 1), "transform")))
-
-
-def test_a_process_unpacks_a_model_once(linear, monkeypatch):
-    unpacked = []
-    unpack = ModelArchive.unpack
-    monkeypatch.setattr(ModelArchive, "unpack", lambda archive: unpacked.append(archive) or unpack(archive))
-    monkeypatch.setattr(archive, "_kept", OrderedDict())
-    weights = FitOptions(BATCH, class_weight={0: 2.0})
-    linear.trainer().fit(linear.state, LocalStream((ROWS[:4], ROWS[4:8])), BatchRange(0, None, 0, 2), weights)
-    assert len(unpacked) == 1
-    archive._kept.clear()
-    linear.evaluate([ROWS], BatchOptions(BATCH))
-    linear.fit()
-    assert len(unpacked) == 2
 
 
 def test_evaluation_uses_the_given_weights(linear):
@@ -629,15 +599,6 @@ def test_predictions_are_streamed(linear, monkeypatch):
     assert len(next(parts)) == 2 * BATCH
     assert given == [1]
     assert [len(part) for part in parts] == [8, 6]
-
-
-def test_large_predictions_of_small_rows_are_streamed(monkeypatch):
-    monkeypatch.setattr("sparkkeras.worker.predictor.HELD_BYTES", 10_000)
-    inputs = keras.Input((1,))
-    model = keras.Model(inputs, keras.layers.Dense(500)(inputs))  # 4 bytes per row become 2,000
-    blocks = [from_arrays(np.ones((20, 1), np.float32), None, None)]
-    parts = Model(model).predictor(BatchOptions(BATCH)).in_parts(blocks)
-    assert [len(part) for part in parts] == [8, 8, 4]
 
 
 def test_a_transform_must_keep_the_number_of_rows_in_predict(linear):
