@@ -18,7 +18,6 @@ from sparkkeras.modeling.custom_code import (
     ByValue,
     already_loaded,
     check_same_code,
-    code_of,
     is_own,
 )
 
@@ -52,26 +51,6 @@ def registered(x):
 class Doubled(keras.layers.Layer):
     def call(self, x):
         return 2 * x
-
-
-class Counter(keras.metrics.Mean):
-    """A custom metric."""
-
-
-class Halving(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 0.1 / (1 + keras.ops.cast(step, "float32"))
-
-    def get_config(self):
-        return {}
-
-
-class Sums(keras.regularizers.Regularizer):
-    def __call__(self, x):
-        return keras.ops.sum(x)
-
-    def get_config(self):
-        return {}
 
 
 def network(activation="relu", extra=(), **compiled):
@@ -166,28 +145,7 @@ def test_is_own_distinguishes_local_from_installed_modules(beside):
     assert not any(map(is_own, (np, keras, sparkkeras, json, sys, sys.modules["__main__"], "no module")))
 
 
-# Finding code in a model
-
-
-def test_code_of_finds_all_code_of_a_model():
-    loss = keras.losses.Huber()
-    loss.also = [loss, {"again": loss}, own_loss]  # with a cycle
-    regularized = keras.layers.Dense(2, kernel_regularizer=Sums())
-    optimizer = keras.optimizers.SGD(Halving())
-    code = code_of(network(soft, [Doubled(), regularized], loss=loss, metrics=[Counter()], optimizer=optimizer))
-    found = set(code.values())
-    assert {soft, Doubled, Sums, own_loss, Counter, Halving, keras.layers.Dense} <= found
-    assert any(path.endswith("activation") and value is soft for path, value in code.items())
-
-
-def test_code_in_dicts_lists_and_nested_models():
-    inner = keras.Sequential([keras.Input((3,)), Doubled()], name="inner")
-    inputs = keras.Input((3,))
-    model = keras.Model(
-        inputs, {"a": keras.layers.Dense(1, name="a")(inner(inputs)), "b": keras.layers.Dense(1, name="b")(inputs)}
-    )
-    model.compile(optimizer="sgd", loss={"a": own_loss, "b": "mse"}, metrics={"a": [Counter()], "b": ["mae"]})
-    assert {Doubled, own_loss, Counter} <= set(code_of(model).values())
+# Code of a model
 
 
 def test_only_custom_code_is_sent():

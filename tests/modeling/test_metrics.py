@@ -7,6 +7,7 @@ import pytest
 from sparkkeras import DataError
 from sparkkeras.data.block import from_arrays
 from sparkkeras.modeling import metrics
+from tests.models import regression
 
 X, Y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
 
@@ -19,8 +20,7 @@ def test_data_of_the_same_shapes_is_checked_once_for_each_compile():
         calls.append(expected)
         return keras.ops.mean(keras.ops.square(expected - predicted), -1)
 
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", loss, metrics=["mae"])
+    model = regression(loss=loss, metrics=["mae"])
     rows = from_arrays(X, Y, None)
     metrics.prepare(model, rows)
     checked = len(calls)

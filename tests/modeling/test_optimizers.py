@@ -13,7 +13,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.optimizers import built_for, iterations, optimizers_of, unbuilt
 from sparkkeras.modeling.state import ModelState, advanced, learning_rate
-from tests.models import Gan, gan
+from tests.models import Gan, gan, regression
 from tests.training.runs import IN_MEMORY, fit
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
@@ -27,8 +27,7 @@ def test_optimizers_are_found_in_attributes_containers_and_nested_models():
     model.discriminator.compile(keras.optimizers.SGD(), "mse")
     model.further = {"b": [keras.optimizers.Lion()], "a": model.d_optimizer}
     assert list(optimizers_of(model)) == ["d_optimizer", "discriminator.optimizer", "further['b'][0]", "g_optimizer"]
-    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    plain.compile("sgd", "mse")
+    plain = regression()
     plain.other = keras.optimizers.Adam()
     assert list(optimizers_of(plain)) == ["optimizer"]
 

@@ -15,7 +15,7 @@ from sparkkeras.modeling import metrics, outside
 from sparkkeras.modeling.archive import ModelArchive, find_outside
 from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.outside import dump_callbacks
-from sparkkeras.modeling.state import ModelState, ModelWeights, put_settings, take_settings
+from sparkkeras.modeling.state import ModelState, ModelWeights
 from tests.models import Distilled, VariablesOfWorker
 
 ALPHA = keras.Variable(1.0, name="alpha")
@@ -351,15 +351,6 @@ def test_variables_with_the_same_name_in_code_are_numbered():
 
     find_outside(given := model(loss))
     assert [name for name, *_ in description(given)[OUTSIDE]] == ["weight", "weight (2)"]
-
-
-def test_settings_are_the_learning_rate_and_variables_outside_the_model():
-    given = model(annealed, keras.layers.Activation(scaled))
-    given.optimizer.learning_rate = 0.5
-    find_outside(given)
-    assert sorted(take_settings(given)) == [0.5, 1.0, 1.0, 2.0]
-    put_settings([2 * each for each in take_settings(given)], given)
-    assert (value(given.optimizer.learning_rate), value(ALPHA), value(SCALE)) == (1.0, 2.0, [2.0, 4.0])
 
 
 def test_the_optimizer_of_a_state_inside_the_model_has_no_other_variables():

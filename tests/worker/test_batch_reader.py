@@ -22,6 +22,7 @@ from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor
 from sparkkeras.worker.trainer import LocalTrainer
+from tests.models import regression
 
 X = np.arange(36, dtype=np.float32).reshape(12, 3)
 Y = X[:, :1] * 2
@@ -208,8 +209,7 @@ def shuffled(worker, num_workers):
 @pytest.fixture(scope="module")
 def linear():
     """Trains a linear model in its initial state on a range of batches."""
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model = regression()
     state, archive = ModelState.take(model), ModelArchive.pack(model)
 
     def fit(make, batch_range, options, callbacks=()):
@@ -283,8 +283,7 @@ def batch_rows(y_true, y_pred):
 
 
 def test_evaluation_and_prediction_keep_the_batches():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", metrics=[batch_rows])
+    model = regression(metrics=[batch_rows])
     rows = from_arrays(X, Y, None)
     state, archive, options = ModelState.take(model), ModelArchive.pack(model), BatchOptions(4, in_batches=True)
     found, _, _ = LocalTrainer(archive, TaskContext(0)).evaluate(state, iter((rows[:5], rows[5:])), options)

@@ -256,21 +256,11 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @custom("Within")
-class Within(keras.metrics.Metric):
+class Within(keras.metrics.Mean):
     """The fraction of predictions within 1 of the label."""
 
-    def __init__(self, name="within", **options):
-        super().__init__(name=name, **options)
-        self.hits = self.add_variable((), "zeros", name="hits")
-        self.count = self.add_variable((), "zeros", name="count")
-
     def update_state(self, y_true, y_pred, sample_weight=None):
-        hits = keras.ops.cast(keras.ops.abs(y_true - y_pred) < 1.0, "float32")
-        self.hits.assign_add(keras.ops.sum(hits))
-        self.count.assign_add(keras.ops.cast(keras.ops.size(hits), "float32"))
-
-    def result(self):
-        return self.hits / self.count
+        super().update_state(keras.ops.cast(keras.ops.abs(y_true - y_pred) < 1.0, "float32"))
 
 
 @custom("Subclassed")

@@ -21,6 +21,7 @@ from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.progress import ProgressReporter
 from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
+from tests.models import regression
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 3)).astype(np.float32)
@@ -85,10 +86,7 @@ def copied(block):
 @pytest.fixture(scope="module")
 def linear():
     """A linear model, trained by Adam."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="linear")
-    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
-    return Model(model)
+    return Model(regression(optimizer=keras.optimizers.Adam(0.05), metrics=["mae"]))
 
 
 def close(state, model, atol=1e-6):
@@ -236,8 +234,7 @@ def test_a_callback_that_changes_a_variable_which_jax_has_compiled_is_an_error()
         def on_epoch_begin(self, epoch, logs=None):
             self.model.loss.weight.assign(0.0)
 
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", Weighted(), jit_compile=True)
+    model = regression(loss=Weighted(), jit_compile=True)
     find_outside(model)
     options = FitOptions(BATCH, callbacks=ByValue.dump([Anneal()], "worker_callbacks"))
     with pytest.raises(ConfigurationError, match="a callback has changed the variable 'weight' .*jit_compile=False"):
@@ -251,8 +248,7 @@ def test_rows_are_counted_up_to_an_early_stop(linear):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = batch >= 1
 
-    model = keras.models.clone_model(linear.model)
-    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"], run_eagerly=True)
+    model = regression(optimizer=keras.optimizers.Adam(0.05), metrics=["mae"], run_eagerly=True)
     options = FitOptions(BATCH, shuffle=False, callbacks=ByValue.dump([Stop()], "worker_callbacks"))
     replica = Model(model).fit(state=linear.state, options=options)
     assert close(replica.state, trained(linear.anew(), X[:8], Y[:8]))
@@ -317,8 +313,7 @@ def test_training_does_not_change_the_rows(elementwise, what):
 
 
 def test_results_do_not_depend_on_steps_per_execution(linear):
-    model = keras.models.clone_model(linear.model)
-    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"], steps_per_execution=4)
+    model = regression(optimizer=keras.optimizers.Adam(0.05), metrics=["mae"], steps_per_execution=4)
     stepping, whole = Model(model), linear.fit()
     replica = stepping.fit(state=linear.state)
     assert stepping.archive.cached().steps_per_execution == 4
