@@ -861,7 +861,9 @@ def test_the_error_explains_why_a_custom_class_does_not_load(build, reason):
     with pytest.raises(ModelError, match=reason) as caught:
         ModelArchive.pack(model)
     assert "config={" not in str(caught.value)
-    assert caught.value.__cause__.__cause__ is caught.value.__cause__.__context__ is None
+    cause = caught.value.__cause__
+    assert cause.__cause__ is None
+    assert cause.__suppress_context__ or cause.__context__ is None
 
 
 def test_run_eagerly_and_jit_compile_are_kept_in_prediction(monkeypatch):

@@ -265,7 +265,11 @@ def check_found(given, name, variable):
     ("state", "used", "name"),
     [
         ("KL = keras.Variable(1.0)", "def weight():\n  from ourlib import state\n  return state.KL", "KL"),
-        ("W = {'kl': [keras.Variable(1.0)]}", "from ourlib.state import W\ndef weight(): return W['kl'][0]", "W['kl'][0]"),
+        (
+            "W = {'kl': [keras.Variable(1.0)]}",
+            "from ourlib import state\ndef weight(): return state.W['kl'][0]",
+            "W['kl'][0]",
+        ),
         (
             "class A:\n  class B:\n    kl = keras.Variable(1.0)",
             "import ourlib\ndef weight(): return ourlib.state.A.B.kl",

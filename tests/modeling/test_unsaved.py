@@ -111,13 +111,15 @@ class OwnCompile(keras.Sequential):
         return super().train_step(*arguments)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.fixture(params=["float32", "mixed_float16"])
+def policy(request):
+    keras.config.set_dtype_policy(request.param)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
 def test_attributes_that_compile_sets(policy):
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = OwnCompile([keras.Input((3,)), layers.Dense(1)])
-    finally:
-        keras.config.set_dtype_policy("float32")
+    model = OwnCompile([keras.Input((3,)), layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), keras.losses.Huber(delta=0.3))
     check_trainable(model)
     model.fit(np.ones((2, 3), np.float32), np.ones((2, 1), np.float32), verbose=0)
