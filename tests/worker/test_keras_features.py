@@ -439,8 +439,8 @@ CASES = [
 
 
 def block(case):
-    x, y, weight = DATA[case.data]
-    return from_arrays(*keras.tree.map_structure(lambda array: array if array is None else array.copy(), (x, y, weight)))
+    copied = keras.tree.map_structure(lambda array: None if array is None else array.copy(), DATA[case.data])
+    return from_arrays(*copied)
 
 
 def called(model, x):
@@ -533,13 +533,8 @@ def test_one_worker_equals_plain_keras(case, policy):
         ModelArchive.pack_to_predict(model), ModelWeights.take(model), options, schema_of(model), TaskContext(0)
     )
     for other in (predictor.predict(rows), called(loaded, listed)):
-        keras.tree.map_structure(
-            lambda mine, yours: np.testing.assert_allclose(
-                np.float32(mine), np.float32(yours), rtol=1e-4, atol=10 * case.atol
-            ),
-            keras.tree.lists_to_tuples(other),
-            keras.tree.lists_to_tuples(predicted),  # loading a model makes lists of tuples of outputs
-        )
+        for mine, theirs in zip(keras.tree.flatten(other), keras.tree.flatten(predicted), strict=True):
+            np.testing.assert_allclose(np.float32(mine), np.float32(theirs), rtol=1e-4, atol=10 * case.atol)
 
 
 def test_the_documentation_lists_these_features():
