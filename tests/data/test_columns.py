@@ -37,16 +37,12 @@ FIXED = pa.list_(pa.float32(), 2)
 NESTED = pa.list_(pa.list_(pa.int64()))
 KINDS = {
     "double": (pa.array([1.5, -2.0]), [1.5, -2.0], "float64"),
-    "float": (pa.array([1.5, -2.0], pa.float32()), [1.5, -2.0], "float32"),
-    "tinyint": (pa.array([1, -2], pa.int8()), [1, -2], "int8"),
     "bigint": (pa.array([1, 2**60]), [1, 2**60], "int64"),
     "boolean": (pa.array([True, False]), [True, False], "bool"),
     "decimal": (pa.array([Decimal("1.25"), Decimal("-3.50")], pa.decimal128(38, 2)), [1.25, -3.5], "float64"),
     "array": (pa.array([[1, 2], [3, 4]], LISTS), [[1, 2], [3, 4]], "float32"),
     "large array": (pa.array([[1, 2], [3, 4]], pa.large_list(pa.float32())), [[1, 2], [3, 4]], "float32"),
     "fixed array": (pa.array([[1, 2], [3, 4]], FIXED), [[1, 2], [3, 4]], "float32"),
-    "array of booleans": (pa.array([[True], [False]]), [[True], [False]], "bool"),
-    "array of decimals": (pa.array([[Decimal("0.5")], [Decimal("2.0")]]), [[0.5], [2]], "float64"),
     "empty arrays": (pa.array([[], []], LISTS), [[], []], "float32"),
     "nested": (pa.array([[[1, 2]], [[3, 4]]], NESTED), [[[1, 2]], [[3, 4]]], "int64"),
     "dense vectors": (vectors(dense(1, 2), dense(3, 4)), [[1, 2], [3, 4]], "float64"),
@@ -72,14 +68,8 @@ def test_a_column_of_every_kind_becomes_an_array(kind):
     assert values.dtype == dtype
     assert values.shape == np.shape(expected)
     np.testing.assert_array_equal(values, expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_slice_of_a_column_is_read_alone(kind):
-    column, expected, _ = KINDS[kind]
-    for start in range(len(expected)):
-        np.testing.assert_array_equal(read(column[start:], "column 'c'")[0], np.array(expected)[start:])
-        np.testing.assert_array_equal(read(column[: start + 1], "column 'c'")[0], np.array(expected)[: start + 1])
+    for rows in (slice(1), slice(1, None)):
+        np.testing.assert_array_equal(read(column[rows], "column 'c'")[0], expected[rows])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,12 +95,10 @@ def test_numbers_and_arrays_are_not_copied():
     [
         (pa.array([[1.0, None], [3.0, 4.0]], LISTS), [False, True], None),
         (pa.array([[1.0, 2.0], None, [None, 4.0]], FIXED), [True, False, False], [1, 2]),
-        (pa.array([[[1, 2], [3, None]], [[5, 6], [7, 8]]], NESTED), [False, True], None),
-        (pa.array([[[1, 2], None], [[5, 6], [7, 8]], None], NESTED), [False, True, False], None),
         (pa.array([[[1, None], [3, 4]], [[5, 6], None], [[7, 8], [9, 1]]], NESTED), [False, False, True], None),
         (pa.array([[dense(1, 2)], [None]], pa.list_(VECTOR)), [True, False], [[1, 2]]),
     ],
-    ids=["array", "fixed array", "nested", "an array of a nested", "both", "vectors"],
+    ids=["array", "fixed array", "nested", "vectors"],
 )
 def test_rows_with_nulls_inside_are_masked(column, good, first):
     values, found = read(column, "column 'c'")
@@ -126,18 +114,14 @@ def test_rows_with_nulls_inside_are_masked(column, good, first):
     ("column", "words"),
     [
         (pa.array(["a"]), "column 'c' has the type string; expected numbers, arrays or vectors.*StringIndexer"),
-        (pa.array([["a"]]), "column 'c' has the type string"),
         (pa.array([{"a": 1}]), r"column 'c' has the type struct<a: int64>"),
         (
             pa.array([[1.0], [1.0, 2.0]]),
             r"column 'c' holds arrays of different lengths \(1 and 2\).*Pad them: pass loader=PadSequences\(maxlen\)",
         ),
-        (pa.array([[[1], [2, 3]]]), r"arrays of different lengths \(1 and 2\)"),
-        (vectors(dense(1), dense(1, 2)), r"different lengths \(1 and 2\)"),
         (vectors(dense(1, 2), sparse(3, {0: 1})), r"vectors of different lengths \(2 and 3\)"),
-        (pa.array([b"1234"]), "contains bytes, which can be read as tensors only if the model"),
     ],
-    ids=["text", "texts", "struct", "lengths", "nested", "dense", "sparse", "bytes"],
+    ids=["text", "struct", "arrays", "vectors"],
 )
 def test_an_unsupported_column_is_named_in_the_error(column, words):
     with pytest.raises(DataError, match=words):
@@ -147,7 +131,7 @@ def test_an_unsupported_column_is_named_in_the_error(column, words):
 # Tensors
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "uint8"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "uint8"])
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
 def test_bytes_are_read_as_tensors_of_the_models_shape(dtype, kind):
     tensors = np.arange(24).reshape(4, 2, 3).astype(dtype)
@@ -179,15 +163,10 @@ def test_tensors_may_be_null():
             [b"12345"],
             r"column 'c' has 5 bytes per row; expected 2 values of 1, 2, 4 or 8 bytes each for rows of shape \(2,\)",
         ),
-        ([b""], "has 0 bytes per row"),
         ([b"123456"], "has 6 bytes per row"),  # 3 bytes per value
         (
             [b"12345678", b"1234"],
             r"strings of different lengths \(8 and 4\), .* If they are encoded images, pass loader=image_loader\(size\)\.$",
-        ),
-        (
-            [b"\x89PNG\r\n\x1a\n1", b"\x89PNG\r\n\x1a\n12"],
-            "column 'c' holds encoded images. To decode them, pass loader=image_",
         ),
     ],
 )
@@ -202,18 +181,16 @@ def test_bytes_need_a_shape(shape):
         read(pa.array([b"1234"]), "column 'c'", shape)
 
 
-@pytest.mark.parametrize("shape", [(4, 4, 3), (None, None, 3)])
 @pytest.mark.parametrize(
     "head",
     [b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM\x0c\0\0\0......", b"II*\0", b"RIFF0000WEBPVP8 "],
     ids=["JPEG", "PNG", "GIF", "BMP", "TIFF", "WebP"],
 )
-def test_encoded_images_need_a_loader(shape, head):
+def test_encoded_images_need_a_loader(head):
     images = pa.array([head, None, head + b"more"] if head[:2] != b"BM" else [head, b"BM"])
-    with pytest.raises(
-        DataError, match=r"^column 'c' holds encoded images. To decode them, pass loader=image_loader\(size\).$"
-    ):
-        read(images, "column 'c'", shape)
+    for shape in ((4, 4, 3), (None, None, 3)):
+        with pytest.raises(DataError, match=r"^column 'c' holds encoded images. .* pass loader=image_loader\(size\).$"):
+            read(images, "column 'c'", shape)
 
 
 def test_tensors_that_begin_like_an_image_are_tensors():
@@ -248,7 +225,7 @@ def test_columns_are_concatenated():
     np.testing.assert_array_equal(found.values, [[30, 1, 0.5, 1.5, 7, 8], [40, 0, 2.5, 3.5, 9, 1]])
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64()], ids=str)
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64()], ids=str)
 def test_a_null_among_integers_does_not_affect_other_columns(kind):
     spec = InputSpec("x", (3,), floating=True)
     found = Leaf(("a",), input=spec).read([pa.array([[1, None, 3], [4, 5, 6]], pa.list_(kind))])
@@ -262,16 +239,17 @@ def test_a_null_among_integers_does_not_affect_other_columns(kind):
 def test_an_array_column_of_nulls_only_does_not_affect_other_columns():
     """Their width is unknown, but follows from the widths of the input and of the other columns."""
     leaf = Leaf(("b", "a"), together=True, input=InputSpec("x", (3,), floating=True))
-    found = leaf.read([pa.array([7.0, 8.0]), pa.nulls(2, pa.list_(pa.float32()))])
-    np.testing.assert_array_equal(found.values, [[7, np.nan, np.nan], [8, np.nan, np.nan]])
+    for kind in (LISTS, VECTOR):
+        found = leaf.read([pa.array([7.0, 8.0]), pa.nulls(2, kind)])
+        np.testing.assert_array_equal(found.values, [[7, np.nan, np.nan], [8, np.nan, np.nan]])
+        assert found.good.tolist() == [False, False]
 
 
-@pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.list_(pa.bool_())], ids=str)
-def test_small_integers_have_the_same_dtype_with_and_without_nulls(kind):
-    value = [True, False] if pa.types.is_list(kind) else True if kind == pa.bool_() else 1
-    leaf = Leaf(("a",), input=InputSpec("x", (2,) if pa.types.is_list(kind) else (1,), floating=True))
-    kinds = {leaf.read([pa.array(rows, kind)]).values.dtype.name for rows in ([value, value], [value, None])}
-    assert kinds == {"float32"}
+def test_small_integers_have_the_same_dtype_with_and_without_nulls():
+    for kind, value, shape in ((pa.bool_(), True, (1,)), (pa.list_(pa.bool_()), [True, False], (2,))):
+        leaf = Leaf(("a",), input=InputSpec("x", shape, floating=True))
+        found = {leaf.read([pa.array(rows, kind)]).values.dtype.name for rows in ([value, value], [value, None])}
+        assert found == {"float32"}
 
 
 @pytest.mark.parametrize(("floating", "dtype"), [(True, "float32"), (False, "int32")])
@@ -282,21 +260,13 @@ def test_concatenated_integers_get_the_dtype_of_the_input(floating, dtype):
     assert values.tolist() == [[1, 2]]
 
 
-def test_a_row_is_valid_if_all_of_its_columns_are():
-    leaf = Leaf(("a", "b"), together=True, input=InputSpec("x", (3,), floating=True))
-    found = leaf.read([pa.array([1.0, None, 3.0, 4.0]), pa.array([[1.0, 2.0], [1.0, 2.0], [None, 2.0], None])])
-    assert found.good.tolist() == [True, False, False, False]
-    assert found.values.shape == (4, 3)
-    assert found.values[0].tolist() == [1, 1, 2]
-
-
 SCALARS = [pa.nulls(2, kind) for kind in (pa.float64(), pa.int32(), pa.bool_())]
 UNSAID = [pa.nulls(2, LISTS), pa.nulls(2, NESTED), pa.nulls(2, VECTOR), pa.array([[None], [None]], NESTED)]
 
 
 @pytest.mark.parametrize(
     ("shape", "columns"),
-    [((1,), SCALARS + UNSAID), ((4,), UNSAID), ((None,), SCALARS + UNSAID), ((2, 2), UNSAID), ((None, 2), UNSAID)],
+    [((1,), SCALARS + UNSAID), ((4,), UNSAID), ((None, 2), UNSAID)],
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
 def test_a_batch_of_nulls_only_has_invalid_rows_of_the_right_shape(shape, columns):
@@ -308,14 +278,6 @@ def test_a_batch_of_nulls_only_has_invalid_rows_of_the_right_shape(shape, column
         assert spec.takes(found.values.shape[1:])
 
 
-@pytest.mark.parametrize("kind", [pa.float64(), LISTS, VECTOR], ids=str)
-def test_a_batch_of_nulls_in_one_of_several_columns(kind):
-    leaf = Leaf(("a", "b", "c"), together=True, input=InputSpec("x", (3,), floating=True))
-    found = leaf.read([pa.array([1.0, 2.0]), pa.nulls(2, kind), pa.array([5.0, 6.0])])
-    assert found.good.tolist() == [False, False]
-    assert found.values.shape == (2, 3)
-
-
 def test_empty_arrays_are_not_nulls():
     with pytest.raises(DataError, match=r"received rows of shape \(0,\)"):
         Leaf(("a",), input=InputSpec("x", (3,))).read([pa.array([[], None], LISTS)])
@@ -324,14 +286,14 @@ def test_empty_arrays_are_not_nulls():
 def test_only_null_values_become_nan():
     leaf = Leaf(("a", "b", "c"), together=True, input=InputSpec("x", (4,), floating=True))
     columns = [
-        pa.array([1, None, 3, 4]),
-        pa.array([[1.0, None], [2.0, 3.0], None, [4.0, 5.0]]),
-        pa.array([True, True, True, None]),
+        pa.array([1, None, 3, 4, 5]),
+        pa.array([[1.0, None], [2.0, 3.0], None, [4.0, 5.0], [6.0, 7.0]]),
+        pa.array([True, True, True, None, False]),
     ]
-    nan = np.nan
-    np.testing.assert_array_equal(
-        leaf.read(columns).values, [[1, 1, nan, 1], [nan, 2, 3, 1], [3, nan, nan, 1], [4, 4, 5, nan]]
-    )
+    nan, found = np.nan, leaf.read(columns)
+    assert found.good.tolist() == [False, False, False, False, True]
+    expected = [[1, 1, nan, 1], [nan, 2, 3, 1], [3, nan, nan, 1], [4, 4, 5, nan], [5, 6, 7, 0]]
+    np.testing.assert_array_equal(found.values, expected)
     whole_numbers = Leaf(("a", "b"), together=True, input=InputSpec("x", (2,), floating=False))
     assert whole_numbers.read([pa.array([1, None]), pa.array([2, 3])]).values.tolist() == [[1, 2], [0, 3]]
 
@@ -343,19 +305,14 @@ def test_flat_rows_are_reshaped_for_the_input():
     assert side_by_side.read([pa.array([1]), pa.array([2])]).values.shape == (1, 1, 2)
 
 
-@pytest.mark.parametrize(("shape", "rows"), [((1,), [1.0, 2.0]), ((), [[1.0], [2.0]]), ((2, 1), [[1.0, 2.0]])])
-def test_a_trailing_axis_of_size_one_is_optional(shape, rows):
-    assert Leaf(("a",), input=InputSpec("x", shape)).read([pa.array(rows)]).values.shape[1:] in (shape, np.shape(rows)[1:])
-
-
-@pytest.mark.parametrize(("shape", "given"), [((3,), "(2,)"), ((2, 2), "(2,)"), ((None, 2), "(2,)")], ids=str)
-def test_the_error_for_a_wrong_shape_names_the_expected_shape(shape, given):
-    leaf = Leaf(("image",), input=InputSpec("pixels", shape))
-    with pytest.raises(DataError) as caught:
+def test_the_error_for_a_wrong_shape_names_the_expected_shape():
+    leaf = Leaf(("image",), input=InputSpec("pixels", (None, 2)))
+    words = (
+        "'image' does not fit the model's input 'pixels': it expects rows of shape (None, 2), received rows of shape (2,)"
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
         leaf.read([pa.array([[1.0, 2.0]])])
-    assert f"column 'image' does not fit the model's input 'pixels': it expects rows of shape {shape}" in str(caught.value)
-    assert f"received rows of shape {given}" in str(caught.value)
-    free = Leaf(("image",), input=InputSpec("pixels", shape), fits=False)
+    free = Leaf(("image",), input=InputSpec("pixels", (None, 2)), fits=False)
     assert free.read([pa.array([[1.0, 2.0]])]).values.shape == (1, 2)
 
 
@@ -377,6 +334,9 @@ class Lengths:
     def __call__(self, column, name):
         lengths = np.array([len(text) for text in column.to_pylist()], np.float32)
         return lengths, lengths > 0
+
+    def load(self, path):
+        raise AssertionError("a method with another meaning, not to be called with a column")
 
 
 def test_a_loader_converts_any_column():
@@ -424,15 +384,10 @@ def test_empty_arrays_become_columns(shape):
     ("dtype", "stored", "name"),
     [
         ("float64", "float64", "double"),
-        ("float32", "float32", "float"),
-        ("float16", "float32", "float"),
         ("bfloat16", "float32", "float"),
         ("bool", "bool", "boolean"),
-        ("int8", "int8", "tinyint"),
         ("uint8", "int16", "smallint"),
-        ("uint16", "int32", "int"),
         ("uint32", "int64", "bigint"),
-        ("int64", "int64", "bigint"),
     ],
 )
 def test_every_dtype_has_a_spark_type(dtype, stored, name):
@@ -455,15 +410,3 @@ def test_integers_that_spark_cannot_store_raise_an_error():
         DataError, match="the uint64 values, up to 18446744073709551615, do not fit Spark's largest integer type, bigint"
     ):
         to_column(np.array([2**64 - 1], np.uint64))
-
-
-class Lexicon(Lengths):
-    """Has a method ``load`` with another meaning."""
-
-    def load(self, path):
-        raise AssertionError("not to be called with a column")
-
-
-def test_an_unrelated_method_load_of_a_loader_is_not_called():
-    leaf = Leaf(("text",), input=InputSpec("x", (1,)), loader=Lexicon())
-    assert leaf.read([pa.array(["one", "three"])]).values.tolist() == [3.0, 5.0]
