@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.ml.linalg import Vectors
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
 from sparkkeras.data.columns import ColumnValues, Leaf
@@ -23,16 +24,6 @@ UNSAID = Schema()
 PAIR = Structure.several(2)
 
 ROW = [1.0, 2.0, 3.0]
-
-
-class Sparse:
-    """Like Spark's vectors."""
-
-    def __init__(self, *values):
-        self.values = np.array(values)
-
-    def toArray(self):
-        return self.values
 
 
 def read(rows, reader=Reader(ONE), partition=2, first=10):  # noqa: B008
@@ -57,14 +48,10 @@ def test_forgotten_keys_are_recognized():
     assert read([(np.array(ROW), 5)], reader=reader).rows == 1
 
 
-def test_nulls_that_cannot_be_nan_are_reported():
+def test_a_null_that_cannot_be_nan_is_reported():
     text = Schema((InputSpec("text", (1,), text=True),))
-    tokens = Schema((InputSpec("tokens", (3,)),))
-    for schema, row in ((text, "a"), (tokens, [1, 2, 3])):
-        message = error_of([row, None], reader=Reader(schema, labelled=False, on_invalid="allow"))
-        assert (
-            'which strings and integers cannot be; for a DataFrame, on_invalid="null" predicts null for such rows' in message
-        )
+    message = error_of(["a", None], reader=Reader(text, labelled=False, on_invalid="allow"))
+    assert 'which strings and integers cannot be; for a DataFrame, on_invalid="null" predicts null for such rows' in message
 
 
 def test_nan_is_not_suggested_for_the_indices_of_an_embedding():
@@ -98,43 +85,25 @@ def test_a_sample_weight_of_none_is_ignored():
     assert read([(ROW, 1, None), (ROW, 0)]).sample_weight is None
 
 
-@pytest.mark.parametrize("rows", [[(ROW, 1, 0.5), (ROW, 1)], [(ROW, 1), (ROW, 1, 0.5)], [(ROW, 1, 0.5), (ROW, 1, None)]])
-def test_sample_weights_for_only_some_rows_raise_an_error(rows):
-    assert error_of(rows) == "row 11 of partition 2: some rows have a sample weight and others have none."
+def test_sample_weights_for_only_some_rows_raise_an_error():
+    for rows in ([(ROW, 1, 0.5), (ROW, 1)], [(ROW, 1), (ROW, 1, 0.5)]):
+        assert error_of(rows) == "row 11 of partition 2: some rows have a sample weight and others have none."
 
 
-def test_pairs_may_be_lists():
-    assert read([[ROW, 1], [ROW, 0]]).y.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (np.array([1, 2, 3], np.int32), "int32"),
-        (np.array([1, 2, 3], np.uint8), "uint8"),
-        (np.array([True, False, True]), "bool"),
-        (np.array([1, 2, 3], np.float64), "float32"),
-        (np.array([1, 2, 3], np.float16), "float32"),
-        ([1, 2, 3], "int64"),
-    ],
-)
-def test_floats_are_cast_to_floatx_and_other_dtypes_are_kept(given, expected):
-    assert read([(given, 1), (given, 0)]).x.dtype.name == expected
-
-
-def test_floats_are_cast_to_the_floatx_of_the_schema():
-    reader = Reader(Schema(floatx="float64"))
-    assert read([(np.ones(3, np.float32), 1.5)], reader).x.dtype == np.float64
+def test_floats_are_cast_to_floatx_and_other_dtypes_are_kept():
+    for given, expected in (("uint8", "uint8"), ("bool", "bool"), ("float16", "float32")):
+        assert read([(np.ones(3, given), 1)]).x.dtype == expected
+    assert read([(np.ones(3, np.float32), 1.5)], Reader(Schema(floatx="float64"))).x.dtype == np.float64
 
 
 def test_several_inputs_as_tuples_and_dicts():
-    as_tuple = read([((1.0, np.ones((2, 2))), (0, np.zeros(4)))] * 2, Reader(TWO))
+    image, label = np.ones((2, 2)), np.zeros(4)
+    as_tuple = read([((1.0, image), (0, label))] * 2, Reader(TWO))
     assert as_tuple.form == Form(PAIR, PAIR)
     assert [array.shape for array in as_tuple.arrays] == [(2, 1), (2, 2, 2), (2,), (2, 4)]
-    x = {"image": np.ones((2, 2)), "age": 1.0}
-    as_dict = read([(x, {"a": 0, "b": np.zeros(4)}), (dict(reversed(x.items())), {"b": np.zeros(4), "a": 1})], Reader(TWO))
-    assert list(as_dict.x) == ["image", "age"]
-    assert as_dict.x["age"].tolist() == [[1], [1]]
+    rows = [({"image": image, "age": 1.0}, {"a": 0, "b": label}), ({"age": 2.0, "image": image}, {"b": label, "a": 1})]
+    as_dict = read(rows, Reader(TWO))
+    assert as_dict.x["age"].tolist() == [[1], [2]]
     assert as_dict.y["a"].tolist() == [0, 1]
 
 
@@ -146,7 +115,6 @@ def test_features_get_the_rank_that_the_input_declares(declared):
         x = np.full((4, *given), 1.5)
         x[1] = np.nan
         assert reader.read_arrays(x, None, None).x.shape == (4, *declared)
-        assert read(list(x), reader).x.shape == (4, *declared)
         missing = np.where(np.isnan(x), None, x)
         np.testing.assert_array_equal(reader.read_arrays(missing, None, None).x, x.reshape(4, *declared))
         leaf = ColumnValues(x.astype(np.float32), np.array([True, False, True, True]), "column 'a'")
@@ -156,29 +124,20 @@ def test_features_get_the_rank_that_the_input_declares(declared):
     assert Reader(reader.schema.before(len), labelled=False).read_arrays(np.ones((4, 1)), None, None).x.shape == (4, 1)
 
 
-@pytest.mark.parametrize("vector", [Sparse(1.0, 0.0, 3.0), "dense", "sparse"])
-def test_spark_vectors(vector):
-    if isinstance(vector, str):
-        from pyspark.ml.linalg import Vectors
-
-        vector = {"dense": Vectors.dense(1.0, 0.0, 3.0), "sparse": Vectors.sparse(3, {0: 1.0, 2: 3.0})}[vector]
-    block = read([(vector, 1), (vector, 0)])
-    assert block.x.tolist() == [[1, 0, 3], [1, 0, 3]]
-    assert block.x.dtype == np.float32
-
-
 def test_spark_vectors_with_arrays():
-    block = read([(Sparse(1.0, 0.0, 3.0), 1), (np.array([1.0, 2.0, 3.0]), 0), ([4.0, 5.0, 6.0], 0)])
-    assert block.x.tolist() == [[1, 0, 3], [1, 2, 3], [4, 5, 6]]
+    features = [Vectors.dense(1.0, 0.0, 3.0), Vectors.sparse(3, {0: 1.0, 2: 3.0}), np.array(ROW), [4.0, 5.0, 6.0]]
+    rows = [[1, 0, 3], [1, 0, 3], ROW, [4, 5, 6]]
+    labelled, predicting = [(each, 1) for each in features], Reader(ONE, labelled=False)
+    for block in (read(labelled), read(labelled, predicting), read(features, predicting)):
+        assert block.x.tolist() == rows
+        assert block.x.dtype == np.float32
 
 
-@pytest.mark.parametrize("row", [5, None, "text", (), (1,), (1, 2, 3, 4), {"x": 1, "y": 2}, np.ones(2)])
+@pytest.mark.parametrize("row", [5, (1,), np.ones(2)])
 def test_an_error_describes_a_first_row_that_is_not_a_pair(row):
-    with pytest.raises(DataError) as caught:
+    words = r"^row 0 of partition 3 is .*expected a pair \(x, y\) or a triple \(x, y, sample_weight\).*to_simple_rdd"
+    with pytest.raises(DataError, match=words):
         Reader(ONE).form_of(row, 3)
-    assert str(caught.value).startswith("row 0 of partition 3 is ")
-    assert "expected a pair (x, y) or a triple (x, y, sample_weight)" in str(caught.value)
-    assert "to_simple_rdd" in str(caught.value)
 
 
 def test_an_error_describes_a_later_row_that_is_not_a_pair():
@@ -192,19 +151,13 @@ def test_rows_of_another_structure():
     assert error_of(rows, reader=Reader(TWO)) == (
         "row 11 of partition 2: expected a dict with the keys ['age', 'image'], received a tuple of 2 values."
     )
-    assert "expected a tuple of 2 values, received int 3" in error_of(
-        [((1.0, np.ones((2, 2))), (0, np.zeros(4))), (3, (0, np.zeros(4)))], reader=Reader(TWO)
-    )
 
 
 NONE = {
     "features": [(ROW, 1), (None, 1)],
     "labels": [(ROW, 1), (ROW, None)],
     "a value in a list": [(ROW, 1), ([1.0, None, 3.0], 1)],
-    "a value in an array": [(ROW, 1), (np.array([1.0, None, 3.0]), 1)],
-    "a value in a nested list": [([[1.0], [2.0]], 1), ([[1.0], [None]], 1)],
-    "after a vector of Spark's": [(Sparse(*ROW), 1), (None, 1)],
-    "before a vector of Spark's": [(ROW, 1), (None, 1), (Sparse(*ROW), 1)],
+    "before a vector of Spark's": [(ROW, 1), (None, 1), (Vectors.dense(ROW), 1)],
     "a weight": [(ROW, 1, [0.5]), (ROW, 1, [None])],
 }
 
@@ -219,11 +172,11 @@ def test_an_error_names_the_row_that_contains_none(rows):
 def test_none_in_the_first_row():
     assert error_of([(None, 1), (ROW, 1)]).startswith("x of row 10 of partition 2 has missing values")
     assert error_of([(ROW, None), (ROW, 1)]).startswith("y of row 10 of partition 2 has missing values")
+    assert "row 10 of partition 2 has missing values" in error_of([None], reader=Reader(ONE, labelled=False))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("side", ["x", "y", "sample_weight"])
-def test_an_error_names_the_row_that_is_not_finite(value, side):
+@pytest.mark.parametrize(("side", "value"), [("x", np.nan), ("y", np.inf), ("sample_weight", -np.inf)])
+def test_an_error_names_the_row_that_is_not_finite(side, value):
     good = {"x": ROW, "y": 0.5, "sample_weight": 1.0}
     bad = good | {side: [1.0, value, 2.0] if side == "x" else value}
     message = error_of([tuple(good.values()), tuple(bad.values()), tuple(bad.values())])
@@ -256,18 +209,10 @@ def test_all_rows_may_be_dropped():
     assert block.x.shape == (0, 3)
 
 
-def test_rows_that_are_not_finite_may_be_allowed():
-    block = read([([np.nan, 1, 2], 1), ([np.inf, 1, 2], 1)], Reader(ONE, on_invalid="allow"))
-    assert np.isnan(block.x[0, 0])
-    assert np.isinf(block.x[1, 0])
-
-
 RAGGED = {
     "lists": [([1, 2, 3], 0), ([1, 2], 0)],
-    "arrays": [(np.ones(3), 0), (np.ones(2), 0)],
     "ranks": [(np.ones(3), 0), (np.ones((3, 1)), 0)],
-    "scalar": [(np.ones(3), 0), (1.0, 0)],
-    "vectors of Spark's": [(Sparse(1.0, 2.0), 0), (Sparse(1.0), 0)],
+    "vectors of Spark's": [(Vectors.dense(1.0, 2.0), 0), (Vectors.dense(1.0), 0)],
 }
 
 
@@ -278,27 +223,19 @@ def test_an_error_names_the_ragged_row(rows):
     assert "keras.utils.pad_sequences" in message
 
 
-def test_a_first_row_that_is_a_ragged_list():
-    message = error_of([([[1, 2], [3]], 0), ([[1, 2], [3]], 0)])
-    assert "row 10 of partition 2" in message
-    assert "shape" in message
+def test_a_row_that_is_a_ragged_list():
+    assert "row 10 of partition 2" in error_of([([[1, 2], [3]], 0), ([[1, 2], [3]], 0)])
+    assert "row 10 of partition 2" in error_of([([[1.0], [2.0, 3.0]], 1)], reader=Reader(ONE, labelled=False))
     assert error_of([([[1, 2], [3, 4]], 0), ([[1, 2], [3]], 0)]).startswith("x of row 11 of partition 2 is a ragged list")
-
-
-def test_ragged_labels():
-    assert error_of([(ROW, [0, 1]), (ROW, [0])]).startswith("y of row 11 of partition 2 has another shape")
 
 
 @pytest.mark.parametrize(
     ("row", "dtype", "advice"),
     [
         ((ROW, "cat"), "<U3", "StringLookup"),
-        ((["a", "bc"], 1), "<U2", "StringLookup"),
-        ((ROW, b"cat"), "|S3", "StringLookup"),
         ((b"\x89PNG\r\n\x1a\n1", 1), "|S9", "image_loader"),
         ((ROW, 1 + 2j), "complex128", "Complex numbers are not supported: .*x.real, x.imag"),
         ((np.array(["2020-01-01"], "datetime64[D]"), 1), "datetime64[D]", "Convert dates and times to numbers"),
-        ((np.array([3], "timedelta64[s]"), 1), "timedelta64[s]", "Convert durations to numbers .* seconds"),
     ],
 )
 def test_non_numeric_rows_raise_an_error_with_advice(row, dtype, advice):
@@ -308,31 +245,14 @@ def test_non_numeric_rows_raise_an_error_with_advice(row, dtype, advice):
     assert ("StringLookup" in message) == (advice == "StringLookup")
 
 
-def test_an_object_raises_an_error():
-    assert error_of([(object(), 1), (object(), 1)]).startswith("x of row 10 of partition 2 is an object of the class object")
-
-
 # Rows in prediction
 
 
-@pytest.mark.parametrize(
-    ("row", "values"),
-    [
-        (ROW, ROW),
-        (np.array(ROW), ROW),
-        (tuple(ROW), ROW),
-        ((ROW, 1), ROW),
-        ((np.array(ROW), 1), ROW),
-        ((ROW, None), ROW),
-        ((ROW, 1, 0.5), ROW),
-        (Sparse(*ROW), ROW),
-    ],
-)
-def test_labels_are_ignored_in_prediction(row, values):
+@pytest.mark.parametrize("row", [ROW, (ROW, 1), (ROW, None), (ROW, 1, 0.5)])
+def test_labels_are_ignored_in_prediction(row):
     block = read([row, row], Reader(ONE, labelled=False))
-    assert block.x.tolist() == [values, values]
-    assert block.y is None
-    assert block.sample_weight is None
+    assert block.x.tolist() == [ROW, ROW]
+    assert (block.y, block.sample_weight) == (None, None)
 
 
 @pytest.mark.parametrize("width", [2, 3])
@@ -345,35 +265,13 @@ def test_a_tuple_of_numbers_is_read_as_features(width):
     "row",
     [
         (1.0, np.ones((2, 2))),
-        ((1.0, np.ones((2, 2))), 1),
         ((1.0, np.ones((2, 2))), (1, np.zeros(4)), 0.5),
-        {"age": 1.0, "image": np.ones((2, 2))},
         ({"age": 1.0, "image": np.ones((2, 2))}, 1),
     ],
 )
 def test_features_of_several_inputs(row):
     block = read([row, row], Reader(TWO, labelled=False))
     assert [array.shape for array in block.arrays] == [(2, 1), (2, 2, 2)]
-
-
-def test_spark_vectors_with_ignored_labels():
-    from pyspark.ml.linalg import Vectors
-
-    for vector in (Vectors.dense(ROW), Vectors.sparse(3, {0: 1.0, 1: 2.0, 2: 3.0})):
-        assert read([(vector, 1.0)] * 2, Reader(ONE, labelled=False)).x.tolist() == [ROW, ROW]
-        assert read([vector] * 2, Reader(ONE, labelled=False)).x.tolist() == [ROW, ROW]
-
-
-@pytest.mark.parametrize("row", [([[1.0], [2.0, 3.0]], 1), [[1.0], [2.0, 3.0]]])
-def test_ragged_features_raise_an_error(row):
-    assert "row 10 of partition 2" in error_of([row, row], reader=Reader(ONE, labelled=False))
-
-
-def test_features_of_none_raise_an_error():
-    assert error_of([None], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 has missing values")
-    assert error_of([(None, 1)], reader=Reader(ONE, labelled=False)).startswith(
-        "x of row 10 of partition 2 has missing values"
-    )
 
 
 # Arrays
@@ -393,14 +291,9 @@ def test_arrays_of_the_right_dtype_are_not_copied():
 def test_arrays_of_several_inputs():
     x = [np.ones((5, 1)), np.ones((5, 2, 2))]
     y = [np.ones(5), np.ones((5, 4))]
-    for kind in (list, tuple):
-        assert Reader(TWO).read_arrays(kind(x), kind(y), None).form == Form(PAIR, PAIR)
+    assert Reader(TWO).read_arrays(x, y, None).form == Form(PAIR, PAIR)
     named = Reader(TWO).read_arrays({"image": x[1], "age": x[0]}, {"a": y[0], "b": y[1]}, None)
     assert named.form.labels == ["x['image']", "x['age']", "y['a']", "y['b']"]
-
-
-def test_nested_lists_are_one_array():
-    assert Reader(ONE).read_arrays([[1, 2, 3], [4, 5, 6]], [0, 1], None).x.shape == (2, 3)
 
 
 def test_label_arrays_are_ignored_in_prediction():
@@ -440,16 +333,10 @@ def test_different_lengths_raise_an_error():
     assert error_of_arrays(np.ones((4, 3)), np.ones(3), np.ones(2)) == (
         "arrays must have the same number of rows: x has 4 rows, y has 3 rows, sample_weight has 2 rows."
     )
-    assert "x[1] has 4 rows" in error_of_arrays((np.ones(5), np.ones(4)), (np.ones(5), np.ones(5)), None, reader=Reader(TWO))
 
 
-@pytest.mark.parametrize("x", [3, 2.5, "text"])
-def test_a_single_value_raises_an_error(x):
-    assert error_of_arrays(x, np.ones(3), None).startswith(f"x is {type(x).__name__} {x!r}; expected an array")
-
-
-def test_an_array_without_axes_raises_an_error():
-    assert "x is a single value, 3.0" in error_of_arrays(np.array(3.0), np.ones(3), None)
+def test_a_single_value_raises_an_error():
+    assert error_of_arrays(3, np.ones(3), None).startswith("x is int 3; expected an array")
 
 
 def test_ragged_arrays_raise_an_error():
@@ -458,13 +345,9 @@ def test_ragged_arrays_raise_an_error():
     assert "pad_sequences" in message
 
 
-@pytest.mark.parametrize(
-    ("y", "dtype"),
-    [(["a", "b"], "<U1"), (np.array(["a", "b"], object)[:, None].astype("S1"), "|S1"), ([1, 2j], "complex128")],
-)
-def test_non_numeric_arrays_raise_an_error(y, dtype):
-    message = error_of_arrays(np.ones((2, 3)), y, None)
-    assert message.startswith(f"y of the arrays has dtype {dtype}; expected numbers or booleans")
+def test_non_numeric_arrays_raise_an_error():
+    message = error_of_arrays(np.ones((2, 3)), ["a", "b"], None)
+    assert message.startswith("y of the arrays has dtype <U1; expected numbers or booleans")
 
 
 def test_an_error_names_the_row_of_an_array_that_is_not_finite():
@@ -492,42 +375,28 @@ def test_rows_with_nested_features_are_told_from_pairs():
         assert reader.read_rows([row], Form(nested), 0, 0).rows == 1
 
 
-@pytest.mark.parametrize(
-    ("x", "weight", "message"),
-    [
-        (lambda x: {"a": x, "b": x}, None, "the features are {'a': array, 'b': array}, but the model's inputs are "),
-        (lambda x: {"a": x, "b": {"c": x}}, None, "the features are {'a': array, 'b': {'c': array}}, but"),
-        (lambda x: (x, (x,)), None, "are {'a': array, 'b': {'c': array, 'd': (array, array)}}: pass x in this structure."),
-        (lambda x: x, None, "the features are one array, but"),
-        (
-            lambda x: {"a": x, "b": {"c": x, "d": (x, x)}},
-            lambda w: {"u": w},
-            "sample_weight is {'u': array}, but y is {'u': array, 'v': (array, array)}: pass one array of weights",
-        ),
-    ],
-    ids=["depth", "branch", "tuple", "array", "weights"],
-)
-def test_another_structure_than_that_of_the_model_is_shown_next_to_it(x, weight, message):
-    inputs = tuple(InputSpec(name, (2,)) for name in ("a", "b/c", "b/d/0", "b/d/1"))
-    outputs = tuple(InputSpec(name, (1,)) for name in ("u", "v/0", "v/1"))
-    of_x = Structure((("a",), ("b", "c"), ("b", "d", 0), ("b", "d", 1)))
-    reader = Reader(Schema(inputs, outputs, x=of_x, y=Structure((("u",), ("v", 0), ("v", 1)))))
-    y = np.ones(3)
-    with pytest.raises(DataError, match=re.escape(message)):
-        reader.read_arrays(x(np.ones((3, 2))), {"u": y, "v": (y, y)}, weight and weight(y))
+def test_another_structure_than_that_of_the_model_is_shown_next_to_it():
+    inputs, outputs = ([InputSpec(name, (2,)) for name in names] for names in (("a", "b/c"), ("u", "v/0", "v/1")))
+    of_y = Structure((("u",), ("v", 0), ("v", 1)))
+    reader = Reader(Schema(tuple(inputs), tuple(outputs), x=Structure((("a",), ("b", "c"))), y=of_y))
+    x, y = np.ones((3, 2)), np.ones(3)
+    labels = {"u": y, "v": (y, y)}
+    words = "the features are {'a': array}, but the model's inputs are {'a': array, 'b': {'c': array}}: pass x in this"
+    with pytest.raises(DataError, match=re.escape(words)):
+        reader.read_arrays({"a": x}, labels, None)
+    words = "sample_weight is {'u': array}, but y is {'u': array, 'v': (array, array)}: pass one array of weights"
+    with pytest.raises(DataError, match=re.escape(words)):
+        reader.read_arrays({"a": x, "b": {"c": x}}, labels, {"u": y})
 
 
 def test_optional_inputs_need_values():
     schema = Schema((InputSpec("a", (2,)), InputSpec("b", (2,), optional=True)), x=Structure.named(("a", "b")))
     reader, x = Reader(schema, labelled=False), np.ones((3, 2))
     advice = "'b' may be None in Keras .optional=True., but sparkkeras does not support this: pass an array for each input"
-    for given in ({"a": x, "b": None}, [x, None]):
-        with pytest.raises(DataError, match=rf"^x\[.*\] is None. {advice}"):
-            reader.read_arrays(given, None, None)
+    with pytest.raises(DataError, match=rf"^x\[.*\] is None. {advice}"):
+        reader.read_arrays([x, None], None, None)
     with pytest.raises(DataError, match=rf"features have the keys \['a'\], .* {advice}"):
         schema.check_features(reader.read_arrays({"a": x}, None, None).spec)
-    with pytest.raises(DataError, match=rf"^the model has 2 inputs .* {advice}"):
-        schema.check_features(reader.read_arrays(x, None, None).spec)
     with pytest.raises(DataError, match=rf"^row 0 of partition 1: x\['b'\] is None. {advice}"):
         reader.form_of({"a": x[0], "b": None}, 1)
 
@@ -541,21 +410,13 @@ def spec(*shapes, names=None):
 @pytest.mark.parametrize(
     ("wanted", "given", "fits"),
     [
-        ((3,), (3,), True),
         ((3,), (4,), False),
-        ((3,), (), False),
         ((1,), (), True),
         ((), (1,), True),
         ((3,), (3, 1), True),
-        ((3, 1), (3,), True),
-        ((3, 1), (3, 2), False),
         ((1, 3), (3,), False),
-        ((3,), (1, 3), False),
-        ((3,), (3, 1, 1), False),
         ((None, 5), (7, 5), True),
         ((None, 5), (7, 6), False),
-        ((None,), (7, 1), True),
-        ((None, None, 3), (8, 8, 3), True),
         (None, (8, 8), True),
     ],
 )
@@ -565,10 +426,9 @@ def test_takes_compares_shapes(wanted, given, fits):
     if fits:
         schema.check_features(spec(given))
     else:
-        with pytest.raises(DataError) as caught:
+        words = f"x does not fit the model's input 'in': it expects rows of shape {wanted}, received rows of shape {given}"
+        with pytest.raises(DataError, match=re.escape(words)):
             schema.check_features(spec(given))
-        assert f"x does not fit the model's input 'in': it expects rows of shape {wanted}" in str(caught.value)
-        assert f"received rows of shape {given}" in str(caught.value)
 
 
 def test_a_value_without_a_batch_axis_or_with_a_single_feature():
@@ -583,8 +443,7 @@ def test_labeled_points_in_an_rdd():
     assert message.endswith("Convert LabeledPoints with lp_to_simple_rdd(rdd), or train with SparkMLlibModel.")
 
 
-@pytest.mark.parametrize(("labelled", "param"), [(True, "skip"), (False, "keep")])
-@pytest.mark.parametrize("value", [None, np.nan])
+@pytest.mark.parametrize(("labelled", "param", "value"), [(True, "skip", None), (False, "keep", np.nan)])
 def test_messages_name_the_param_of_spark_ml(labelled, param, value):
     given = Leaf(("c",)).read([pa.array([1.0, value])])
     with pytest.raises(DataError, match=rf"or pass on_invalid=.* \(in Spark ML handleInvalid=\"{param}\""):
@@ -607,12 +466,10 @@ def test_several_inputs_are_matched_in_order_or_by_name():
         TWO.check_features(spec((2, 2), (1,), names=("age", "image")))
 
 
-@pytest.mark.parametrize("names", [("image", "weight"), ("image",), ("image", "age", "more")])
-def test_unknown_input_names_raise_an_error(names):
-    with pytest.raises(DataError) as caught:
-        TWO.check_features(spec(*[(1,)] * len(names), names=names))
-    assert f"features have the keys {sorted(names)}" in str(caught.value)
-    assert "the model's inputs are ['age', 'image']" in str(caught.value)
+def test_unknown_input_names_raise_an_error():
+    words = r"features have the keys \['image', 'weight'\], .*the model's inputs are \['age', 'image'\]"
+    with pytest.raises(DataError, match=words):
+        TWO.check_features(spec((1,), (1,), names=("image", "weight")))
 
 
 def test_a_wrong_number_of_inputs_raises_an_error():
@@ -634,11 +491,9 @@ def test_a_single_input_accepts_any_name():
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
-        (np.array([3, 1, 2]), (1, 3, True)),
         (np.array([[0.0, 2.0], [-1.0, 1.0]]), (-1, 2, True)),
         (np.array([0.5, 1.0]), (0.5, 1, False)),
         (np.array([True, False]), (0, 1, True)),
-        (np.array([5], np.uint8), (5, 5, True)),
     ],
 )
 def test_the_range_of_labels(labels, expected):
@@ -650,10 +505,8 @@ def test_the_range_of_labels(labels, expected):
 def test_ranges_of_two_sets_of_rows():
     one, other = LabelRange(0, 3, True), LabelRange(-1, 2, False)
     assert one.union(other) == LabelRange(-1, 3, False)
-    assert one.union(one) == one
     assert union((one, other), (other, one)) == (LabelRange(-1, 3, False), LabelRange(-1, 3, False))
     assert union((), (one,)) == (one,)
-    assert union((one,), ()) == (one,)
 
 
 def test_the_ranges_of_a_block():
@@ -677,15 +530,11 @@ def objects(*values):
     ("y", "expected"),
     [
         (objects(1, 2.5), np.array([1, 2.5], np.float32)),
-        (objects(1, True), np.array([1, 1])),
         (objects(True, np.False_), np.array([True, False])),
-        (objects(Decimal("1.5"), 2), np.array([1.5, 2], np.float32)),
         ([Decimal("1.5"), Fraction(1, 2)], np.array([1.5, 0.5], np.float32)),
         (objects(2**70, 1), np.array([2.0**70, 1], np.float32)),
-        (pd.DataFrame({"a": [1.5, 2], "b": [True, False]}).to_numpy(), np.array([[1.5, 1], [2, 0]], np.float32)),
         (pd.Series([np.ones(2), np.zeros(2)]), np.array([[1, 1], [0, 0]], np.float32)),
-        (pd.Series([[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]])),
-        (objects(Sparse(1.0, 2.0), Sparse(3.0, 4.0)), np.array([[1, 2], [3, 4]], np.float32)),
+        (pd.Series([Vectors.dense(1.0, 2.0), Vectors.dense(3.0, 4.0)]), np.array([[1, 2], [3, 4]], np.float32)),
     ],
 )
 def test_objects_that_are_numbers_are_read_as_numbers(y, expected):
@@ -718,8 +567,6 @@ def test_none_in_arrays_is_handled_by_on_invalid(missing):
 def test_integers_remain_integers_next_to_none():
     labels = Reader(ONE, on_invalid="drop").read_arrays(np.ones((3, 3)), [7, None, 8], None).y
     assert (labels.tolist(), labels.dtype) == ([7, 8], np.dtype(np.int64))
-    rows = [(ROW, 7), (ROW, None), (None, 9), (ROW, 8)]
-    assert read(rows, Reader(ONE, on_invalid="drop")).y.tolist() == [7, 8]
 
 
 def test_none_cannot_become_nan_in_an_integer_input():
@@ -735,9 +582,7 @@ def test_none_cannot_become_nan_in_an_integer_input():
     ("value", "advice"),
     [
         ("red", "is str 'red'; expected numbers or booleans. Encode text first.*StringLookup"),
-        (1 + 2j, "Complex numbers are not supported"),
         (datetime.date(2020, 1, 1), "Convert dates and times"),
-        (pd.Timestamp(0), "Convert dates and times"),
         (datetime.timedelta(1), "Convert durations"),
         ({}, "is an empty dict; expected numbers or booleans"),
         pytest.param(10**400, "too large for float64", id="too large"),
@@ -776,26 +621,21 @@ def test_timedeltas_in_object_arrays_are_not_integers():
 
 def test_masked_values_raise_an_error_with_advice():
     masked = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 0], [0, 1, 1]])
-    whole = np.ma.masked_array(np.ones((2, 3)), mask=False)
-    reader = Reader(ONE)
     advice = r"a masked array with masked values \(2 of 6\)\. Use array\.filled\(np\.nan\) with on_invalid="
     with pytest.raises(DataError, match=f"^x of the arrays is {advice}"):
-        reader.read_arrays(masked, np.ones(2), None)
+        Reader(ONE).read_arrays(masked, np.ones(2), None)
     with pytest.raises(DataError, match=f"^x is {advice}"):
         from_arrays(masked, np.ones(2), None)
-    form = Form(Structure(), Structure())
-    with pytest.raises(DataError, match=r"^x of row 6 of partition 1 is a masked array with masked values \(2 of 3\)"):
-        reader.read_rows([(masked[0], 1.0), (masked[1], 1.0)], form, 1, 5)
-    assert type(reader.read_arrays(whole, np.ones(2), None).x) is np.ndarray
-    assert type(from_arrays(whole, np.ones(2), None).x) is np.ndarray
-    assert reader.read_rows([(masked[0], 1.0)], form, 0, 0).x.shape == (1, 3)
+    assert "x of row 11 of partition 2 is a masked array" in error_of([(masked[0], 1.0), (masked[1], 1.0)])
+    whole = np.ma.masked_array(np.ones((2, 3)), mask=False)
+    assert type(Reader(ONE).read_arrays(whole, np.ones(2), None).x) is np.ndarray
+    assert read([(masked[0], 1.0)]).x.shape == (1, 3)
 
 
 def test_a_pair_of_arrays_in_prediction_raises_an_error():
     reader = Reader(ONE, labelled=False)
-    for y in (np.ones(4), np.ones((4, 1)), [0.0] * 4):
-        with pytest.raises(DataError, match=r"^x is a tuple of 2 arrays, like \(x, y\), .* pass only the features"):
-            reader.read_arrays((np.ones((4, 3)), y), None, None)
+    with pytest.raises(DataError, match=r"^x is a tuple of 2 arrays, like \(x, y\), .* pass only the features"):
+        reader.read_arrays((np.ones((4, 3)), np.ones(4)), None, None)
     assert reader.read_arrays((np.ones(3), np.zeros(3)), None, None).x.shape == (2, 3)  # rows
     assert reader.read_arrays((np.ones((4, 3)),), None, None).rows == 4
 
@@ -818,19 +658,11 @@ def test_negative_sample_weights_raise_an_error():
 
 def test_out_of_range_indices_of_an_embedding_raise_an_error():
     reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False)
-    good, bad = np.array([[0, 4], [1, 2]]), np.array([[0, 4], [5, 2]])
+    good, bad, form = np.array([[0, 4], [1, 2]]), np.array([[0, 4], [5, 2]]), Form(Structure())
     assert reader.read_arrays(good, None, None).rows == 2
-    words = (
-        "is for the model's input 'words', which goes into an Embedding with input_dim=5, so its values must be indices "
-        "from 0 to 4, but they range"
-    )
-    with pytest.raises(DataError, match=f"^x of the arrays {words}"):
+    words = "is for the model's input 'words', which goes into an Embedding with input_dim=5, .* indices from 0 to 4"
+    with pytest.raises(DataError, match=f"^x of the arrays {words}, but they range from 0 to 5"):
         reader.read_arrays(bad, None, None)
-    with pytest.raises(DataError, match="range from -1 to 4"):
-        reader.read_arrays({"words": np.array([[0, 4], [-1, 2]])}, None, None)
-    with pytest.raises(DataError, match=f"^x of partition 3 {words}"):
-        reader.read_rows(list(bad), Form(Structure()), 3, 0)
-    form = Form(Structure())
     with pytest.raises(DataError, match=f"^column 'w' of partition 3 {words}"):
         reader.read_columns([ColumnValues(bad, None, "column 'w'")], form, "partition 3", 0)
     lenient = Reader(reader.schema, labelled=False, on_invalid="null")
@@ -839,17 +671,17 @@ def test_out_of_range_indices_of_an_embedding_raise_an_error():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_nan_is_not_an_index_and_hides_no_out_of_range_index(dtype):
     reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False, on_invalid="allow")
-    for values, low, high in (([[np.nan, 4], [5, 0]], 0, 5), ([[-1, 4], [np.nan, np.nan]], -1, 4)):
-        with pytest.raises(DataError, match=f"from 0 to 4, but they range from {low} to {high}\\."):
+    for values, message in (
+        ([[np.nan, 4], [5, 0]], "from 0 to 4, but they range from 0 to 5"),
+        ([[-1, 4], [np.nan, np.nan]], "from 0 to 4, but they range from -1 to 4"),
+        ([[np.nan, 4], [3, 0]], "goes into an Embedding, and that has no index for NaN"),
+        ([[np.nan, np.nan]], "goes into an Embedding, and that has no index for NaN"),
+    ):
+        with pytest.raises(DataError, match=message):
             reader.read_arrays(np.array(values, dtype), None, None)
-    for values in ([[np.nan, 4], [3, 0]], [[np.nan, np.nan]]):
-        with pytest.raises(
-            DataError, match="^x of .* input 'words', which goes into an Embedding, and that has no index for NaN"
-        ):
-            reader.read_arrays(np.array(values, dtype), None, None)
-        null = Reader(reader.schema, labelled=False, on_invalid="null")
-        column = [ColumnValues(np.array(values, dtype), None, "w")]
-        assert null.read_columns(column, Form(Structure()), "here", 0)[0].rows == len(values)
+    null = Reader(reader.schema, labelled=False, on_invalid="null")
+    column = [ColumnValues(np.array([[np.nan, 4], [3, 0]], dtype), None, "w")]
+    assert null.read_columns(column, Form(Structure()), "here", 0)[0].rows == 2
