@@ -1,6 +1,5 @@
 """The in-memory implementation of the dataset protocols."""
 
-import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,23 +10,11 @@ from sparkkeras.data.dataset import TaskContext, all_labels, common_spec
 from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import DataError
-from tests.sources.conformance import Sum
 
 
 def numbered(start, stop):
     numbers = np.arange(start, stop)
     return from_arrays(numbers.astype(np.float32)[:, None], numbers, None)
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Yields (worker, labels) for every block, plus a shared offset."""
-
-    offset: object = None
-
-    def __call__(self, context, blocks):
-        for block in blocks:
-            yield context.worker, [int(label) + (self.offset.value if self.offset else 0) for label in block.y]
 
 
 @dataclass(frozen=True)
@@ -40,23 +27,6 @@ class Counts:
         self.calls.append(context)
         assert all(isinstance(block, Block) for block in blocks)
         yield len(self.calls)
-
-
-@dataclass(frozen=True)
-class Fails:
-    """Fails if it runs."""
-
-    def __call__(self, context, blocks):
-        raise AssertionError("it ran")
-
-
-@dataclass(frozen=True)
-class Several:
-    """Yields each row."""
-
-    def __call__(self, context, blocks):
-        for block in blocks:
-            yield from block.y.tolist()
 
 
 def dataset():
@@ -75,41 +45,10 @@ def test_handles_describe_each_partition():
     assert dataset().max_result_bytes == 0
 
 
-def test_results_come_in_the_order_of_the_partitions():
-    assert dataset().run(Labels()).collect() == [(0, [0, 1]), (2, [2, 3, 4]), (3, [])]
-    assert dataset().run(Several()).collect() == [0, 1, 2, 3, 4]
-
-
 def test_a_task_gets_its_context():
     calls = dataset().run(Counts([])).collect()
     assert calls == [1, 1, 1, 1]  # every partition has its own copy, as on a cluster
     assert TaskContext(2) == TaskContext(2, attempt=0, cores=1, accelerators=())
-
-
-def test_results_are_lazy():
-    results = dataset().run(Fails())
-    with pytest.raises(AssertionError, match="it ran"):
-        results.collect()
-
-
-def test_a_task_that_cannot_be_pickled_raises_an_error():
-    with pytest.raises(TypeError, match="pickle"):
-        dataset().run(Counts([threading.Lock()])).collect()
-
-
-def test_a_value_is_shared():
-    with dataset().share(100) as offset:
-        assert dataset().run(Labels(offset)).collect()[0] == (0, [100, 101])
-
-
-def test_no_results_are_merged_to_none():
-    assert LocalDataset((None, None)).run(Labels()).reduce(Sum()) == []
-
-
-def test_a_local_dataset_is_a_stored_dataset():
-    given = dataset()
-    with given.stored() as stored:
-        assert stored is given
 
 
 def test_partitions_of_different_specs_raise_an_error():

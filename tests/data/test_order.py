@@ -66,16 +66,6 @@ def test_pieces_are_whole_batches_of_bounded_size(arguments, max_bytes):
     assert all(0 < size <= most for size in sizes)
 
 
-@settings(deadline=None, max_examples=100)
-@given(orders)
-def test_the_number_of_batches(arguments):
-    order = RowOrder(**arguments)
-    assert order.batches == len(list(range(0, order.rows, order.batch_size)))
-    assert len(numbers(order, max(order.batches - 1, 0))) == (order.rows % order.batch_size or order.batch_size) * (
-        order.rows > 0
-    )
-
-
 SHAPES = {"as a whole": {"rows": 500, "row_bytes": 4}, "in windows": {"rows": 500, "row_bytes": 4, "shuffle_bytes": 400}}
 
 
@@ -90,12 +80,11 @@ def test_the_order_depends_on_the_seed(shape):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_order_is_independent_of_global_generators(shape):
     np.random.seed(1)
-    one = numbers(RowOrder(**shape, batch_size=10, seed=(1, 2)))
     drawn = np.random.random()
-    np.random.seed(2)
-    assert np.array_equal(numbers(RowOrder(**shape, batch_size=10, seed=(1, 2))), one)
     np.random.seed(1)
+    one = numbers(RowOrder(**shape, batch_size=10, seed=(1, 2)))
     assert np.random.random() == drawn
+    assert np.array_equal(numbers(RowOrder(**shape, batch_size=10, seed=(1, 2))), one)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -111,11 +100,6 @@ def test_without_a_seed_rows_keep_their_order():
     assert list(order.pieces(0, 5, 40)) == [slice(0, 10), slice(10, 20), slice(20, 23)]
     assert list(order.pieces(2, 4, 1)) == [slice(10, 15), slice(15, 20)]
     assert list(order.pieces(4, 9, 1000)) == [slice(20, 23)]
-
-
-def test_no_rows():
-    for seed in (None, (0,)):
-        assert list(RowOrder(0, 4, 5, seed).pieces(0, 3, 100)) == []
 
 
 def large(rows=100_000, row_bytes=1024, window=1000):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras.data.block import Block, Form, Structure, from_arrays
+from sparkkeras.data.block import Form, Structure, from_arrays
 from sparkkeras.data.columns import Leaf, sparse_width, to_column
-from sparkkeras.data.files import write
 from sparkkeras.data.labels import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -33,9 +32,7 @@ def test_rows_are_selected_like_those_of_an_array():
     assert len(pickle.dumps(SPARSE[:1])) < len(pickle.dumps(SPARSE))
 
 
-@pytest.mark.parametrize(
-    "make", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array, sparse.lil_matrix, sparse.dok_array]
-)
+@pytest.mark.parametrize("make", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
 def test_every_format_of_scipy_is_read(make):
     np.testing.assert_array_equal(SparseRows.of(make(DENSE)), DENSE)
 
@@ -108,13 +105,6 @@ def test_rows_of_rdds_may_be_sparse():
     matrix = sparse.csr_matrix(DENSE)
     block = reader.read_rows([(matrix[row], row) for row in range(5)], reader.form_of((matrix[0], 0), 0), 0, 0)
     np.testing.assert_array_equal(block.x, DENSE)
-
-
-def test_files_hold_dense_rows(tmp_path):
-    block = Block(from_arrays(DENSE, np.arange(5), None).form, (SPARSE, np.arange(5)))
-    stored = write(block.dense_pieces(block.spec.row_bytes), 0, tmp_path).open()
-    np.testing.assert_array_equal(stored.x, DENSE)
-    assert stored.y.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_batch_of_sparse_vectors_becomes_several_blocks(monkeypatch):

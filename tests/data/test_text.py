@@ -11,7 +11,7 @@ from sparkkeras.data.block import concatenate, from_arrays
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
-from sparkkeras.data.text import NotTextError, Text, read_text, side_by_side, to_text
+from sparkkeras.data.text import read_text, side_by_side, to_text
 from sparkkeras.errors import DataError
 
 WORDS = np.array(["", "ends in NUL\0", "a\0b", "😀 é", "z" * 10_000, "", "last"], object)
@@ -100,11 +100,6 @@ def test_other_values_for_an_input_of_strings_raise_an_error(value, message):
         reader().read_arrays(value, np.zeros(len(value)), None)
 
 
-def test_a_missing_string_cannot_become_nan():
-    with pytest.raises(DataError, match=r'row 1 .* by NaN, which strings and integers cannot be; on_invalid="drop" drops'):
-        reader(on_invalid="allow").read_arrays(np.array(["a", None], object), np.zeros(2), None)
-
-
 def test_rows_without_a_string_are_dropped():
     rows = np.array(["a", None, float("nan"), "b"], object)
     assert words(reader(on_invalid="drop").read_arrays(rows, np.arange(4.0), None)) == ["a", "b"]
@@ -133,17 +128,13 @@ def test_a_transform_must_return_strings_for_an_input_of_strings():
         Schema((TEXT,)).check_features(from_arrays(Y, Y, None).spec)
 
 
-def test_rows_to_predict_may_be_pairs_with_labels():
+def test_rows_of_text_and_numbers():
+    several, rows = reader(TEXT, NUMBER), [(("a", 1), 0), (("b", 2), 1)]
+    found = several.read_rows(rows, several.form_of(rows[0], 0), 0, 0)
+    assert [each.reshape(-1).tolist() for each in found.x] == [["a", "b"], [1.0, 2.0]]
     predicting = reader(labelled=False)
     for rows in (["a", "b"], [("a", 1), ("b", 0)]):
         assert words(predicting.read_rows(rows, predicting.form_of(rows[0], 0), 0, 0)) == ["a", "b"]
-
-
-def test_rows_of_text_and_numbers():
-    rows = [(("a", 1), 0), (("b", 2), 1)]
-    several = reader(TEXT, NUMBER)
-    found = several.read_rows(rows, several.form_of(rows[0], 0), 0, 0)
-    assert [each.reshape(-1).tolist() for each in found.x] == [["a", "b"], [1.0, 2.0]]
 
 
 def leaf(*columns, spec=TEXT, **options):
@@ -163,9 +154,6 @@ def test_nulls_of_columns_are_empty_strings_in_a_mask():
     assert np.asarray(found.values).tolist() == [["a", "b"], ["", "c"]]
     assert found.good.tolist() == [True, False]
     assert found.null_column(1) == "column 'c'"
-    found = leaf("c", spec=pair).read([pa.array([["a", "b"], None, ["c", None]])])
-    assert np.asarray(found.values).tolist() == [["a", "b"], ["", ""], ["c", ""]]
-    assert found.good.tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -182,13 +170,6 @@ def test_other_columns_for_an_input_of_strings_raise_an_error(column, message):
 
 def test_numpy_strings_with_a_nul_inside_are_kept():
     assert np.asarray(to_text(np.array(["a\0b"]))[0]).tolist() == ["a\0b"]
-
-
-def test_text_is_not_copied_from_arrow():
-    column = pa.array(["one", "two"], pa.large_string())
-    assert to_text(Text(column, (2,)))[0].values is column
-    with pytest.raises(NotTextError):
-        to_text(np.ones(2))
 
 
 def test_arrays_of_strings_are_read_with_null_rows_between_them():
