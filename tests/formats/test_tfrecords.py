@@ -69,12 +69,6 @@ def test_files_of_tensorflow_are_read(tmp_path, compression):
     assert read(path.read_bytes()) == RECORDS
 
 
-@pytest.mark.parametrize("compression", SUFFIXES)
-def test_a_file_without_records(compression):
-    assert read(written([], compression)) == []
-    assert read(b"") == []
-
-
 def test_an_uncompressed_file_whose_first_length_looks_like_gzip_is_read():
     record = bytes(0x8B1F)
     assert framed(record)[:2] == b"\x1f\x8b"
@@ -263,13 +257,6 @@ def test_damaged_examples_raise_value_error():
         parse(b"\x08" + b"\xff" * 12)
 
 
-def test_a_double_is_rounded_to_float32():
-    fields = [Field("x", "double")]
-    rows = [{"x": 0.1}, {"x": float("inf")}, {"x": float("-inf")}]
-    found = decode([parse(record) for record in encode(batch_of(rows, fields), fields)], fields, 0, "f").to_pylist()
-    assert [row["x"] for row in found] == [float(np.float32(0.1)), float("inf"), float("-inf")]
-
-
 @pytest.mark.parametrize("is_array", [False, True])
 def test_a_finite_double_beyond_float32_is_reported(is_array):
     fields = [Field("x", "double", is_array)]
@@ -286,15 +273,10 @@ def test_vectors_are_written_as_lists_of_floats():
     )
     dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 0.0, 2.0]}
     sparse = {"type": 0, "size": 4, "indices": [1, 3], "values": [5.0, 6.0]}
-    fields = [Field("v", "double", is_array=True, is_vector=True)]
-    for vectors, expected in [
-        ([dense, sparse, None], [[1, 0, 2], [0, 5, 0, 6], None]),
-        ([dense, dense], [[1, 0, 2]] * 2),
-    ]:
-        batch = pa.record_batch([pa.array(vectors, kind)], ["v"])
-        records = [parse(record) for record in encode(batch, fields)]
-        found = decode(records, [Field("v", "float", is_array=True)], 0, "f").to_pylist()
-        assert [row["v"] for row in found] == expected
+    batch = pa.record_batch([pa.array([dense, sparse, None], kind)], ["v"])
+    records = [parse(record) for record in encode(batch, [Field("v", "double", is_array=True, is_vector=True)])]
+    found = decode(records, [Field("v", "float", is_array=True)], 0, "f").to_pylist()
+    assert [row["v"] for row in found] == [[1, 0, 2], [0, 5, 0, 6], None]
 
 
 def test_a_null_within_an_array_is_reported():
@@ -307,10 +289,8 @@ def test_a_null_within_an_array_is_reported():
     ("field", "kind", "values", "message"),
     [
         (Field("x", "float"), "int64", [1], "holds int64 values, but the schema says x float"),
-        (Field("x", "string"), "float", [1.0], "holds float values"),
         (Field("x", "float"), "float", [1.0, 2.0], "has 2 values, but the schema says x float"),
         (Field("x", "bigint"), "int64", [], "has 0 values"),
-        (Field("x", "string"), "bytes", [b"a", b"b"], "has 2 values"),
         (Field("x", "tinyint"), "int64", [128], "holds 128, but the schema says x tinyint"),
         (Field("x", "int", True), "int64", [0, -(2**31) - 1], "holds -2147483649, but the schema says x array<int>"),
         (Field("x", "boolean"), "int64", [2], "holds 2, but the schema says x boolean"),
@@ -334,8 +314,7 @@ def test_a_missing_feature_of_a_column_that_is_not_null_is_reported():
 def test_inference_considers_all_records():
     records = [
         example(a=("int64", [1]), b=("bytes", [b"text"]), c=("float", [1.0]), e=("bytes", [])),
-        example(a=("int64", [2**62, -1]), b=("bytes", [b"\xff"]), d=("bytes", ["ü".encode()])),
-        example(a=("int64", [-1])),
+        example(a=("int64", [2**62, -1]), b=("bytes", [b"\xff"]), d=("bytes", ["ü".encode()]), f=("int64", [-1])),
     ]
     seen = collect_stats((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
     assert {name: one.field(False).type_name for name, one in seen.items()} == {
@@ -344,10 +323,9 @@ def test_inference_considers_all_records():
         "c": "float",
         "d": "string",
         "e": "array<string>",
+        "f": "bigint",  # ten bytes, and one value
     }
     assert seen["d"].field(True).type_name == "binary"
-    single = collect_stats([(parse(records[2].SerializeToString()), "record 2")])
-    assert single["a"].field(False).type_name == "bigint"  # ten bytes, and one value
 
 
 def test_records_that_contradict_each_other_are_reported():
@@ -388,11 +366,7 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
     assert warned[0].filename == __file__
     write(2, "late", then=b"not a record")
     assert load("late", "label") == ["late", "label"]  # reading stops when all names are found
-    monkeypatch.setattr(tfrecord_source, "SAMPLED_RECORDS", 2)
-    with pytest.warns(UserWarning, match="have no feature 'last'"):
-        load("last")
     assert caplog.text == ""
-    monkeypatch.setattr(tfrecord_source, "SAMPLED_RECORDS", 3)
     assert load("lable") == ["lable"]  # the task that reads the file raises the error
     assert "cannot read the first records of there" in caplog.text
     scheme = "s3a:"
@@ -417,14 +391,14 @@ def test_workers_without_the_checksum_library_are_reported_before_a_job(monkeypa
     check_optional(found[:1], *LIBRARY, "TFRecord files")
 
 
+def test_a_worker_without_the_checksum_library_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(ClusterError, match="TFRecord files need google-crc32c, .* pip install google-crc32c on the driver"):
+        framed(b"data")
+
+
 def test_a_probe_reports_whether_the_checksum_library_is_installed(monkeypatch):
     assert LIBRARY[0] in probe.OPTIONAL
     assert next(probe.probe())["missing_optional"] == []
     monkeypatch.setattr(probe, "OPTIONAL", ("no_such_module",))
     assert next(probe.probe())["missing_optional"] == ["no_such_module"]
-
-
-def test_a_worker_without_the_checksum_library_names_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(ClusterError, match="TFRecord files need google-crc32c, .* pip install google-crc32c on the driver"):
-        framed(b"data")
