@@ -15,8 +15,6 @@ import pytest
 from pyspark.util import handle_worker_exception
 
 from sparkkeras import ConfigurationError, DataError, ModelError
-from sparkkeras.data.block import Form, Structure
-from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
@@ -24,7 +22,6 @@ from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names
-from sparkkeras.sources.frame import Selection
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.sql import _CheckedFunction
 from tests.models import classifier, regression
@@ -32,21 +29,18 @@ from tests.models import classifier, regression
 X = np.random.default_rng(0).random((40, 3)).astype(np.float32)
 
 
-def two_by_two(order=("price", "kind"), structure=tuple):
+def two_by_two(structure=list):
     """A model with two inputs and two outputs."""
     keras.utils.set_random_seed(1)
     a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b")
     both = keras.layers.Concatenate(name="both")([a, b])
     heads = {"price": keras.layers.Dense(1, name="price")(both), "kind": keras.layers.Dense(4, name="kind")(both)}
-    outputs = heads if structure is dict else [heads[name] for name in order]
-    return keras.Model([a, b], outputs, name="two")
+    return keras.Model([a, b], heads if structure is dict else list(heads.values()), name="two")
 
 
-def task(model, *, columns=1, batch_size=8, on_invalid="null", transform=None, selection=None):
+def task(model, *, batch_size=8, on_invalid="null", transform=None):
     scorer = Scorer.of(model, batch_size=batch_size, transform=transform, on_invalid=on_invalid)
     read = ArgumentsToBlocks(scorer.reader, fits=transform is None)
-    if selection is not None:
-        read = selection
     return ScoreTask(
         LocalShared(scorer.archive), LocalShared(scorer.state), LocalShared(scorer.options), read, scorer.outputs
     )
@@ -80,16 +74,7 @@ def test_the_column_type_of_an_output_depends_on_its_shape():
     assert outputs_of(sequence)[0].type_name == "array<array<float>>"
 
 
-@pytest.mark.parametrize("order", [("price", "kind"), ("kind", "price")])
-def test_outputs_are_named_in_the_models_order(order):
-    assert [output.name for output in outputs_of(two_by_two(order))] == list(order)
-    kinds = {output.name: output.type_name for output in outputs_of(two_by_two(order))}
-    assert kinds == {"price": "float", "kind": "array<float>"}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "name"), [("float64", "double"), ("mixed_float16", "float"), ("mixed_bfloat16", "float"), ("float16", "float")]
-)
+@pytest.mark.parametrize(("dtype", "name"), [("float64", "double"), ("mixed_bfloat16", "float"), ("float16", "float")])
 def test_the_column_type_holds_the_predicted_values(dtype, name):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
@@ -132,8 +117,11 @@ def test_a_model_that_is_not_built_raises_an_error():
 # Rows
 
 
-@pytest.mark.parametrize("sizes", [(40,), pytest.param((7, 33), marks=pytest.mark.core), (1,) * 40, (0, 20, 0, 20)], ids=str)
-@pytest.mark.parametrize("batch_size", [1, 8, 1024])
+@pytest.mark.parametrize(
+    ("sizes", "batch_size"),
+    [((40,), 1), pytest.param((7, 33), 8, marks=pytest.mark.core), ((1,) * 40, 8), ((0, 20, 0, 20), 1024)],
+    ids=str,
+)
 def test_predictions_equal_those_of_keras_for_any_batch_sizes(sizes, batch_size):
     model = regression()
     found = score(model, *batches(X, *sizes), batch_size=batch_size)
@@ -152,19 +140,15 @@ def test_without_rows_there_are_no_predictions():
     assert list(task(regression())(TaskContext(0), iter(batches(X, 0, 0)))) == []
 
 
-@pytest.mark.parametrize("structure", [tuple, dict])
-@pytest.mark.parametrize("order", [("price", "kind"), ("kind", "price")])
-def test_several_outputs_are_a_struct_with_their_names(structure, order):
-    model = two_by_two(order, structure)
-    columns = (pa.array(X[:, :2].tolist()), pa.array(X[:, 2]))
-    found = score(model, columns)
+@pytest.mark.parametrize("structure", [list, dict])
+def test_several_outputs_are_a_struct_with_their_names(structure):
+    model = two_by_two(structure)
+    found = score(model, (pa.array(X[:, :2].tolist()), pa.array(X[:, 2])))
     expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)
-    by_name = expected if structure is dict else dict(zip(order, expected, strict=True))
-    np.testing.assert_allclose(found.field("price"), by_name["price"].ravel(), atol=1e-6)
-    np.testing.assert_allclose(found.field("kind").to_pylist(), by_name["kind"], atol=1e-6)
-    names = [output.name for output in outputs_of(model)]
-    assert [field.name for field in found.type] == names
-    assert set(names) == {"price", "kind"}
+    price, kind = (expected[name] for name in ("price", "kind")) if structure is dict else expected
+    np.testing.assert_allclose(found.field("price"), price.ravel(), atol=1e-6)
+    np.testing.assert_allclose(found.field("kind").to_pylist(), kind, atol=1e-6)
+    assert [field.name for field in found.type] == [output.name for output in outputs_of(model)]
 
 
 def test_outputs_of_a_dict_may_have_other_names_than_their_layers():
@@ -187,21 +171,19 @@ def test_sequences_are_nested_arrays():
 
 
 def test_only_rows_with_nulls_get_null_predictions():
-    model = regression()
-    x = X.tolist()
+    model, x = regression(), X.tolist()
     for row in (0, 3, 4, 5, 39, *range(16, 30)):
         x[row] = None
     x[7] = [1.0, None, 2.0]
+    bad = [values is None or None in values for values in x]
+    expected = np.where(bad, np.nan, model.predict(X, verbose=0).ravel())
     column = pa.array(x, pa.list_(pa.float32()))
-    bad = {row for row, values in enumerate(x) if values is None or None in values}
-    expected = model.predict(X, verbose=0).ravel()
-    for sizes in [(40,), (8, 8, 8, 8, 8), (1,) * 40]:
-        cut = [column[stop - size : stop] for size, stop in zip(sizes, np.cumsum(sizes), strict=True)]
-        for batch_size in (3, 100):
-            found = score(model, *cut, batch_size=batch_size).to_pylist()
-            assert {row for row, value in enumerate(found) if value is None} == bad
-            kept = [row for row in range(40) if row not in bad]
-            np.testing.assert_allclose([found[row] for row in kept], expected[kept], atol=1e-6)
+    for batch_size in (3, 100):
+        parts = list(task(model, batch_size=batch_size)(TaskContext(0), iter([column[:30], column[30:31], column[31:]])))
+        assert [len(part) for part in parts] == [30, 1, 9]  # each batch gets its predictions
+        found = pa.concat_arrays(parts)
+        assert found.is_null().to_pylist() == bad
+        np.testing.assert_allclose(np.array(found.to_pylist(), float), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -224,17 +206,6 @@ def test_batches_of_nulls_may_come_before_and_after_sequences():
     assert found.is_valid().to_pylist() == [False, False, True, False, False, False]
 
 
-def test_each_batch_gets_its_predictions():
-    model = regression()
-    x = [None if row % 5 == 3 else values for row, values in enumerate(X.tolist())]
-    column = pa.array(x, pa.list_(pa.float32()))
-    parts = list(task(model, batch_size=2)(TaskContext(0), iter([column[:30], column[30:]])))
-    assert [len(part) for part in parts] == [30, 10]
-    found = np.array(pa.concat_arrays(parts).to_pylist(), float)
-    expected = np.where(np.arange(40) % 5 == 3, np.nan, model.predict(X, verbose=0).ravel())
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
 def test_the_struct_of_an_invalid_row_is_null():
     columns = (pa.array([[1.0, 2.0], None, [3.0, 4.0]]), pa.array([1.0, 2.0, None]))
     found = score(two_by_two(), columns)
@@ -242,23 +213,11 @@ def test_the_struct_of_an_invalid_row_is_null():
     assert score(two_by_two(), (pa.nulls(2, pa.list_(pa.float32())), pa.array([1.0, 2.0]))).to_pylist() == [None, None]
 
 
-def test_nulls_do_not_reach_the_model():
-    def positive(x, y):
-        assert (x > 0).all()
-        return x
-
-    column = pa.array([[1.0, 2.0, 3.0], None, [4.0, 5.0, 6.0], None])
-    found = score(regression(), column, transform=positive).to_pylist()
-    assert [value is None for value in found] == [False, True, False, True]
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([[1.0, 2.0, 3.0], None], "argument 1.* has a null in row 41 of partition 0"),
-        ([[1.0, 2.0, 3.0], [1.0, None, 3.0]], "has a null in row 41"),
         ([[1.0, 2.0, float("nan")]], "holds NaN or an infinite value in row 40 of partition 0"),
-        ([[1.0, 2.0, float("inf")]], "holds NaN or an infinite value in row 40"),
     ],
 )
 def test_the_error_with_on_invalid_error_names_the_row(rows, message):
@@ -301,21 +260,9 @@ def test_a_transform_is_applied_before_the_model():
     np.testing.assert_allclose(paired, model.predict(X, verbose=0).ravel(), atol=1e-6)
 
 
-@pytest.mark.parametrize("change", [lambda x, y: x[:-1], lambda x, y: np.concatenate([x, x])], ids=["fewer", "more"])
-def test_a_transform_must_keep_the_number_of_rows(change):
-    with pytest.raises(DataError, match=r"transform returned \d+ rows for a batch of 8: in predict, it must return one row"):
-        score(regression(), *batches(X, 20, 20), transform=change)
-
-
-def test_a_selection_reads_its_columns_in_their_order():
-    model = two_by_two()
-    reader = Scorer.of(model).reader
-    specs = reader.schema.inputs
-    leaves = (Leaf(("u", "v"), together=True, input=specs[0]), Leaf(("w",), input=specs[1]))
-    selection = Selection(reader, Form(Structure.named(("a", "b"))), leaves)
-    found = score(model, tuple(pa.array(X[:, index]) for index in range(3)), selection=selection)
-    expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)
-    np.testing.assert_allclose(found.field("price"), expected[0].ravel(), atol=1e-6)
+def test_a_transform_must_keep_the_number_of_rows():
+    with pytest.raises(DataError, match="transform returned 7 rows for a batch of 8: in predict, it must return one row"):
+        score(regression(), *batches(X, 20, 20), transform=lambda x, y: x[:-1])
 
 
 def test_columns_of_nested_outputs_are_named_by_path():
@@ -347,12 +294,7 @@ NUMBERS = pa.array([1.0, 2.0])
     ("columns", "message"),
     [
         ((), r"^f\(\) takes 3 numbers, or arrays or vectors that hold as many in all; it received 0 arguments\.$"),
-        ((NUMBERS,) * 4, r"^f\(\) takes 3 numbers, .* it received 4 arguments"),
         ((NUMBERS,) * 2, r"^the arguments of f\(\) do.* received rows of shape \(2,\)\. Choose other columns"),
-        (
-            (pa.array([[1.0], [2.0]]),),
-            r"^argument 1 of f\(\) does not fit .* rows of shape \(3,\), received rows of shape \(1,\)",
-        ),
         (
             (pa.array([[1.0], [2.0, 3.0]]),),
             r"^argument 1 of f\(\) holds arrays of different lengths .* pass loader=PadSequences",
@@ -383,15 +325,10 @@ def test_errors_in_arguments_of_a_function_name_the_function_and_the_argument(co
     ids=["a number", "an array", "beside an array", "all"],
 )
 def test_an_untyped_null_of_sql_is_a_null(columns):
-    made = task(regression())
-    read = ArgumentsToBlocks(Scorer.of(regression()).reader)
-    ((block, whole),) = read.blocks(columns, "partition 0", 0)
-    assert (block.rows, block.x.shape[1:], whole.tolist()) == (2, (3,), [False, False])
+    assert score(regression(), columns).to_pylist() == [None, None]
     strict = ArgumentsToBlocks(Scorer.of(regression(), on_invalid="error").reader, function="f()")
     with pytest.raises(DataError, match=r"^argument \d of f\(\) has a null in row 0"):
         list(strict.blocks(columns, "partition 0", 0))
-    if len(columns) == 1:
-        assert pa.concat_arrays(list(made(TaskContext(0), iter(columns)))).to_pylist() == [None, None]
 
 
 def test_spark_reports_a_data_error_without_a_traceback(monkeypatch):
@@ -422,12 +359,10 @@ TWO = (Output("price", "float32", 0), Output("kind", "float32", 1))
 @pytest.mark.parametrize(
     ("given", "outputs", "expected"),
     [
-        ("prediction", TWO[:1], ["prediction"]),
         (["p"], TWO[:1], ["p"]),
         ({"price": "p"}, TWO[:1], ["p"]),
         ("prediction", TWO, ["prediction_price", "prediction_kind"]),
         (["p", "k"], TWO, ["p", "k"]),
-        (("p", "k"), TWO, ["p", "k"]),
         ({"kind": "k", "price": "p"}, TWO, ["p", "k"]),
     ],
 )
@@ -440,18 +375,13 @@ def test_every_output_has_a_column(given, outputs, expected):
     [
         ("id_price", "'id_price_price'"),
         (["p"], r"expected a different name for each of the outputs \['price', 'kind'\]"),
-        (["p", "p"], "expected a different name"),
         (["p", "P"], "expected a different name"),
         (["p", ""], "expected a different name"),
-        (["p", 3], "expected a different name"),
         (5, "expected a different name"),
-        (None, "expected a different name"),
         ({"price": "p"}, r"no column for 'kind', of the outputs \['price', 'kind'\]"),
         ({"price": "p", "kind": "k", "kinds": "l"}, "the model has no output 'kinds'.*Did you mean 'kind'"),
         (["p", "id"], r"the column 'id' already exists.*drop\('id'\)"),
-        (["p", "ID"], "the column 'id' already exists"),
         (["p", "total"], "the column 'Total' already exists"),
-        ({"price": "p", "kind": "Id"}, "the column 'id' already exists"),
     ],
 )
 def test_invalid_names_of_output_columns_raise_an_error(given, message):

@@ -39,14 +39,6 @@ def test_missing_values_in_arrays_and_missing_arrays_become_nulls():
     inside = column(np.array([[1.5, None], [2.5, 3.5]], object))
     assert inside.to_pylist() == [[1.5, None], [2.5, 3.5]]
     assert column([[1, 2], None, [3, None]]).to_pylist() == [[1, 2], None, [3, None]]
-    deep = np.array([[[1.0], [None]], [[2.0], [3.0]]], object)
-    assert column(deep).to_pylist() == [[[1.0], [None]], [[2.0], [3.0]]]
-
-
-def test_columns_without_missing_values_have_no_nulls():
-    found = to_data_frame(FakeSession(), {"a": np.arange(3), "b": np.ones((3, 2), np.float32)}, [0, 1, 1])
-    assert [each.null_count for each in found.columns] == [0, 0, 0]
-    assert found["b"].to_pylist() == [[1.0, 1.0]] * 3
 
 
 @pytest.mark.parametrize("missing", [None, pd.NA, np.nan])

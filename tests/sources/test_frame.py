@@ -62,21 +62,14 @@ def test_the_error_for_missing_columns_lists_the_existing_ones(spark):
         "features= (in Spark ML featuresCol) is missing, and the DataFrame has no column 'features' and no columns with the "
         "names of the model's inputs (x). Its columns: 'a', 'b'."
     )
-    assert "label= (in Spark ML labelCol) is" in error_of(
-        ConfigurationError, frame(spark, "features array<int>"), labelled=True
-    )
-    assert "has no columns with the names of the model's inputs (user, item). Its columns: 'features'." in error_of(
-        ConfigurationError, frame(spark, "features array<int>"), TWO
-    )
     assert "no column 'features'. Its columns: 'a'." in error_of(ConfigurationError, frame(spark, "a int"), UNKNOWN)
 
 
 # Named columns
 
 
-@pytest.mark.parametrize("listed", [list, tuple])
-def test_several_columns_of_one_input_are_concatenated(spark, listed):
-    (leaf,) = select(frame(spark, "a int, b boolean, c decimal(10,2)"), features=listed(["c", "a", "b"])).leaves
+def test_several_columns_of_one_input_are_concatenated(spark):
+    (leaf,) = select(frame(spark, "a int, b boolean, c decimal(10,2)"), features=["c", "a", "b"]).leaves
     assert leaf.columns == ("c", "a", "b")
     assert leaf.together
     assert leaf.input == ONE.inputs[0]
@@ -107,15 +100,12 @@ def test_columns_of_nested_inputs_and_outputs(spark):
     assert found.names == ["a", "b.d", "b.c", "u", "p", "q"]
     assert [leaf.input.name for leaf in found.leaves[:3]] == ["a", "b/d", "b/c"]
     assert found.form.labels == ["x['a']", "x['b']['d']", "x['b']['c']", "y['u']", "y['v'][0]", "y['v'][1]"]
-    assert select(given, schema, True, features={"b/c": "b.c", "a": "a", "b/d": "b.d"}, label=["u", "p", "q"]) == found
     assert select(given, schema).names == ["a", "b.d", "b.c"]  # by default, fields of structs
     weighted = select(given, schema, True, label=label, sample_weight={"v": ["w", "p"], "u": "w"})
     assert weighted.form.labels[6:] == ["sample_weight['u']", "sample_weight['v'][0]", "sample_weight['v'][1]"]
     columns = r"Pass features=\{'a': column, 'b': \{'d': column, 'c': column\}\}\."
     with pytest.raises(ConfigurationError, match=rf"features has the keys \['a', 'b/x'\], but the model's .*\. {columns}"):
         select(given, schema, features={"a": "a", "b": {"x": "p"}})
-    with pytest.raises(DataError, match=r"no column 'b\.x'\. Known: 'b\.c', 'b\.d'\."):
-        select(given, schema, features={"b": {"c": "b.x", "d": "b.d"}, "a": "a"})
     assert select(given, schema, features=["b.c", "a", "b.d"]).names == ["a", "b.d", "b.c"]  # fields go by name, too
     with pytest.raises(ConfigurationError, match=r"by position .*'b\.c' is the name of the input 'b/c'"):
         select(given, schema, features=["a", "b.c", "p"])
@@ -125,8 +115,8 @@ def test_columns_of_nested_tuples(spark):
     structure = Structure(((0,), (1, 0), (1, 1)))
     schema = Schema(tuple(InputSpec(name, (1,)) for name in ("0", "1/0", "1/1")), x=structure)
     given = frame(spark, "a int, b int, c int")
-    assert select(given, schema, features=["a", ["b", "c"]]).form.x == structure
-    assert select(given, schema, features=["a", ["b", "c"]]).names == ["a", "b", "c"]
+    found = select(given, schema, features=["a", ["b", "c"]])
+    assert (found.form.x, found.names) == (structure, ["a", "b", "c"])
     with pytest.raises(
         ConfigurationError, match=r"does not fit the model's inputs. Pass features=\(column, \(column, column"
     ):
@@ -139,7 +129,6 @@ def test_a_list_with_the_names_of_several_inputs_goes_by_name(spark):
     found = select(given, TWO, True, **named)
     assert found.names == ["user", "Item", "click", "price"]
     assert [leaf.input.name for leaf in found.leaves[:2]] == ["user", "item"]
-    assert select(given, TWO, features=["user", "age"]).names == ["user", "age"]
     message = error_of(ConfigurationError, given, TWO, features=["item", "age"])
     assert message == (
         "features=['item', 'age'] are mapped to the model's inputs by position ('user' gets 'item', 'item' gets 'age'), but "
@@ -171,8 +160,6 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     both = select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w", "price": "v"})
     assert both.names == ["user", "item", "a", "b", "w", "v"]
     assert both.form.weight == Structure.several(2)  # the same structure as the outputs
-    turned = select(given, TWO, True, label=["a", "b"], sample_weight={"price": "v", "click": "w"})
-    assert turned == both
     named = replace(TWO, y=Structure.named(("click", "price")))
     assert select(given, named, True, label=["a", "b"], sample_weight=["w", "v"]).form.weight.names == ("click", "price")
     with pytest.raises(ConfigurationError, match=r"sample_weight has the keys \['click'\], but the model's outputs are"):
@@ -184,8 +171,6 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     ("schema", "named", "message"),
     [
         (ONE, {"features": 5}, "features is int 5; expected the name of a column, or a list of names"),
-        (ONE, {"features": []}, "features is an empty list"),
-        (ONE, {"features": ["a", 3]}, "features is a list of 2 values, one of which is int 3; expected the name"),
         (
             ONE,
             {"features": [SimpleNamespace(alias=1)]},
@@ -193,10 +178,7 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
         ),
         (ONE, {"features": np.array(["a", "b"])}, r"features is an array of .* Convert it to a list: features=list\(...\)"),
         (TWO, {"features": ["a", ["b", "c"]]}, r"one of which is a list of 2 values; .* features=\{name: \[columns\]\}"),
-        (ONE, {"features": {}}, r"features has the keys \[\]"),
         (ONE, {"features": {"z": "a"}}, "features: the model has no input 'z'. Known: 'x'"),
-        (ONE, {"features": {"x": 5}}, r"features\['x'\] is int 5"),
-        (TWO, {"features": "a"}, r"features='a': the model has 2 inputs: pass \{name: column\} for \['user', 'item'\]"),
         (
             TWO,
             {"features": ["a", "b", "c"]},
@@ -216,9 +198,6 @@ def test_the_default_of_a_param_of_spark_ml_means_the_names_of_several_inputs(sp
     assert select(given, TWO, True, features="features", label="label").names == ["user", "item", "click", "price"]
     with pytest.raises(ConfigurationError, match=r"the DataFrame has no columns with the names of the model's inputs"):
         select(frame(spark, "features int"), TWO, features="features")
-    both = given.withColumn("sample_weight", given.item * 1.0)
-    found = select(both, TWO, True, features="features", label="label", sample_weight="sample_weight")
-    assert found.names == ["user", "item", "click", "price", "sample_weight"]
 
 
 # Names
@@ -227,41 +206,33 @@ def test_the_default_of_a_param_of_spark_ml_means_the_names_of_several_inputs(sp
 def test_names_may_contain_any_characters(spark):
     row = types.StructType(
         [
-            types.StructField("first name", types.IntegerType()),
             types.StructField("a.b", types.IntegerType()),
             types.StructField("ti`ck", types.IntegerType()),
             types.StructField("user", types.StructType([types.StructField("age.now", types.IntegerType())])),
-            types.StructField("my.user", types.StructType([types.StructField("age", types.IntegerType())])),
         ]
     )
-    names = ["first name", "a.b", "ti`ck", "user.age.now", "my.user.age"]
-    given = spark.createDataFrame([(1, 2, 3, (4,), (5,))], row)
+    names = ["a.b", "ti`ck", "user.age.now"]
+    given = spark.createDataFrame([(1, 2, (3,))], row)
     found = select(given, UNKNOWN, features=names)
     assert found.names == names
-    assert tuple(found.narrowed(given).first()) == (1, 2, 3, 4, 5)
-    assert found.narrowed(given).columns == ["c0", "c1", "c2", "c3", "c4"]
+    assert found.narrowed(given).columns == ["c0", "c1", "c2"]
     spark.conf.set("spark.sql.parser.quotedRegexColumnNames", "true")
-    assert tuple(found.narrowed(given).first()) == (1, 2, 3, 4, 5)
-    packed = replace(found, packs=((0, 3),))
-    assert tuple(given.select(packed.columns(given)).first()) == (2, 3, 5, [1, 4])
+    assert tuple(found.narrowed(given).first()) == (1, 2, 3)
+    packed = replace(found, packs=((0, 2),))
+    assert tuple(given.select(packed.columns(given)).first()) == (2, [1, 3])
 
 
 def test_many_columns_of_a_type_travel_as_one(spark):
     """Each keeps its place, its type and its nulls."""
-    kinds = ["double", "int", "boolean", "double", "array<double>", *["double", "int"] * 16]
-    row = [[0.5] if kind == "array<double>" else None if number == 7 else number for number, kind in enumerate(kinds)]
-    row = [float(value) if kind == "double" and value is not None else value for value, kind in zip(row, kinds, strict=True)]
-    row[2] = True
-    names = [f"x{number}" for number in range(len(kinds))]
-    given = spark.createDataFrame([row], ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True)))
-    found = select(given, UNKNOWN, features=names)
+    numbers = [None if number == 7 else number if number % 2 else float(number) for number in range(36)]
+    columns = [f"x{number} {'int' if number % 2 else 'double'}" for number in range(36)]
+    given = spark.createDataFrame([(True, *numbers, [0.5])], ", ".join(["flag boolean", *columns, "list array<double>"]))
+    found = select(given, UNKNOWN, features=given.columns)
     table = found.narrowed(given).toArrow().combine_chunks()
     assert table.num_columns == 4  # the boolean, the array, and one each for the types
     (values,) = found.read([column.chunk(0) for column in table.columns])
-    parts = [value if isinstance(value, list) else [value] for value in row]
     assert [part.name for part in values.parts if part.good is not None] == ["column 'x7'"]
-    expected = [value for part in parts for value in part]
-    assert [value for number, value in enumerate(values.values[0]) if number != 7] == expected[:7] + expected[8:]
+    assert np.delete(values.values[0], 8).tolist() == [1, *numbers[:7], *numbers[8:], 0.5]
 
 
 def test_a_column_takes_precedence_over_a_field_with_the_same_name(spark):
@@ -289,10 +260,7 @@ def test_only_selecting_a_duplicate_column_raises_an_error(spark):
     assert select(given, UNKNOWN, features=["a", "c"]).narrowed(given).columns == ["c0", "c1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [("agge", "'age', 'user'"), ("user.agge", "'user.age'"), ("age.years", "'age', 'user'"), ("", "'age', 'user'")],
-)
+@pytest.mark.parametrize(("name", "known"), [("agge", "'age', 'user'"), ("user.agge", "'user.age'")])
 def test_the_error_for_an_unknown_column_lists_the_known_ones(spark, name, known):
     with pytest.raises(DataError, match=f"no column '{name}'. Known: {known}."):
         select(frame(spark, "age int, user struct<age: int>"), UNKNOWN, features=[name])
@@ -301,10 +269,7 @@ def test_the_error_for_an_unknown_column_lists_the_known_ones(spark, name, known
 # Types
 
 VECTORS = [VectorUDT(), OldVectorUDT()]
-READABLE = [
-    "tinyint", "smallint", "int", "bigint", "float", "double", "decimal(10,2)", "boolean", "array<double>",
-    "array<array<boolean>>", "array<decimal(3,1)>", "binary",
-]  # fmt: skip
+READABLE = ["tinyint", "double", "decimal(10,2)", "boolean", "array<array<boolean>>", "array<decimal(3,1)>", "binary"]
 
 
 def one(kind):
@@ -324,10 +289,8 @@ def test_supported_types(spark, kind):
             "string",
             "Encode text first, for instance with pyspark.ml.feature.StringIndexer",
         ),
-        ("array<string>", "Encode text first"),
         ("timestamp", "unix_timestamp"),
         ("date", "unix_date"),
-        ("void", "Convert it to numbers first"),
         ("struct<a: int>", r"Name the fields to use \(struct.field\)"),
         ("map<string,int>", r"m\['key'\] of a map"),
         ("array<struct<a: int>>", "s.field of an array of structs"),
@@ -363,36 +326,21 @@ def test_allowed_nulls_are_rejected_where_all_features_are_strings(spark):
     assert select(given, features={"words": "a", "numbers": "x"}, fits=False, on_invalid="allow").names == ["a", "x"]
 
 
-@pytest.mark.parametrize(
-    ("columns", "named", "message"),
-    [
-        (
-            "a int, b int",
-            {"features": ["a", "b"]},
-            r"the columns a, b have 2 values per row.*'x' expects rows of shape \(3,\)",
-        ),
-        ("a int", {"features": "a"}, r"column 'a' has 1 value per row"),
-        ("a int, b int, c int, d int", {"features": ["a", "b", "c", "d"]}, "have 4 value"),
-    ],
-)
-def test_the_width_is_checked_if_the_types_determine_it(spark, columns, named, message):
-    with pytest.raises(DataError, match=message):
-        select(frame(spark, columns), **named)
-    assert select(frame(spark, columns), fits=False, **named).names  # a transform may change the width
-    assert select(frame(spark, columns), UNKNOWN, **named).names
+def test_the_width_is_checked_if_the_types_determine_it(spark):
+    given = frame(spark, "a int, b int")
+    words = r"the columns a, b have 2 values per row.*'x' expects rows of shape \(3,\)"
+    with pytest.raises(DataError, match=words):
+        select(given, features=["a", "b"])
+    assert select(given, fits=False, features=["a", "b"]).names  # a transform may change the width
+    assert select(given, UNKNOWN, features=["a", "b"]).names
 
 
 def test_the_width_of_vectors_is_read_from_their_metadata(spark):
-    def vectors(size):
-        field = types.StructField("features", VectorUDT(), metadata={"ml_attr": {"num_attrs": size}})
-        return frame(spark, types.StructType([field, types.StructField("age", types.IntegerType())]))
-
-    assert select(vectors(3)).names == ["features"]
-    assert select(vectors(2), features=["features", "age"]).names == ["features", "age"]
-    with pytest.raises(DataError, match=r"column 'features' has 4 values per row"):
-        select(vectors(4))
+    field = types.StructField("features", VectorUDT(), metadata={"ml_attr": {"num_attrs": 3}})
+    given = frame(spark, types.StructType([field, types.StructField("age", types.IntegerType())]))
+    assert select(given).names == ["features"]
     with pytest.raises(DataError, match=r"the columns features, age have 4 values"):
-        select(vectors(3), features=["features", "age"])
+        select(given, features=["features", "age"])
 
 
 # Loaders
@@ -462,7 +410,7 @@ def test_an_unsuitable_loader_raises_an_error(spark, schema, named, message):
 def test_rows_are_split_by_a_column(spark):
     values = [(0, True, 1), (1, False, 0), (2, None, None), (3, True, 7)]
     given = spark.createDataFrame(values, "id int, `is.val` boolean, number int")
-    for name in ("is.val", "number", "NUMBER"):
+    for name in ("is.val", "NUMBER"):
         train, held_out = split_by(given, name)
         assert [row.id for row in train.collect()] == [1, 2]
         assert [row.id for row in held_out.collect()] == [0, 3]
@@ -514,14 +462,12 @@ def test_the_error_for_an_image_column_without_a_loader_suggests_one(kind, advic
 # Labels that equal the features
 
 
-@pytest.mark.parametrize("columns", ["pixels", ["a", "b"]])
-def test_labels_with_the_columns_of_the_features_equal_them(spark, columns):
-    """They are read once, and get the shape of the input and its loader."""
+def test_labels_with_the_columns_of_the_features_equal_them(spark):
+    """They are read once, and get the shape of the input."""
     schema = Schema((InputSpec("x", (1, 2), floating=True),), (InputSpec("y", (1, 2), floating=True),))
-    found = select(frame(spark, "pixels array<double>, a int, b int"), schema, True, features=columns, label=columns)
-    assert found.names == ([columns] if isinstance(columns, str) else columns)
-    given = [pa.array([[1.0, 2.0]])] if columns == "pixels" else [pa.array([1]), pa.array([2])]
-    block, _ = next(found.blocks(given, "partition 0", 0))
+    found = select(frame(spark, "a int, b int"), schema, True, features=["a", "b"], label=["a", "b"])
+    assert found.names == ["a", "b"]
+    block, _ = next(found.blocks([pa.array([1]), pa.array([2])], "partition 0", 0))
     assert block.x.tolist() == block.y.tolist() == [[[1, 2]]]
 
 
@@ -541,4 +487,3 @@ def test_labels_with_the_columns_of_features_use_their_loader(spark):
     mapping = {"features": {"user": "a", "item": "b"}, "label": {"d": "a", "c": "b"}}
     found = select(texts, two, labelled=True, **mapping)
     assert found.names == ["a", "b"]
-    assert [leaf.columns for leaf in found.leaves] == [("a",), ("b",), ("a",), ("b",)]

@@ -93,10 +93,6 @@ def test_large_pieces_keep_their_order(monkeypatch):
     assert small == digests(shuffled([block], 2))
 
 
-def test_without_rows_nothing_is_dealt():
-    assert not shuffled([], 3)
-
-
 def test_partitions_may_have_lost_all_their_rows():
     block = rows(50)
     assert not shuffled([block[:0]], 3)

@@ -97,7 +97,7 @@ def test_a_pandas_data_frame_requires_labels_and_has_no_named_columns():
         as_source(frame, Reader(Schema()), columns=ColumnMapping(features="a"))
 
 
-@pytest.mark.parametrize("y", [(np.ones(3), None), [np.ones(3), None], {"a": np.ones(3), "b": None}])
+@pytest.mark.parametrize("y", [(np.ones(3), None), {"a": np.ones(3), "b": None}])
 def test_labels_that_are_none_raise_an_error(y):
     schema = Schema(outputs=(InputSpec("a", (1,)), InputSpec("b", (1,))))
     with pytest.raises(DataError, match=r"^y\[.*\] is None; .* For outputs without a loss, leave the labels out"):
