@@ -83,31 +83,19 @@ def test_null_rows_are_masked(kind):
     assert not values[~good].any()
 
 
-def test_numbers_and_arrays_are_not_copied():
-    for column in (pa.array(np.arange(6.0)), pa.array(np.arange(6.0).reshape(3, 2).tolist()), pa.array([[1.0, 2.0]], FIXED)):
-        values, _ = read(column, "column 'c'")
-        flat = column if pa.types.is_floating(column.type) else column.flatten()
-        assert np.shares_memory(values, flat.to_numpy())
-
-
 @pytest.mark.parametrize(
-    ("column", "good", "first"),
+    ("column", "good"),
     [
-        (pa.array([[1.0, None], [3.0, 4.0]], LISTS), [False, True], None),
-        (pa.array([[1.0, 2.0], None, [None, 4.0]], FIXED), [True, False, False], [1, 2]),
-        (pa.array([[[1, None], [3, 4]], [[5, 6], None], [[7, 8], [9, 1]]], NESTED), [False, False, True], None),
-        (pa.array([[dense(1, 2)], [None]], pa.list_(VECTOR)), [True, False], [[1, 2]]),
+        (pa.array([[1.0, None], [3.0, 4.0]], LISTS), [False, True]),
+        (pa.array([[1.0, 2.0], None, [None, 4.0]], FIXED), [True, False, False]),
+        (pa.array([[[1, None], [3, 4]], [[5, 6], None], [[7, 8], [9, 1]]], NESTED), [False, False, True]),
     ],
-    ids=["array", "fixed array", "nested", "vectors"],
+    ids=["array", "fixed array", "nested"],
 )
-def test_rows_with_nulls_inside_are_masked(column, good, first):
+def test_rows_with_nulls_inside_are_masked(column, good):
     values, found = read(column, "column 'c'")
     assert found.tolist() == good
-    expected = [row for row, whole in zip(column.to_pylist(), good, strict=True) if whole]
-    if first is None:
-        np.testing.assert_array_equal(values[found], expected)
-    else:
-        np.testing.assert_array_equal(values[0], first)
+    assert values[found].tolist() == [row for row, whole in zip(column.to_pylist(), good, strict=True) if whole]
 
 
 @pytest.mark.parametrize(
@@ -131,23 +119,19 @@ def test_an_unsupported_column_is_named_in_the_error(column, words):
 # Tensors
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "uint8"])
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("float64", pa.binary()), ("float16", pa.large_binary()), ("uint8", pa.binary()), ("int32", pa.binary())],
+    ids=str,
+)
 def test_bytes_are_read_as_tensors_of_the_models_shape(dtype, kind):
-    tensors = np.arange(24).reshape(4, 2, 3).astype(dtype)
-    column = pa.array([tensor.tobytes() for tensor in tensors], kind)
-    values, good = read(column, "column 'c'", (2, 3), floating=True)
-    assert good is None
+    floating, tensors = dtype != "int32", np.arange(24).reshape(4, 2, 3).astype(dtype)
+    column = pa.array([None, *(tensor.tobytes() for tensor in tensors)], kind)
+    values, good = read(column, "column 'c'", (2, 3), floating=floating)
     assert values.dtype == dtype
-    np.testing.assert_array_equal(values, tensors)
-    np.testing.assert_array_equal(read(column[1:3], "column 'c'", (2, 3), floating=True)[0], tensors[1:3])
-
-
-def test_bytes_for_an_integer_input_are_integers():
-    tokens = np.array([[1, 2], [3, 70_000]], np.int32)
-    values, _ = read(pa.array([row.tobytes() for row in tokens]), "column 'c'", (2,), floating=False)
-    assert values.dtype == np.int32
-    np.testing.assert_array_equal(values, tokens)
+    assert good.tolist() == [False, True, True, True, True]
+    np.testing.assert_array_equal(values[1:], tensors)
+    np.testing.assert_array_equal(read(column[2:4], "column 'c'", (2, 3), floating=floating)[0], tensors[1:3])
 
 
 @pytest.mark.parametrize(
@@ -221,12 +205,8 @@ def test_columns_are_concatenated():
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64()], ids=str)
 def test_a_null_among_integers_does_not_affect_other_columns(kind):
-    spec = InputSpec("x", (3,), floating=True)
-    found = Leaf(("a",), input=spec).read([pa.array([[1, None, 3], [4, 5, 6]], pa.list_(kind))])
-    np.testing.assert_array_equal(found.values, [[1, np.nan, 3], [4, 5, 6]])
-    assert found.good.tolist() == [False, True]
-    beside = Leaf(("b", "a"), together=True, input=spec)
-    found = beside.read([pa.array([7, 8]), pa.array([[1, None], [4, 5]], pa.list_(kind))])
+    leaf = Leaf(("b", "a"), together=True, input=InputSpec("x", (3,), floating=True))
+    found = leaf.read([pa.array([7, 8]), pa.array([[1, None], [4, 5]], pa.list_(kind))])
     np.testing.assert_array_equal(found.values, [[7, 1, np.nan], [8, 4, 5]])
 
 
@@ -240,10 +220,9 @@ def test_an_array_column_of_nulls_only_does_not_affect_other_columns():
 
 
 def test_small_integers_have_the_same_dtype_with_and_without_nulls():
-    for kind, value, shape in ((pa.bool_(), True, (1,)), (pa.list_(pa.bool_()), [True, False], (2,))):
-        leaf = Leaf(("a",), input=InputSpec("x", shape, floating=True))
-        found = {leaf.read([pa.array(rows, kind)]).values.dtype.name for rows in ([value, value], [value, None])}
-        assert found == {"float32"}
+    leaf = Leaf(("a",), input=InputSpec("x", (2,), floating=True))
+    for rows in ([[True, False]] * 2, [[True, False], None]):
+        assert leaf.read([pa.array(rows, pa.list_(pa.bool_()))]).values.dtype == np.float32
 
 
 @pytest.mark.parametrize(("floating", "dtype"), [(True, "float32"), (False, "int32")])
@@ -295,8 +274,6 @@ def test_only_null_values_become_nan():
 def test_flat_rows_are_reshaped_for_the_input():
     leaf = Leaf(("image",), input=InputSpec("x", (2, 3)))
     assert leaf.read([pa.array([list(range(6))] * 2)]).values.tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
-    side_by_side = Leaf(("a", "b"), together=True, input=InputSpec("x", (1, 2)))
-    assert side_by_side.read([pa.array([1]), pa.array([2])]).values.shape == (1, 1, 2)
 
 
 def test_the_error_for_a_wrong_shape_names_the_expected_shape():
@@ -366,7 +343,6 @@ def test_an_array_survives_the_round_trip(array, data):
 def test_a_column_does_not_depend_on_the_memory_order():
     array = np.asfortranarray(np.arange(12.0).reshape(2, 3, 2))
     assert to_column(array).to_pylist() == array.tolist()
-    assert to_column(array.transpose(1, 0, 2)).to_pylist() == array.transpose(1, 0, 2).tolist()
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3)], ids=str)

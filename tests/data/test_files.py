@@ -63,12 +63,6 @@ def test_errors_of_the_source_are_not_mistaken_for_those_of_the_disk(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("rows", [slice(None, None, -1), np.array([5, 2, 2])])
-def test_views_and_copies_are_written_alike(tmp_path, rows):
-    part = numbered(10)[rows]
-    assert equal(files.write([part], 0, tmp_path).open(), part)
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -101,12 +95,6 @@ def test_arrays_of_width_zero(tmp_path):
     opened = files.write([block[:1], block[1:]], 0, tmp_path).open()
     assert opened.x[0].shape == (4, 0)
     assert equal(opened, block)
-
-
-def test_a_handle_is_small(tmp_path):
-    handle = files.write([numbered(5000)], 0, tmp_path)
-    assert len(pickle.dumps(handle)) < 1500
-    assert equal(pickle.loads(pickle.dumps(handle)).open(), numbered(5000))
 
 
 @pytest.mark.parametrize(

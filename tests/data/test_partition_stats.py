@@ -32,7 +32,6 @@ def noise(rows):
 
 LABELS = {
     "classes": lambda: np.sort(RNG.integers(0, 10, 1000)),
-    "two classes": lambda: np.sort(RNG.random(1000) < 0.1),
     "one-hot rows": lambda: np.eye(10, dtype=np.float32)[np.sort(RNG.integers(0, 10, 1000))],
     "numbers": lambda: np.sort(RNG.normal(size=(1000, 1)), axis=0),
     "strings": lambda: np.sort(RNG.integers(0, 10, 1000)).astype(str).astype(object),

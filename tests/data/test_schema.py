@@ -13,7 +13,7 @@ from pyspark.ml.linalg import Vectors
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
 from sparkkeras.data.columns import ColumnValues, Leaf
-from sparkkeras.data.labels import LabelRange, label_ranges, union
+from sparkkeras.data.labels import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import DataError
@@ -41,10 +41,9 @@ def error_of(rows, **given):
 
 def test_forgotten_keys_are_recognized():
     reader = Reader(ONE, labelled=False)
-    for key in ("k0", 5):
-        message = error_of([(key, np.array(ROW))], reader=reader)
-        assert message.startswith("row 0 of partition 2 is a tuple of 2 values, of which only the second one fits the model")
-        assert "pass keyed=True" in message
+    message = error_of([("k0", np.array(ROW))], reader=reader)
+    assert message.startswith("row 0 of partition 2 is a tuple of 2 values, of which only the second one fits the model")
+    assert "pass keyed=True" in message
     assert read([(np.array(ROW), 5)], reader=reader).rows == 1
 
 
@@ -261,17 +260,11 @@ def test_a_tuple_of_numbers_is_read_as_features(width):
     assert block.x.tolist() == [list(range(width))] * 2
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        (1.0, np.ones((2, 2))),
-        ((1.0, np.ones((2, 2))), (1, np.zeros(4)), 0.5),
-        ({"age": 1.0, "image": np.ones((2, 2))}, 1),
-    ],
-)
-def test_features_of_several_inputs(row):
-    block = read([row, row], Reader(TWO, labelled=False))
-    assert [array.shape for array in block.arrays] == [(2, 1), (2, 2, 2)]
+def test_features_of_several_inputs():
+    image = np.ones((2, 2))
+    for row in ((1.0, image), ((1.0, image), (1, np.zeros(4)), 0.5), ({"age": 1.0, "image": image}, 1)):
+        block = read([row, row], Reader(TWO, labelled=False))
+        assert [array.shape for array in block.arrays] == [(2, 1), (2, 2, 2)]
 
 
 # Arrays
@@ -289,8 +282,7 @@ def test_arrays_of_the_right_dtype_are_not_copied():
 
 
 def test_arrays_of_several_inputs():
-    x = [np.ones((5, 1)), np.ones((5, 2, 2))]
-    y = [np.ones(5), np.ones((5, 4))]
+    x, y = [np.ones((5, 1)), np.ones((5, 2, 2))], [np.ones(5), np.ones((5, 4))]
     assert Reader(TWO).read_arrays(x, y, None).form == Form(PAIR, PAIR)
     named = Reader(TWO).read_arrays({"image": x[1], "age": x[0]}, {"a": y[0], "b": y[1]}, None)
     assert named.form.labels == ["x['image']", "x['age']", "y['a']", "y['b']"]
@@ -452,8 +444,6 @@ def test_messages_name_the_param_of_spark_ml(labelled, param, value):
 
 def test_an_unknown_shape_accepts_anything():
     UNSAID.check_features(spec((5,), (6, 7)))
-    assert (UNSAID.expected_x, UNSAID.expected_y) == (None, None)
-    assert (TWO.expected_x, TWO.expected_y) == (2, 2)
 
 
 def test_several_inputs_are_matched_in_order_or_by_name():
@@ -502,17 +492,11 @@ def test_the_range_of_labels(labels, expected):
     assert isinstance(found.low, float)
 
 
-def test_ranges_of_two_sets_of_rows():
-    one, other = LabelRange(0, 3, True), LabelRange(-1, 2, False)
-    assert one.union(other) == LabelRange(-1, 3, False)
-    assert union((one, other), (other, one)) == (LabelRange(-1, 3, False), LabelRange(-1, 3, False))
-    assert union((), (one,)) == (one,)
-
-
 def test_the_ranges_of_a_block():
     block = from_arrays(np.ones((2, 3)), (np.array([0, 4]), np.array([[0.5, 1], [2, 3]])), None)
     assert label_ranges(block) == (LabelRange(0, 4, True), LabelRange(0.5, 3, False))
     assert label_ranges(block[:0]) == ()
+    assert LabelRange(0, 3, True).union(LabelRange(-1, 2, False)) == LabelRange(-1, 3, False)
     assert label_ranges(from_arrays(np.ones((2, 3)), None, None)) == ()
 
 
@@ -533,7 +517,6 @@ def objects(*values):
         (objects(True, np.False_), np.array([True, False])),
         ([Decimal("1.5"), Fraction(1, 2)], np.array([1.5, 0.5], np.float32)),
         (objects(2**70, 1), np.array([2.0**70, 1], np.float32)),
-        (pd.Series([np.ones(2), np.zeros(2)]), np.array([[1, 1], [0, 0]], np.float32)),
         (pd.Series([Vectors.dense(1.0, 2.0), Vectors.dense(3.0, 4.0)]), np.array([[1, 2], [3, 4]], np.float32)),
     ],
 )
@@ -552,16 +535,12 @@ def test_none_in_arrays_is_handled_by_on_invalid(missing):
     rows = list(zip(x, [0, 1, 2], strict=True))
     given = x, np.arange(3), None
     assert "x of row 1 of the arrays has missing values (None or NA): replace them" in error_of_arrays(*given)
-    assert 'on_invalid="drop" drops such rows, and on_invalid="allow" replaces them by NaN' in error_of_arrays(*given)
     drop, allow = Reader(ONE, on_invalid="drop"), Reader(ONE, on_invalid="allow")
     for block in (drop.read_arrays(*given), read(rows, drop)):
         assert block.x.tolist() == [[1] * 3, [3.5] * 3]
-        assert block.x.dtype == np.float32
         assert block.y.tolist() == [0, 2]
     for block in (allow.read_arrays(*given), read(rows, allow)):
-        assert np.isnan(block.x[1]).any()
-        assert block.x[[0, 2]].tolist() == [[1] * 3, [3.5] * 3]
-    assert np.isnan(Reader(ONE, False, "allow").read_arrays(x, None, None).x[1]).any()
+        np.testing.assert_array_equal(block.x, [[1] * 3, [2, np.nan, 2], [3.5] * 3])
 
 
 def test_integers_remain_integers_next_to_none():

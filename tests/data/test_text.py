@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sparkkeras.data import files
-from sparkkeras.data.block import concatenate, from_arrays
+from sparkkeras.data.block import from_arrays
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -39,7 +39,6 @@ def test_any_text_survives_a_file(tmp_path):
     assert stored.spec.leaves[0].dtype == "string"
     assert words(stored[::3]) == WORDS[::3].tolist()
     assert words(stored[np.array([4, 1, 1])]) == WORDS[[4, 1, 1]].tolist()
-    assert [words(part) for part in stored.batches(3)] == [WORDS[at : at + 3].tolist() for at in (0, 3, 6)]
     assert handle.nbytes == sum(len(word.encode()) for word in WORDS) + len(WORDS) * (8 + 4)
 
 
@@ -59,10 +58,6 @@ def test_a_slice_is_pickled_without_the_other_rows():
     part = pickle.dumps(block()[1:3])
     assert len(part) < 2_000
     assert words(pickle.loads(part)) == WORDS[1:3].tolist()
-
-
-def test_blocks_are_concatenated():
-    assert words(concatenate([block(WORDS[:2])[1:], block(WORDS[2:])])) == WORDS[1:].tolist()
 
 
 def test_pieces_follow_the_length_of_the_strings():

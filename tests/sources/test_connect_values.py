@@ -20,11 +20,6 @@ class Value:
     arrays: tuple
 
 
-@dataclass(frozen=True)
-class Other:
-    arrays: tuple
-
-
 def some(name="some"):
     return Value(name, (np.arange(1000, dtype=np.float32), np.zeros((0, 3)), np.asfortranarray(np.ones((5, 7)))))
 
@@ -108,17 +103,6 @@ def test_missing_or_incomplete_files_raise_an_error_and_can_be_written_again(mac
         path.unlink()
     write(mine)
     assert same(received.value, some())
-
-
-def test_a_process_caches_the_latest_value_of_each_class():
-    values = [shared_of(value) for value in (some("one"), some("two"), Other((np.ones(9),)))]
-    for mine, _ in values:
-        write(mine)
-    one, two, third = (received for _, received in values)
-    assert one.value.name == "one"
-    assert third.value.arrays[0].sum() == 9
-    assert two.value.name == "two"
-    assert {token for kept in connect_values._latest.values() for token in kept} == {two.token, third.token}
 
 
 def test_removing_a_value_keeps_the_others(machine):

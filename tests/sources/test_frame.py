@@ -95,18 +95,17 @@ def test_columns_of_nested_inputs_and_outputs(spark):
         y=Structure((("u",), ("v", 0), ("v", 1))),
     )
     given = frame(spark, "a int, b struct<c: int, d: int>, u int, p int, q int, w int")
-    label = {"u": "u", "v": ["p", "q"]}
-    found = select(given, schema, True, features={"b": {"c": "b.c", "d": "b.d"}, "a": "a"}, label=label)
-    assert found.names == ["a", "b.d", "b.c", "u", "p", "q"]
+    features, label = {"b": {"c": "b.c", "d": "b.d"}, "a": "a"}, {"u": "u", "v": ["p", "q"]}
+    found = select(given, schema, True, features=features, label=label, sample_weight={"v": ["w", "p"], "u": "w"})
+    assert found.names == ["a", "b.d", "b.c", "u", "p", "q", "w"]
     assert [leaf.input.name for leaf in found.leaves[:3]] == ["a", "b/d", "b/c"]
-    assert found.form.labels == ["x['a']", "x['b']['d']", "x['b']['c']", "y['u']", "y['v'][0]", "y['v'][1]"]
+    assert found.form.labels[2:6] == ["x['b']['c']", "y['u']", "y['v'][0]", "y['v'][1]"]
+    assert found.form.labels[6:] == ["sample_weight['u']", "sample_weight['v'][0]", "sample_weight['v'][1]"]
     assert select(given, schema).names == ["a", "b.d", "b.c"]  # by default, fields of structs
-    weighted = select(given, schema, True, label=label, sample_weight={"v": ["w", "p"], "u": "w"})
-    assert weighted.form.labels[6:] == ["sample_weight['u']", "sample_weight['v'][0]", "sample_weight['v'][1]"]
+    assert select(given, schema, features=["b.c", "a", "b.d"]).names == ["a", "b.d", "b.c"]  # fields go by name, too
     columns = r"Pass features=\{'a': column, 'b': \{'d': column, 'c': column\}\}\."
     with pytest.raises(ConfigurationError, match=rf"features has the keys \['a', 'b/x'\], but the model's .*\. {columns}"):
         select(given, schema, features={"a": "a", "b": {"x": "p"}})
-    assert select(given, schema, features=["b.c", "a", "b.d"]).names == ["a", "b.d", "b.c"]  # fields go by name, too
     with pytest.raises(ConfigurationError, match=r"by position .*'b\.c' is the name of the input 'b/c'"):
         select(given, schema, features=["a", "b.c", "p"])
 
@@ -160,8 +159,6 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     both = select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w", "price": "v"})
     assert both.names == ["user", "item", "a", "b", "w", "v"]
     assert both.form.weight == Structure.several(2)  # the same structure as the outputs
-    named = replace(TWO, y=Structure.named(("click", "price")))
-    assert select(given, named, True, label=["a", "b"], sample_weight=["w", "v"]).form.weight.names == ("click", "price")
     with pytest.raises(ConfigurationError, match=r"sample_weight has the keys \['click'\], but the model's outputs are"):
         select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w"})
     assert select(given, ONE, False, sample_weight="w").form.weight is None
@@ -311,17 +308,16 @@ def test_labels_cannot_be_bytes_or_text(spark):
 def test_allowed_nulls_are_rejected_where_all_features_are_strings(spark):
     schema = Schema((InputSpec("text", (2,), text=True),), ONE.outputs)
     given = frame(spark, "a string, b string, label int, x array<float>").fillna("", "b")
-    for named in ({"schema": schema, "features": ["b", "a"]}, {"features": ["b", "a"], "fits": False}):
-        message = error_of(DataError, given, labelled=True, on_invalid="allow", **named)
-        assert message == (
-            "column 'a' holds strings and may hold nulls, but on_invalid=\"allow\" replaces missing numbers by NaN, which "
-            "strings and integers cannot be. Replace nulls (df.fillna({'a': ''})), or pass on_invalid=\"drop\" (in Spark ML "
-            'handleInvalid="skip").'
-        )
-        assert error_of(DataError, given, on_invalid="allow", **named).endswith(
-            'on_invalid="null" (in Spark ML handleInvalid="keep"), which predicts null for them.'
-        )
-        assert select(given, on_invalid="null", **named).names == ["b", "a"]
+    message = error_of(DataError, given, schema, labelled=True, on_invalid="allow", features=["b", "a"])
+    assert message == (
+        "column 'a' holds strings and may hold nulls, but on_invalid=\"allow\" replaces missing numbers by NaN, which "
+        "strings and integers cannot be. Replace nulls (df.fillna({'a': ''})), or pass on_invalid=\"drop\" (in Spark ML "
+        'handleInvalid="skip").'
+    )
+    assert error_of(DataError, given, features=["b", "a"], fits=False, on_invalid="allow").endswith(
+        'on_invalid="null" (in Spark ML handleInvalid="keep"), which predicts null for them.'
+    )
+    assert select(given, schema, on_invalid="null", features=["b", "a"]).names == ["b", "a"]
     assert select(given, schema, features="b", fits=False, on_invalid="allow").names == ["b"]
     assert select(given, features={"words": "a", "numbers": "x"}, fits=False, on_invalid="allow").names == ["a", "x"]
 
@@ -479,11 +475,7 @@ def test_labels_with_the_columns_of_the_features_may_have_another_shape(spark):
 
 
 def test_labels_with_the_columns_of_features_use_their_loader(spark):
-    texts = frame(spark, "features string, a array<int>, b array<int>")
     loader = Texts((1,))
-    found = select(texts, Schema((InputSpec("x", (1,)),)), labelled=True, label="features", loader=loader)
+    schema = Schema((InputSpec("x", (1,)),))
+    found = select(frame(spark, "features string"), schema, labelled=True, label="features", loader=loader)
     assert [leaf.loader for leaf in found.leaves] == [loader, loader]
-    two = Schema((InputSpec("user", (2,)), InputSpec("item", (1,))), (InputSpec("c", (1,)), InputSpec("d", (2,))))
-    mapping = {"features": {"user": "a", "item": "b"}, "label": {"d": "a", "c": "b"}}
-    found = select(texts, two, labelled=True, **mapping)
-    assert found.names == ["a", "b"]
