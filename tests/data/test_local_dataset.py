@@ -1,12 +1,11 @@
 """The in-memory implementation of the dataset protocols."""
 
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from sparkkeras.data.block import Block, from_arrays
-from sparkkeras.data.dataset import TaskContext, all_labels, common_spec
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.dataset import all_labels, common_spec
 from sparkkeras.data.labels import LabelRange
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import DataError
@@ -15,18 +14,6 @@ from sparkkeras.errors import DataError
 def numbered(start, stop):
     numbers = np.arange(start, stop)
     return from_arrays(numbers.astype(np.float32)[:, None], numbers, None)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counts the calls of this copy."""
-
-    calls: list
-
-    def __call__(self, context, blocks):
-        self.calls.append(context)
-        assert all(isinstance(block, Block) for block in blocks)
-        yield len(self.calls)
 
 
 def dataset():
@@ -43,12 +30,6 @@ def test_handles_describe_each_partition():
     assert common_spec(handles) == numbered(0, 1).spec
     assert all_labels(handles) == (LabelRange(0, 4, True),)
     assert dataset().max_result_bytes == 0
-
-
-def test_a_task_gets_its_context():
-    calls = dataset().run(Counts([])).collect()
-    assert calls == [1, 1, 1, 1]  # every partition has its own copy, as on a cluster
-    assert TaskContext(2) == TaskContext(2, attempt=0, cores=1, accelerators=())
 
 
 def test_partitions_of_different_specs_raise_an_error():

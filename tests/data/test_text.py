@@ -66,10 +66,6 @@ def test_pieces_follow_the_length_of_the_strings():
     assert block(rows).row_bytes == 1000 + 8 + 4
 
 
-def test_zeros_are_empty_strings():
-    assert words(block().spec.zeros(2)) == ["", ""]
-
-
 @pytest.mark.parametrize("dtype", ["U", "S", object, "T"])
 def test_arrays_of_every_type_of_string(dtype):
     if dtype == "T" and not hasattr(np.dtypes, "StringDType"):

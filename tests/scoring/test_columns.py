@@ -67,13 +67,6 @@ def batches(x, *sizes):
 # Outputs
 
 
-def test_the_column_type_of_an_output_depends_on_its_shape():
-    assert outputs_of(regression()) == (Output("y", "float32", 0),)
-    assert outputs_of(classifier()) == (Output("scores", "float32", 1),)
-    sequence = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(1, name="steps")])
-    assert outputs_of(sequence)[0].type_name == "array<array<float>>"
-
-
 @pytest.mark.parametrize(("dtype", "name"), [("float64", "double"), ("mixed_bfloat16", "float"), ("float16", "float")])
 def test_the_column_type_holds_the_predicted_values(dtype, name):
     keras.utils.set_random_seed(0)
@@ -136,7 +129,6 @@ def test_predictions_of_the_same_batches_are_bit_identical():
 
 
 def test_without_rows_there_are_no_predictions():
-    assert list(task(regression())(TaskContext(0), iter([]))) == []
     assert list(task(regression())(TaskContext(0), iter(batches(X, 0, 0)))) == []
 
 

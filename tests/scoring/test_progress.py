@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.events import PhaseStarted, RunStarted, SparkTasks, WorkerProgress, WorkersChanged
-from sparkkeras.progress.renderer import Progress
 from sparkkeras.scoring.inference import dataset_with_progress
 from tests.terminals import Terminal, manual_clock, write_to
 
@@ -62,18 +60,3 @@ def test_nothing_is_shown_if_nobody_wants_it(clock, terminal):
     with dataset_with_progress(object, Rows(terminal, clock), None, "Predicting", 0) as (_, _, target):
         assert target is None
     assert terminal.getvalue() == ""
-
-
-def test_tasks_are_counted_until_workers_report_rows(clock, terminal):
-    shown = Progress(1)
-    for event in (RunStarted("score", "Evaluating"), PhaseStarted("Evaluating"), WorkersChanged(1, (100,))):
-        shown.on_event(event)
-    clock.now += 1
-    shown.on_event(SparkTasks(1, 2))
-    assert terminal.line == "Evaluating ... 1 of 2 tasks"
-    clock.now += 5
-    shown.on_event(WorkerProgress(0, 0, 40, 4.0))
-    assert terminal.line == "[========............] 4.0s + 2.0s start-up - 10 rows/s - about 6.0s left"
-    clock.now += 1
-    shown.on_event(SparkTasks(2, 2))
-    assert terminal.line.startswith("[========............] 4.0s")

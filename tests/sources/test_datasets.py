@@ -73,11 +73,6 @@ class Count:
         yield sum(block.rows for block in blocks)
 
 
-def test_lazy_results_are_computed_on_use(spark):
-    source = as_source(spark.sparkContext.parallelize(list(rows_of(numbered_block())), PARTS), READER)
-    assert sum(source.lazy().run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows
-
-
 def test_large_values_pass_through_files_that_are_removed(spark):
     def files():
         return set(Path(spark.sparkContext._temp_dir).rglob("values-*/*"))

@@ -56,14 +56,6 @@ def test_places_depend_on_the_rows_and_the_seed_only():
     assert max(abs(part.y.mean() - 249.5) for part in placed) < 40
 
 
-def test_the_last_rows_are_those_with_the_highest_digests():
-    block = rows(400)
-    found = [part[slice(part.rows - 10, None)] for part in shuffled([block], 4)]
-    last = {tuple(digest) for part in found for digest in digests_of(part, 1).tolist()}
-    highest = sorted(map(tuple, digests_of(block, 1).tolist()))[-44:]
-    assert last <= set(highest)
-
-
 def test_equal_rows_are_dealt_to_all_partitions():
     x = RNG.integers(0, 2, (4000, 2)).astype("f4")
     parts = shuffled([from_arrays(x, x.sum(axis=1), None)], 5)

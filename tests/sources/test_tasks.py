@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, Form, Structure, from_arrays
-from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.text import Text, to_text
+from sparkkeras.data.block import from_arrays
 from sparkkeras.data.values import ValueFile
 from sparkkeras.errors import DataError, StorageError
 from sparkkeras.sources import tasks
@@ -43,13 +41,6 @@ def test_spark_reports_errors_with_their_causes(monkeypatch):
 def test_a_folder_that_is_gone_is_reported(tmp_path):
     with pytest.raises(StorageError, match=r"cannot write to .*removed, in Spark's temporary folder: .*No such file"):
         list(ThroughFiles(lambda partition, rows: rows, tmp_path / "removed")(0, [np.ones(LARGE)]))
-
-
-def test_collected_strings_are_not_python_objects():
-    strings = np.array(["one", "two", ""])
-    (found,) = Collect()(TaskContext(0), iter([Block(Form(Structure()), (to_text(strings)[0],))]))
-    assert isinstance(found.arrays[0], Text)
-    assert found.x.tolist() == strings.tolist()
 
 
 def test_rows_of_several_partitions_move_to_a_rank(tmp_path, monkeypatch):
