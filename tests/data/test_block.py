@@ -46,7 +46,6 @@ def numbered(rows, width=2):
         ({"a": A, "b": (A, B)}, None, Structure((("a",), ("b", 0), ("b", 1)))),
         ({"a": A, "b": (A, B)}, 2, NAMED),  # a model without nested inputs: two rows, or one row of a matrix
         ({"a": 1.0, "b": (2.0, 3.0)}, Structure((("a",), ("b", 0), ("b", 1))), Structure((("a",), ("b", 0), ("b", 1)))),
-        ((A, (A, B)), None, Structure(((0,), (1, 0), (1, 1)))),
         ([A, [1.0, 2.0]], Structure(((0,), (1, 0), (1, 1))), Structure(((0,), (1, 0), (1, 1)))),
         ((A, A, B), NESTED, Structure.several(3)),
     ],

@@ -41,7 +41,6 @@ KINDS = {
     "boolean": (pa.array([True, False]), [True, False], "bool"),
     "decimal": (pa.array([Decimal("1.25"), Decimal("-3.50")], pa.decimal128(38, 2)), [1.25, -3.5], "float64"),
     "array": (pa.array([[1, 2], [3, 4]], LISTS), [[1, 2], [3, 4]], "float32"),
-    "large array": (pa.array([[1, 2], [3, 4]], pa.large_list(pa.float32())), [[1, 2], [3, 4]], "float32"),
     "fixed array": (pa.array([[1, 2], [3, 4]], FIXED), [[1, 2], [3, 4]], "float32"),
     "empty arrays": (pa.array([[], []], LISTS), [[], []], "float32"),
     "nested": (pa.array([[[1, 2]], [[3, 4]]], NESTED), [[[1, 2]], [[3, 4]]], "int64"),
@@ -50,11 +49,6 @@ KINDS = {
     "mixed vectors": (
         vectors(sparse(3, {0: 1}), dense(4, 5, 6), sparse(3, {1: 2, 2: 3}), dense(7, 8, 9)),
         [[1, 0, 0], [4, 5, 6], [0, 2, 3], [7, 8, 9]],
-        "float64",
-    ),
-    "array of vectors": (
-        pa.array([[dense(1, 2)], [sparse(2, {1: 3})]], pa.list_(VECTOR)),
-        [[[1, 2]], [[0, 3]]],
         "float64",
     ),
 }

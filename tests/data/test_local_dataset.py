@@ -1,6 +1,5 @@
 """The in-memory implementation of the dataset protocols."""
 
-
 import numpy as np
 import pytest
 

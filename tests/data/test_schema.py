@@ -106,11 +106,10 @@ def test_several_inputs_as_tuples_and_dicts():
     assert as_dict.y["a"].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("declared", [(), (1,), (2,), (2, 1)])
+@pytest.mark.parametrize("declared", [(), (1,)])
 def test_features_get_the_rank_that_the_input_declares(declared):
     reader = Reader(Schema((InputSpec("a", declared),)), labelled=False, on_invalid="allow")
-    width = declared[:1] if 2 in declared else ()
-    for given in (width, (*width, 1)):
+    for given in ((), (1,)):
         x = np.full((4, *given), 1.5)
         x[1] = np.nan
         assert reader.read_arrays(x, None, None).x.shape == (4, *declared)
@@ -312,12 +311,10 @@ def test_missing_labels_raise_an_error():
 
 
 def test_labels_may_be_optional():
-    reader = Reader(ONE, labels_optional=True)
+    reader, row = Reader(ONE, labels_optional=True), np.ones(3)
     assert reader.read_arrays(np.ones((4, 3)), None, None).y is None
     assert reader.read_arrays(np.ones((4, 3)), np.ones(4), None).y is not None
-    row = np.ones(3)
-    assert reader.form_of(row, 0).y is None
-    assert reader.read_rows([row, row], reader.form_of(row, 0), 0, 0).rows == 2
+    assert read([row, row], reader).y is None
     assert reader.form_of((row, 1.0), 0).y is not None
 
 
@@ -478,26 +475,12 @@ def test_a_single_input_accepts_any_name():
 # Labels
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        (np.array([[0.0, 2.0], [-1.0, 1.0]]), (-1, 2, True)),
-        (np.array([0.5, 1.0]), (0.5, 1, False)),
-        (np.array([True, False]), (0, 1, True)),
-    ],
-)
-def test_the_range_of_labels(labels, expected):
-    found = LabelRange.of(labels)
-    assert (found.low, found.high, found.all_integers) == expected
-    assert isinstance(found.low, float)
-
-
-def test_the_ranges_of_a_block():
-    block = from_arrays(np.ones((2, 3)), (np.array([0, 4]), np.array([[0.5, 1], [2, 3]])), None)
-    assert label_ranges(block) == (LabelRange(0, 4, True), LabelRange(0.5, 3, False))
-    assert label_ranges(block[:0]) == ()
+def test_the_ranges_of_labels():
+    y = np.array([0, 4]), np.array([[0.5, 1], [-2, 3]]), np.array([True, False])
+    block = from_arrays(np.ones((2, 3)), y, None)
+    assert label_ranges(block) == (LabelRange(0, 4, True), LabelRange(-2, 3, False), LabelRange(0, 1, True))
+    assert label_ranges(block[:0]) == label_ranges(from_arrays(np.ones((2, 3)), None, None)) == ()
     assert LabelRange(0, 3, True).union(LabelRange(-1, 2, False)) == LabelRange(-1, 3, False)
-    assert label_ranges(from_arrays(np.ones((2, 3)), None, None)) == ()
 
 
 # Python objects
@@ -575,12 +558,11 @@ def test_an_error_names_the_row_and_reason_of_a_non_numeric_object(value, advice
 
 
 def test_a_row_is_valid_if_no_column_is_null():
-    one = ColumnValues(np.arange(4.0), np.array([True, False, True, True]), "column 'a'")
-    other = ColumnValues(np.arange(4.0), np.array([False, True, True, True]), "column 'b'")
+    columns = [ColumnValues(np.arange(4.0), np.arange(4) != null, f"column {null}") for null in (0, 1)]
     form = Form(Structure.several(2))
-    block, whole = Reader(Schema(), labelled=False, on_invalid="null").read_columns([one, other], form, "partition 0", 0)
+    block, whole = Reader(Schema(), labelled=False, on_invalid="null").read_columns(columns, form, "partition 0", 0)
     assert (block.rows, whole.tolist()) == (4, [False, False, True, True])
-    block, whole = Reader(Schema(), labelled=True, on_invalid="drop").read_columns([one, other], form, "partition 0", 0)
+    block, whole = Reader(Schema(), labelled=True, on_invalid="drop").read_columns(columns, form, "partition 0", 0)
     assert (block.arrays[0].tolist(), whole) == ([2.0, 3.0], None)
 
 
@@ -606,8 +588,6 @@ def test_masked_values_raise_an_error_with_advice():
     with pytest.raises(DataError, match=f"^x is {advice}"):
         from_arrays(masked, np.ones(2), None)
     assert "x of row 11 of partition 2 is a masked array" in error_of([(masked[0], 1.0), (masked[1], 1.0)])
-    whole = np.ma.masked_array(np.ones((2, 3)), mask=False)
-    assert type(Reader(ONE).read_arrays(whole, np.ones(2), None).x) is np.ndarray
     assert read([(masked[0], 1.0)]).x.shape == (1, 3)
 
 

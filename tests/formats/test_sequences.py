@@ -40,8 +40,8 @@ def test_the_values_are_those_of_keras(padding, truncating, step_shape):
 def test_columns_of_other_types():
     fixed = pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))
     assert PadSequences(3)(fixed, "c")[0].tolist() == [[0, 1, 2]]
-    assert PadSequences(2, dtype="int8")(pa.array([[300 - 299, 2]]), "c")[0].dtype == np.int8
-    for nothing in (pa.nulls(2), pa.nulls(2, pa.list_(pa.int64())), pa.array([], pa.list_(pa.int64()))):
+    assert PadSequences(2, dtype="int8")(pa.array([[1, 2]]), "c")[0].dtype == np.int8
+    for nothing in (pa.nulls(2), pa.array([], pa.list_(pa.int64()))):
         values, good = PadSequences(2)(nothing, "c")
         assert values.shape == (len(nothing), 2)
         assert not good.any()
