@@ -16,10 +16,8 @@ def split(sizes, validation_split):
 @pytest.mark.parametrize(
     ("sizes", "validation_split", "train", "validate"),
     [
-        ((10, 10), 0.2, (8, 8), (2, 2)),
         ((7,), 0.5, (3,), (4,)),  # int(7 * 0.5) = 3 for training
         ((10,), 0.01, (9,), (1,)),  # int(10 * 0.99) = 9 for training
-        ((3, 3, 3), 0.1, (2, 3, 3), (1, 0, 0)),  # one row: the remainders are equal, so the first gets it
         ((2, 5, 8), 0.2, (2, 4, 6), (0, 1, 2)),  # quotas 0.4, 1, 1.6: the largest remainder is the last one's
         ((1, 1, 8), 0.3, (1, 1, 5), (0, 0, 3)),  # quotas 0.3, 0.3, 2.4: no partition loses its last row
         ((1, 3), 0.9, (1, 1), (0, 2)),  # 4 rows wanted, but each partition keeps one

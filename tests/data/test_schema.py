@@ -59,12 +59,6 @@ def test_nan_is_not_suggested_for_the_indices_of_an_embedding():
     assert "replaces them by NaN" in error_of([ROW, None], reader=Reader(ONE, labelled=False))
 
 
-def test_names_of_inputs_that_keras_made_up_are_left_out():
-    schema = Schema((InputSpec("keras_tensor_87", (3,)),))
-    with pytest.raises(DataError, match="^x does not fit the model's input: it expects rows of shape"):
-        schema.check_features(from_arrays(np.ones((2, 2)), None, None).spec)
-
-
 def test_pairs_of_lists_become_arrays():
     block = read([(ROW, 1), ([4.0, 5.0, 6.0], 0)])
     assert block.form == Form(Structure(), Structure())
