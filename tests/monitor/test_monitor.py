@@ -14,7 +14,6 @@ import pytest
 
 from sparkkeras import (
     ConfigurationError,
-    DivergenceError,
     Monitor,
     SparkEnsemble,
     SparkModel,
@@ -22,7 +21,7 @@ from sparkkeras import (
     StorageError,
     UnknownArgumentError,
 )
-from sparkkeras.events import Incident, RunEnded, RunStarted
+from sparkkeras.events import RunEnded, RunStarted
 from sparkkeras.hyperopt import HyperParamModel, report
 from sparkkeras.hyperopt.workers import LocalWorkers
 from tests.models import regression
@@ -64,12 +63,6 @@ def test_a_training_of_keras_is_shown_and_saved(monitor, tmp_path):
     assert of(messages, "end")[0]["status"] == "finished"
 
 
-def test_the_address_is_printed(capsys):
-    with Monitor() as monitor:
-        assert capsys.readouterr().out == f"Monitor: {monitor.url}\n"
-        assert repr(monitor) == f"Monitor(url={monitor.url!r})"
-
-
 def test_a_notebook_shows_a_link(monitor):
     url = monitor.url
     assert monitor._repr_html_() == f'Monitor: <a href="{url}" target="_blank" rel="noopener noreferrer">{url}</a>'
@@ -94,9 +87,8 @@ def test_runs_have_the_name_that_the_monitor_has_when_they_begin(tmp_path):
 
 def test_a_bad_name_is_rejected_between_runs(monitor):
     assert monitor.name is None
-    for name in ("", " ", 5):
-        with pytest.raises(ConfigurationError, match=f"name={name!r}: expected a name for the runs"):
-            monitor.name = name
+    with pytest.raises(ConfigurationError, match="name=' ': expected a name for the runs"):
+        monitor.name = " "
     assert monitor.name is None
 
 
@@ -206,28 +198,15 @@ def test_histories_are_saved_and_compared(tmp_path):
     assert len(of(messages, "epoch")) == 5
 
 
-def test_a_saved_page_needs_no_escapes_in_data(monitor, tmp_path):
-    monitor.on_event(RunStarted("fit", "</script><script>alert(1)</script><!--"))
-    monitor.on_event(RunEnded())
-    text = (tmp_path / "run.html").read_text("utf-8")
-    assert "alert(1)</script>" not in text
-    assert of(saved(tmp_path / "run.html"), "run")[0]["name"] == "</script><script>alert(1)</script><!--"
-
-
-def test_errors_of_the_monitor_are_warnings(monitor, tmp_path):
-    monitor.on_event(RunStarted("fit", "model"))
-    monitor._save_to = str(tmp_path / "gone" / "run.html")
-    with pytest.warns(UserWarning, match="the page of the monitor was not saved: .*gone"):
-        monitor.on_event(RunEnded())
-
-
-def test_a_page_that_cannot_be_written_hides_no_error_of_the_block(tmp_path):
+def test_a_page_that_cannot_be_written_is_a_warning_and_hides_no_error_of_the_block(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
 
     def block():
-        with Monitor(save_to=folder / "run.html", verbose=0):
+        with Monitor(save_to=folder / "run.html", verbose=0) as monitor:
+            monitor.on_event(RunStarted("fit", "model"))
             folder.rmdir()
+            monitor.on_event(RunEnded())
             raise ZeroDivisionError
 
     with pytest.warns(UserWarning, match="was not saved: .*folder"), pytest.raises(ZeroDivisionError):
@@ -238,14 +217,11 @@ def test_a_page_that_cannot_be_written_hides_no_error_of_the_block(tmp_path):
     ("arguments", "error", "words"),
     [
         ({"port": 70_000}, ConfigurationError, "port=70000"),
-        ({"port": "a"}, ConfigurationError, "port='a'"),
         ({"host": ""}, ConfigurationError, "host=''.*127.0.0.1"),
-        ({"host": 5}, ConfigurationError, "host=5"),
         ({"save_to": "run.png"}, ConfigurationError, r"save_to='run.png' must end in .html"),
         ({"save_to": "/no/such/folder/run.html"}, StorageError, "'/no/such/folder' does not exist"),
         ({"verbose": "loud"}, ConfigurationError, "verbose='loud'"),
         ({"name": ""}, ConfigurationError, "name='': expected a name .*or None"),
-        ({"name": 1}, ConfigurationError, "name=1"),
         ({"prot": 1}, UnknownArgumentError, "Did you mean 'port'"),
     ],
 )
@@ -255,7 +231,7 @@ def test_bad_arguments(arguments, error, words):
 
 
 def test_bad_histories(tmp_path):
-    for history in ({"a": 1}, {"loss": [1.0]}, None, [1]):
+    for history in ({"loss": [1.0]}, None):
         with pytest.raises(ConfigurationError, match="history: expected a keras.callbacks.History"):
             Monitor.save(history, tmp_path / "a.html")
     for history in ({}, keras.callbacks.History()):
@@ -263,7 +239,7 @@ def test_bad_histories(tmp_path):
             Monitor.save(history, tmp_path / "a.html")
 
 
-@pytest.mark.parametrize("monitor", [5, "a", Monitor, [object()]])
+@pytest.mark.parametrize("monitor", [5, Monitor, [object()]])
 def test_other_objects_are_no_monitors(monitor):
     with pytest.raises(ConfigurationError, match="monitor=.*on_event"):
         SparkRunner(1, local_mode=True).run(print, monitor=monitor)
@@ -287,30 +263,16 @@ def test_batches_of_a_spark_model_cause_no_warning(monitor):
         check_callbacks([monitor], regression())
 
 
-def test_incidents_are_shown(monitor):
-    monitor.on_event(RunStarted("fit", "model"))
-    monitor.on_event(Incident("retry", "a task failed"))
-    assert of(live(monitor), "incident")[0]["text"] == "a task failed"
-
-
-def test_divergence_ends_a_run_as_failed(monitor):
-    monitor.on_event(RunStarted("fit", "model"))
-    monitor.on_event(RunEnded(DivergenceError("training diverged")))
-    assert of(live(monitor), "end")[0]["error"] == "DivergenceError: training diverged"
-
-
-def test_a_closed_monitor_warns(monitor):
-    monitor.close()
+def test_the_address_is_printed_and_a_closed_monitor_warns(tmp_path, capsys):
+    with Monitor() as monitor:
+        assert capsys.readouterr().out == f"Monitor: {monitor.url}\n"
+        assert repr(monitor) == f"Monitor(url={monitor.url!r})"
     with pytest.warns(UserWarning, match="is closed: it serves no page"):
         monitor.on_event(RunStarted("fit", "model"))
     assert repr(monitor).endswith("closed)")
-
-
-def test_what_is_saved_and_where_is_printed(tmp_path, capsys):
-    with Monitor(save_to=tmp_path / "run.html") as monitor:
-        assert (
-            capsys.readouterr().out == f"Monitor: {monitor.url} (saved to {str(tmp_path / 'run.html')!r} when a run ends)\n"
-        )
+    path = tmp_path / "run.html"
+    with Monitor(save_to=path) as monitor:
+        assert capsys.readouterr().out == f"Monitor: {monitor.url} (saved to {str(path)!r} when a run ends)\n"
     with pytest.warns(UserWarning, match=r"serves no page\. The run is added to '.*run\.html'"):
         monitor.on_event(RunStarted("fit", "model"))
     with pytest.raises(ConfigurationError, match=r"Monitor\(save_to='run\.html'\)"):
