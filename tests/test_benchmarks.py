@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-from collections import deque
 
 import numpy as np
 import pytest
@@ -104,33 +103,6 @@ def test_the_adapter_for_optuna_has_the_trials_of_optuna(pending, objectives, co
     )
     assert ours == theirs
     assert len(set(ours)) == 25
-
-
-def test_the_next_of_two_pending_trials_is_asked_for_when_the_oldest_has_ended(contestants):
-    numbers, log = iter(range(9)), deque()
-
-    def ask():
-        number = next(numbers)
-        log.append(f"ask {number}")
-        return number
-
-    values = contestants._run(ask, lambda trial: 10.0 * trial, lambda trial, value: log.append(f"tell {trial}"), 4, 2)
-    assert values == [0, 10, 20, 30]
-    assert list(log) == ["ask 0", "ask 1", "tell 0", "ask 2", "tell 1", "ask 3", "tell 2", "tell 3"]
-
-
-def test_regrets_ranks_and_their_table(regret, tmp_path):
-    assert regret._regrets([[5, 3, 4]], 1).tolist() == [[4, 2, 2]]
-    assert regret._ranks([np.array([1, 2]), np.array([1, 5]), np.array([0, 1])]).tolist() == [[2.5, 2], [2.5, 3], [1, 1]]
-    names = [*regret.LINES, "sparkkeras, TPESampler"]
-    samples = {f"{key}: {name}": [[9, 8, 7.0], [9, 6, 1], [9, 4, 0]] for key in regret.TITLES for name in names}
-    samples |= {"rank: hyperopt": [[1.0], [2.0], [3.0]]}
-    table = regret.summary(samples)
-    assert "| hyperopt | 2.00 ± 0.58 |" in table
-    assert "| regret after | 3 trials |" in table
-    assert table.count("| sparkkeras, TPESampler | 1 (0.5 to 4) |") == len(regret.TITLES)
-    regret.draw(samples, tmp_path / "drawn.png", "caption")
-    assert (tmp_path / "drawn.png").stat().st_size > 10_000
 
 
 @pytest.mark.programs

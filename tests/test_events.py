@@ -97,12 +97,6 @@ def test_listeners_have_a_method():
     assert Events([listener])
 
 
-def test_a_listener_that_is_given_twice_gets_events_once():
-    listener = Listener()
-    Events([listener, listener]).emit(RUN)
-    assert listener.events == [RUN]
-
-
 def test_an_error_at_the_beginning_reaches_the_end_of_all():
     first, second = Listener(), Listener(fails=RunStarted)
     with pytest.raises(ValueError, match="a listener"), Events([first, second]).running(RUN):

@@ -206,11 +206,6 @@ def test_the_page_of_a_program(tmp_path, module, monkeypatch):
     (tmp_path / "executed" / "examples" / "add.ipynb").write_text(json.dumps(made))
     assert "built without PyTorch, so outputs are missing" in shown(module, "examples/add", text)
 
-    monkeypatch.setitem(module.execute.__globals__, "find_spec", lambda name: object())
-    monkeypatch.setitem(module.execute.__globals__, "_run", lambda pages, folder, settings: {"add": (pages, settings)})
-    ran = module.execute(["examples/add"], tmp_path, NAME="value")
-    assert ran["add"] == ({"examples/add": module.notebook(text)}, module.SETTINGS | {"NAME": "value"})
-
 
 def test_pages_that_share_a_kernel_have_variables_and_folders_of_their_own(tmp_path, module):
     (tmp_path / "a.md").write_text("```python\nx = 1\nopen('file', 'w').close()\nobject()\n```\n\n```python\nx + 1\n```\n")

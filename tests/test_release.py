@@ -86,7 +86,6 @@ def test_a_tree_in_which_all_fits_together_can_be_released(tree):
             r"no section for 0\.2\.0: add `## \[0\.2\.0\]",
         ),
         ("CHANGELOG.md", " - 2026-01-31", "", r"0\.2\.0 in CHANGELOG\.md has no date: its heading must be"),
-        ("CHANGELOG.md", "2026-01-31", "2026-31-01", "has no date"),
         ("CHANGELOG.md", "### Added\n\n- A name.\n", "", "is empty: list what changes"),
         ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", r"version: 0\.1\.0; write `version: 0\.2\.0`"),
         ("CITATION.cff", "2026-01-31", "2026-01-30", "write `date-released: 2026-01-31`, as in CHANGELOG.md"),
@@ -105,7 +104,6 @@ def test_a_problem_says_what_to_do(tree, name, old, new, expected):
     ("version", "expected"),
     [
         ("0.1.0", r"must be later than 0\.1\.0, for which there is a tag"),
-        ("0.0.9", r"must be later than 0\.1\.0"),
         ("0.2", "write three numbers"),
         ("0.2.0.dev1", "no version for a release"),
         ("next", "is no version"),
@@ -148,10 +146,6 @@ def test_pypi_shows_the_readme_as_it_is_built_now():
     assert check(described(), SETTINGS["project"].get("urls", {}).get("Repository")) == []
 
 
-def test_pypi_shows_the_readme_with_links_to_a_repository():
-    assert check(described(rf"[\1]({REPOSITORY}/blob/v$HFPR_VERSION/\2)")) == []
-
-
 def test_pypi_shows_the_pictures_of_the_readme_where_there_is_a_repository():
     def check_pictures(description, repository=REPOSITORY):
         return CHECKS["_of_pictures"](description, repository, "0.2.0", ROOT)
@@ -168,7 +162,6 @@ def test_pypi_shows_the_pictures_of_the_readme_where_there_is_a_repository():
     ("text", "expected"),
     [
         ("[a](docs/policy.md)", "PyPI cannot resolve 'docs/policy.md'"),
-        ('<img src="docs/images/overview.svg">', "PyPI cannot resolve 'docs/images/overview.svg'"),
         ("[a](#nowhere)", "PyPI cannot resolve '#"),
         (f"[a]({REPOSITORY}/blob/v0.2.0/docs/gone.md)", "links to docs/gone.md, which does not exist"),
         (

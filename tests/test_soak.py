@@ -1,9 +1,6 @@
 """A resumed soak run skips the tests that have passed, unless the sources have changed."""
 
-import sys
 from types import SimpleNamespace
-
-import pytest
 
 from tests import soak
 from tests.conftest import Finished
@@ -40,8 +37,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_change_of_sources_or_backend_starts_a_new_run(tmp_path, monkeypatch, name):
+def test_a_change_of_sources_or_backend_starts_a_new_run(tmp_path, monkeypatch):
     for each in FILES:
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / each).write_text("before")
@@ -50,24 +46,9 @@ def test_a_change_of_sources_or_backend_starts_a_new_run(tmp_path, monkeypatch, 
     assert soak.sources(tmp_path) == before
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     assert soak.sources(tmp_path) != before
+    found = {before}
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    (tmp_path / name).write_text("after")
-    assert soak.sources(tmp_path) != before
-
-
-@pytest.mark.parametrize("shard", ["lowest", "light"])
-def test_only_one_shard_runs_the_default_suite_in_its_own_environment(tmp_path, monkeypatch, shard):
-    calls = []
-
-    def called(arguments, env=None, **_):
-        calls.append(([str(argument) for argument in arguments], env))
-        return SimpleNamespace(returncode=0)
-
-    monkeypatch.delenv("SPARKKERAS_SOAK", raising=False)
-    monkeypatch.setattr(soak.subprocess, "run", called)
-    monkeypatch.setattr(sys, "executable", "/usr/bin/python")
-    assert soak.run(shard, tmp_path, [])
-    *setup, (tests, environment) = calls
-    assert any("lowest-direct" in arguments for arguments, _ in setup) == (shard == "lowest")
-    assert (tests[0] == sys.executable) == (shard == "light")
-    assert environment.get("SPARKKERAS_SOAK") == (None if shard == "lowest" else "1")
+    for number, name in enumerate(FILES, 2):
+        (tmp_path / name).write_text("after")
+        found.add(soak.sources(tmp_path))
+        assert len(found) == number

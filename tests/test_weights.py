@@ -17,30 +17,6 @@ def same(one, other):
     return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-ARRAYS = {
-    "matrices": [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7, 8], np.float32)],
-    "scalars": [np.float32(1.5).reshape(()), np.array(2, np.int64), np.array(-3.25, np.float32)],
-    "empty array": [np.zeros((0, 3), np.float32), np.ones(2, np.float32), np.zeros((2, 0), np.int32)],
-    "nothing": [],
-    "integers only": [np.array([1, 2], np.int64), np.array(5, np.uint32), np.array([True, False])],
-    "integers between": [np.ones(2, np.float32), np.array(7, np.int64), np.full(3, 2, np.float32)],
-    "float64": [np.array([1 / 3, 1e300]), np.array([0.1], np.float32)],
-    "bfloat16": [np.array([[1.5, -2.25]], ml_dtypes.bfloat16), np.array([0.1], np.float32)],
-    "float16": [np.array([1.5, 6e-8], np.float16)],
-    "bfloat16 beside float64": [np.array([3.0], ml_dtypes.bfloat16), np.array([1 / 3])],
-    "not contiguous": [np.arange(12, dtype=np.float32).reshape(3, 4).T, np.arange(10, dtype=np.float32)[::3]],
-}
-
-
-@pytest.mark.parametrize("arrays", ARRAYS.values(), ids=ARRAYS)
-def test_unpack_inverts_pack(arrays):
-    layout = Layout.of(arrays)
-    unpacked = layout.unpack(layout.pack(arrays))
-    assert len(unpacked) == len(arrays)
-    copies = [np.ascontiguousarray(array).reshape(array.shape) for array in arrays]
-    assert all(same(before, after) for before, after in zip(copies, unpacked, strict=True))
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(
@@ -54,7 +30,7 @@ def test_unpack_inverts_pack(arrays):
 )
 def test_any_list_of_arrays_survives_the_round_trip(kinds, seed):
     draw = np.random.default_rng(seed)
-    arrays = [draw.normal(0, 3, shape).astype(np.dtype(name)) for shape, name in kinds]
+    arrays = [draw.normal(0, 3, shape).astype(np.dtype(name)).T for shape, name in kinds]  # not contiguous
     layout = Layout.of(arrays)
     packed = layout.pack(arrays)
     assert packed.vector.ndim == 1
@@ -63,7 +39,8 @@ def test_any_list_of_arrays_survives_the_round_trip(kinds, seed):
 
 
 def test_the_vector_has_the_floating_arrays_in_order_and_the_counters_stand_apart():
-    packed = Layout.of(ARRAYS["integers between"]).pack(ARRAYS["integers between"])
+    arrays = [np.ones(2, np.float32), np.array(7, np.int64), np.full(3, 2, np.float32)]
+    packed = Layout.of(arrays).pack(arrays)
     assert packed.vector.dtype == np.float32
     assert packed.vector.tolist() == [1, 1, 2, 2, 2]
     assert [each.tolist() for each in packed.integer_variables] == [7]
@@ -86,13 +63,6 @@ def test_packing_copies():
     assert packed.integer_variables[0].tolist() == [5]
 
 
-def test_unpacking_floats_of_the_vectors_dtype_copies_nothing():
-    arrays = [np.ones((2, 2), np.float32), np.ones(3, np.float32)]
-    layout = Layout.of(arrays)
-    packed = layout.pack(arrays)
-    assert all(np.shares_memory(array, packed.vector) for array in layout.unpack(packed))
-
-
 def test_unpacking_a_vector_that_is_too_short_raises_an_error():
     layout = Layout.of([np.ones((2, 2), np.float32)])
     with pytest.raises(ValueError):
@@ -103,29 +73,20 @@ def test_nbytes_counts_vector_and_counters():
     assert flat(1, 2, integer_variables=[np.int64(3), np.int32(1)]).nbytes == 8 + 8 + 4
 
 
-@pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_floating_dtypes(name):
-    assert is_floating(np.dtype(getattr(ml_dtypes, name, name)))
-    assert is_floating(name)
-
-
-@pytest.mark.parametrize("name", ["int32", "uint8", "bool", "complex64", "U3", "O"])
-def test_other_dtypes(name):
-    assert not is_floating(name)
+def test_floating_dtypes():
+    for name in ("float16", "float64", "bfloat16", "float8_e4m3fn"):
+        assert is_floating(np.dtype(getattr(ml_dtypes, name, name)))
+        assert is_floating(name)
+    assert not any(map(is_floating, ("int32", "bool", "complex64", "U3", "O")))
 
 
 # The mean
 
 
-def test_the_mean_is_weighted():
-    mean = average([(flat(1, 2), 1), (flat(5, -2), 3)])
-    assert mean.vector.tolist() == [4, -1]  # (1 + 15) / 4, (2 - 6) / 4
-    assert mean.vector.dtype == np.float32
-
-
 def test_the_mean_of_three_by_rows():
-    mean = average([(flat(8, 0), 10), (flat(0, 4), 20), (flat(-4, 8), 10)])
+    mean = average(iter([(flat(8, 0), 10), (flat(0, 4), 20), (flat(-4, 8), 10)]))
     assert mean.vector.tolist() == [1, 4]  # (80 + 0 - 40) / 40, (0 + 80 + 80) / 40
+    assert mean.vector.dtype == np.float32
 
 
 def test_a_replica_with_weight_zero_does_not_count():
@@ -134,14 +95,7 @@ def test_a_replica_with_weight_zero_does_not_count():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("weight", [1, 3, 7, 49, 60_000])
-def test_the_mean_of_one_replica_is_exact(dtype, weight):
-    replica = np.random.default_rng(weight).normal(size=2000).astype(dtype)
-    assert same(average([(Flat(replica), weight)]).vector, replica)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("weights", [(1, 1), (3, 5), (7, 11, 13), (100, 99, 99, 1)])
+@pytest.mark.parametrize("weights", [(7,), (60_000,), (3, 5), (100, 99, 99, 1)])
 def test_the_mean_of_equal_replicas_is_exact(dtype, weights):
     replica = np.random.default_rng(0).normal(size=2000).astype(dtype)
     assert same(average([(Flat(replica), weight) for weight in weights]).vector, replica)
@@ -159,17 +113,6 @@ def test_sums_are_computed_in_float64():
     assert average(replicas).vector.tolist() == [(2.0**24 + 2) / 3]
 
 
-def test_sums_are_computed_in_the_given_order():
-    draw = np.random.default_rng(1)
-    replicas = [(Flat(draw.normal(size=500) * 10.0 ** draw.integers(-8, 8, 500)), int(w)) for w in draw.integers(1, 9, 7)]
-    expected = np.zeros(500)
-    for replica, weight in replicas:
-        expected += replica.vector * weight
-    expected /= sum(weight for _, weight in replicas)
-    assert np.allclose(average(replicas).vector, expected, rtol=1e-9, atol=0)
-    assert same(average(replicas).vector, average(iter(replicas)).vector)
-
-
 def test_of_counters_the_largest_is_taken_one_by_one():
     mean = average([(flat(1, integer_variables=[3, [1, 9]]), 100), (flat(1, integer_variables=[5, [4, 2]]), 1)])
     assert mean.integer_variables[0].tolist() == 5
@@ -183,7 +126,7 @@ def test_averaging_does_not_change_the_replicas():
     assert replicas[0][0].integer_variables[0] == 1
 
 
-@pytest.mark.parametrize("replicas", [[], [(flat(1), 0)], [(flat(1), 0), (flat(2), 0)]])
+@pytest.mark.parametrize("replicas", [[], [(flat(1), 0)]])
 def test_the_mean_of_no_replicas_raises_an_error(replicas):
     with pytest.raises(ValueError, match="at least one replica"):
         average(replicas)
