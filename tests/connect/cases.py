@@ -10,7 +10,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import pytest
 
 from sparkkeras import SparkModel, to_data_frame
 from sparkkeras.ml import KerasTransformer
@@ -107,7 +106,7 @@ def with_a_variable_outside():
     return model(loss=annealed)
 
 
-def doubled(x, y=None):
+def doubled(x, y):
     return 2 * x, y
 
 
@@ -124,43 +123,31 @@ class Case:
     Args:
         fit: A function that returns the arguments of ``fit`` for a session.
         model: Builds the model.
-        fits: The number of calls of ``fit``.
         spark_model: Further arguments of the SparkModel.
     """
 
-    def __init__(self, fit, model=model, fits=1, **spark_model):
-        self._fit, self._model, self._fits, self._settings = fit, model, fits, spark_model
+    def __init__(self, fit, model=model, **spark_model):
+        self._fit, self._model, self._settings = fit, model, spark_model
 
     def train(self, spark):
-        """Train; return the SparkModel and its histories."""
+        """Train; return the SparkModel and its history."""
         trained = SparkModel(self._model(), **({"batch_size": 16, "seed": 7} | self._settings))
-        histories = []
-        for _ in range(self._fits):
-            data, *labels, named = self._fit(spark)
-            histories.append(trained.fit(data, *labels, **({"epochs": 2, "verbose": 0} | named)).history)
-        return trained, histories
-
-
-def stopping():
-    return keras.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0, restore_best_weights=True)
+        data, *labels, named = self._fit(spark)
+        return trained, trained.fit(data, *labels, **({"epochs": 2, "verbose": 0} | named)).history
 
 
 CASES = {
     "plain": Case(lambda spark: (frame(spark), {})),
     "three_epochs": Case(lambda spark: (frame(spark), {"epochs": 3})),
     "often": Case(lambda spark: (frame(spark), {}), frequency=3),
-    "again": Case(lambda spark: (frame(spark), {"epochs": 1}), fits=2),
-    "rule": Case(lambda spark: (frame(spark), {}), rule="slowmo"),
-    "split": Case(lambda spark: (frame(spark), {"validation_split": 0.25})),
     "validation_frame": Case(lambda spark: (frame(spark), {"validation_data": frame(spark, 50)})),
-    "validation_arrays": Case(lambda spark: (frame(spark), {"validation_data": arrays(50)})),
-    "validation_col": Case(lambda spark: (frame(spark), {"validation_col": "held_out"})),
-    "sample_weight": Case(lambda spark: (frame(spark), {"sample_weight": "weight"})),
-    "stopping": Case(lambda spark: (frame(spark), {"callbacks": [stopping()], "epochs": 5})),
-    "transform": Case(lambda spark: (frame(spark), {"transform": doubled})),
-    "arrays": Case(lambda spark: (*arrays(), {})),
+    "columns": Case(
+        lambda spark: (
+            frame(spark),
+            {"validation_col": "held_out", "sample_weight": "weight", "transform": doubled},
+        )
+    ),
     "arrays_of_three": Case(lambda spark: (*arrays(), {"validation_split": 0.25}), num_workers=3),
-    "arrays_in_order": Case(lambda spark: (*arrays(), {"shuffle": False}), num_workers=3),
     "global_shuffle": Case(lambda spark: (frame(spark), {"shuffle": "global", "validation_split": 0.25}), num_workers=3),
     "allreduce": Case(lambda spark: (*arrays(), {"validation_split": 0.25}), mode="allreduce"),
     "batches": Case(lambda spark: (read, {"validation_data": read}), num_workers=2),
@@ -179,7 +166,6 @@ CASES = {
 
 QUICK = {
     "plain",
-    "often",
     "validation_frame",
     "arrays_of_three",
     "global_shuffle",
@@ -191,12 +177,6 @@ QUICK = {
 """The cases that run different code; the others run in the long version of the suite only."""
 
 CHOSEN = [name for name in CASES if SOAK or name in QUICK]
-
-
-def parametrized(*names, quick=QUICK):
-    """The cases as parameters; all but the quick ones are marked as long."""
-    chosen = [pytest.param(name, marks=() if name in quick else pytest.mark.soak) for name in names]
-    return pytest.mark.parametrize("name", chosen)
 
 
 class Classic:
@@ -211,10 +191,9 @@ class Classic:
         self._histories = json.loads((folder / "histories.json").read_text())
 
     def of(self, name):
-        """The weights and the histories of a case in the classic session."""
-        histories = self._histories[name]
+        """The weights and the history of a case in the classic session."""
         with np.load(self.folder / f"{name}.npz") as found:
-            return [found[key] for key in found.files], histories
+            return [found[key] for key in found.files], self._histories[name]
 
 
 def train_all(spark, folder):

@@ -14,7 +14,7 @@ import pytest
 
 import sparkkeras.sources.connect_partitions
 import sparkkeras.spark.connect
-from sparkkeras import ConfigurationError, SparkModel, WorkerError
+from sparkkeras import ConfigurationError, SparkModel
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.spark import connect
@@ -82,18 +82,6 @@ def fitted(data, *labels, model=None, epochs=3, **arguments):
     return spark_model, history
 
 
-def plain(x, y, weights, epochs=2):
-    """The weights of Keras on the unions of the batches of two workers."""
-    model = cases.model()
-    halves = [slice(0, len(x) // 2), slice(len(x) // 2, len(x))]
-    for _ in range(epochs):
-        for start in range(0, len(x) // 2, BATCH):
-            batch = slice(start, start + BATCH)
-            union = [np.concatenate([side[half][batch] for half in halves]) for side in (x, y, weights)]
-            model.train_on_batch(*union[:2], sample_weight=union[2])
-    return model.get_weights()
-
-
 def close(weights, others):
     for one, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
@@ -153,49 +141,31 @@ def test_training_continues_from_the_last_epoch_with_the_same_result(spark, unin
 
 
 @pytest.mark.soak
-def test_restarts_are_limited(spark, tmp_path):
-    with pytest.raises(WorkerError, match=r"rank 1 of 2 .* failed: RuntimeError: on purpose") as caught:
-        fitted(cases.arrays(), model={"max_restarts": 0}, worker_callbacks=[Once(tmp_path, "raise")])
-    assert 'raise RuntimeError("on purpose")' in str(caught.value)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("given", "large", "far"),
-    [("arrays", False, False), ("frame", True, True), ("column", False, True), ("split", True, False)],
+    ("given", "large", "rows"),
+    [("frame", True, 240), ("column", False, 192)],
 )
-def test_validation(spark, monkeypatch, given, large, far):
+def test_validation_where_workers_are_far(spark, monkeypatch, given, large, rows):
     if large:
         for module in (sparkkeras.spark.connect, sparkkeras.sources.connect_partitions):
             monkeypatch.setattr(module, "INLINE_BYTES", 0)
-    if far:
-        monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "is_local", False)
+    monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "is_local", False)
     x, y = cases.arrays()
     held_out = np.arange(len(x)) % 5 == 0
     named = {
-        "arrays": {"validation_data": (x[held_out], y[held_out])},
         "frame": {"validation_data": cases.frame(spark).where("held_out")},
         "column": {"validation_col": "held_out"},
-        "split": {"validation_split": 0.2},
     }[given]
-    spark_model, history = fitted((cases.frame(spark),), epochs=8, sample_weight="weight", **named, model={"num_workers": 2})
-    assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
-    assert len(history.history["val_loss"]) == 8
-    rows = sum(report["rows"] for report in spark_model.training_histories)
-    assert rows == 8 * (240 if given in ("arrays", "frame") else 192)
-    if given != "split":
-        weight = None if given == "arrays" else np.linspace(0.5, 2, 240).astype(np.float32)[held_out]
-        expected = spark_model.model.evaluate(x[held_out], y[held_out], sample_weight=weight, verbose=0)
-        assert history.history["val_loss"][-1] == pytest.approx(
-            expected[0] if isinstance(expected, list) else expected, rel=1e-4
-        )
+    spark_model, history = fitted((cases.frame(spark),), epochs=2, sample_weight="weight", **named, model={"num_workers": 2})
+    assert sum(report["rows"] for report in spark_model.training_histories) == 2 * rows
+    weight = np.linspace(0.5, 2, 240).astype(np.float32)[held_out]
+    expected = spark_model.model.evaluate(x[held_out], y[held_out], sample_weight=weight, verbose=0, return_dict=True)
+    assert history.history["val_loss"][-1] == pytest.approx(expected["loss"], rel=1e-4)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("large", [False, True], ids=["in tasks", "in files"])
-def test_batches_that_a_function_reads(spark, monkeypatch, large):
-    if large:
-        monkeypatch.setattr(sparkkeras.spark.connect, "INLINE_BYTES", 0)
+def test_batches_that_a_function_reads(spark, monkeypatch):
+    monkeypatch.setattr(sparkkeras.spark.connect, "INLINE_BYTES", 0)
     spark_model, history = fitted((cases.read,), validation_data=cases.read, epochs=2)
     x, y = cases.arrays()
     model = cases.model()
@@ -205,22 +175,6 @@ def test_batches_that_a_function_reads(spark, monkeypatch, large):
     close(spark_model.model.get_weights(), model.get_weights())
     validated = model.evaluate(x, y, verbose=0, return_dict=True)
     assert history.history["val_loss"][-1] == pytest.approx(validated["loss"], rel=1e-4)
-
-
-@pytest.mark.soak
-def test_class_weights_and_callbacks_that_stop(spark):
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1 and os.environ.get("RANK", "1") == "1"
-
-    x, y = cases.arrays(96)
-    by_class = {0: 1.0, 1: 0.5, 2: 2.0, 3: 3.0}
-    spark_model, history = fitted(
-        (x, y), epochs=9, shuffle=False, class_weight=by_class, worker_callbacks=[Stop()], model={"num_workers": 2}
-    )
-    assert history.epoch == [0, 1]
-    close(spark_model.model.get_weights(), plain(x, y, np.array([by_class[label] for label in y], np.float32)))
-    assert fitted((x, y), epochs=9, callbacks=[Stop()])[1].epoch == [0, 1]
 
 
 @pytest.mark.soak

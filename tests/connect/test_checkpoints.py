@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -84,8 +83,6 @@ def trained(epochs=3, mode="synchronous", num_workers=None, **given):
     ("mode", "is_uri"),
     [
         ("synchronous", True),
-        pytest.param("synchronous", False, marks=pytest.mark.soak),
-        pytest.param("allreduce", True, marks=pytest.mark.soak),
         pytest.param("allreduce", False, marks=pytest.mark.soak),
     ],
 )
@@ -112,22 +109,7 @@ def test_an_interrupted_training_continues_with_the_same_bits(spark, tmp_path):
 
 
 @pytest.mark.soak
-def test_checkpoints_are_written_while_workers_train(spark, tmp_path):
-    class Look(keras.callbacks.Callback):
-        written = ()
-
-        def on_epoch_end(self, epoch, logs=None):
-            time.sleep(3)
-            self.written = *self.written, len(CheckpointStore(f"file:{tmp_path}/run").names())
-
-    look = Look()
-    trained(3, "allreduce", 1, checkpoint=place(tmp_path / "run", True), callbacks=look)
-    assert look.written[-1] > 0
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("is_uri", [False, True])
-def test_a_run_continues(spark, tmp_path, is_uri):
+def test_a_run_continues(spark, tmp_path):
     def train(last):
         ranks = context()
         found = ranks.restored()
@@ -138,7 +120,7 @@ def test_a_run_continues(spark, tmp_path, is_uri):
             time.sleep(1)
         return found and (found.epoch, found.state["array"].tolist())
 
-    runner, given = SparkRunner(2), {"checkpoint": place(tmp_path / "run", is_uri), "resume": True}
+    runner, given = SparkRunner(2), {"checkpoint": place(tmp_path / "run", True), "resume": True}
     with pytest.raises(WorkerError, match="on purpose"):
         runner.run(train, 2, **given)
     assert runner.run(train, None, **given)[0] == (1, [1, 1, 1])
@@ -158,8 +140,7 @@ def members(**given):
     return weights, [history.history for history in histories]
 
 
-@pytest.mark.parametrize("is_uri", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monkeypatch, is_uri):
+def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monkeypatch):
     trained, kept = [], []
     of, keep = SparkResults.of, MemberCheckpoints.keep
 
@@ -171,7 +152,7 @@ def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monke
 
     monkeypatch.setattr(SparkResults, "of", lambda results, number: (trained.append(number), of(results, number))[1])
     monkeypatch.setattr(MemberCheckpoints, "keep", interrupted)
-    given = {"checkpoint": place(tmp_path / "run", is_uri)}
+    given = {"checkpoint": place(tmp_path / "run", True)}
     with pytest.raises(KeyboardInterrupt):
         members(**given)
     assert stored(local_dir) == []
@@ -180,36 +161,6 @@ def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monke
     expected = members()
     assert members(resume=True, **given) == expected
     assert sorted(trained + first) == [0, 1, 2]
-    if not is_uri:
-        trained.clear()
-        assert members(resume=True, **given) == expected
-        assert trained == []
-
-
-class Fails(keras.callbacks.Callback):
-    """Fails in the member with ten units, when another one has been trained and kept in the folder."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.model.count_params() != classifier(cases.WIDTH, 10, cases.CLASSES).count_params():
-            return
-        deadline = time.monotonic() + 60
-        while not list(Path(self.folder).glob("member-*/checkpoint-*/manifest.json")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        raise ValueError("on purpose")
-
-
-@pytest.mark.soak
-def test_a_failed_member_keeps_the_trained_ones(spark, tmp_path):
-    checkpoint = place(tmp_path / "run", True)
-    with pytest.raises(WorkerError, match="on purpose"):
-        members(checkpoint=checkpoint, worker_callbacks=Fails(str(tmp_path / "run")))
-    assert set(filesystem.folders_in(checkpoint.path)) & {"member-00000", "member-00001"}
-    assert not filesystem.folders_in(f"{checkpoint.path}/member-00002")
-    assert members(checkpoint=checkpoint, resume=True) == members()
 
 
 @pytest.mark.soak

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras import SparkModel, from_data_frame, greedy_ensemble, keras_udf, register_keras_udf, to_data_frame
-from tests.conftest import long
+from sparkkeras import SparkModel, from_data_frame, greedy_ensemble, register_keras_udf, to_data_frame
 from tests.connect import cases
 from tests.models import classifier
 
@@ -36,10 +35,10 @@ def test_predictions_for_a_data_frame_keep_its_order(spark, model, expected):
     assert scored.where("scores[0] > 0.3").count() == (expected[:, 0] > 0.3).sum()
 
 
-@pytest.mark.parametrize("workers", [long(None), 3, long(50)])
-def test_predictions_for_arrays_keep_their_order(spark, model, expected, workers):
-    close(SparkModel(model, num_workers=workers).predict(cases.arrays()[0][:20]), expected[:20])
-    close(SparkModel(model, num_workers=workers).predict(sparse.csr_matrix(cases.arrays()[0][:20])), expected[:20])
+def test_predictions_for_arrays_keep_their_order(spark, model, expected):
+    x = cases.arrays()[0][:20]
+    for given in (x, sparse.csr_matrix(x)):
+        close(SparkModel(model, num_workers=3).predict(given), expected[:20])
 
 
 def test_data_without_rows_gives_no_predictions(spark, model):
@@ -57,14 +56,6 @@ def test_evaluate_equals_keras(spark, model):
     close(SparkModel(model).evaluate(cases.frame(spark), sample_weight="weight"), wanted)
 
 
-@pytest.mark.soak  # test_large.py has one, with larger values
-def test_a_model_is_a_function_of_columns(spark, model, expected):
-    frame = cases.frame(spark)
-    close(column(frame.select(keras_udf(model)("features").alias("found")), "found"), expected)
-    doubled = keras_udf(model, transform=cases.doubled)(frame["features"])
-    close(column(frame.select(doubled.alias("found")), "found"), model.predict(2 * cases.arrays()[0], verbose=0))
-
-
 def test_a_model_is_a_function_of_sql(spark, model, expected):
     function = register_keras_udf(spark, "classify", model)
     cases.frame(spark).createOrReplaceTempView("rows_of_connect")
@@ -73,24 +64,13 @@ def test_a_model_is_a_function_of_sql(spark, model, expected):
     close(column(cases.frame(spark).select(function("features").alias("found")), "found"), expected)
 
 
-def test_several_inputs_and_outputs(spark):
-    model = cases.two_ended()
-    x, y = cases.two_ended_arrays()
-    wanted = model.predict([x["left"], x["right"]], verbose=0)
-    frame = to_data_frame(spark, x, y)
-    scored = SparkModel(model).predict(frame, features=["left", "right"], output_col="found")
-    close(column(scored, "found_scores"), wanted["scores"])
-    close(column(scored, "found_amount"), wanted["amount"][:, 0])
-    found = SparkModel(model, num_workers=3).predict(x)
-    close(found["scores"], wanted["scores"])
-    close(found["amount"], wanted["amount"])
-    struct = frame.select(keras_udf(model)("left", "right").alias("found")).select("found.amount")
-    close(column(struct, "amount"), wanted["amount"][:, 0])
-
-
 def test_nested_inputs_and_outputs(spark):
     model, frame, x = cases.nested(), cases.nested_frame(spark), cases.arrays()[0]
-    wanted = model.predict({"left": x, "others": {"right": x[:, :1], "top": x[:, 1:2]}}, verbose=0)
+    given = {"left": x, "others": {"right": x[:, :1], "top": x[:, 1:2]}}
+    wanted = model.predict(given, verbose=0)
+    found = SparkModel(model, num_workers=3).predict(given)
+    close(found["u"], wanted["u"])
+    close(found["v"]["w"], wanted["v"]["w"])
     scored = SparkModel(model).predict(frame)
     close(column(scored, "prediction_u"), wanted["u"][:, 0])
     close(column(scored, "prediction_v_w"), wanted["v"]["w"])

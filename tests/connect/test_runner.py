@@ -53,19 +53,6 @@ def test_ranks_read_the_rows_of_a_data_frame_and_exchange_values(spark, capsys):
     assert sorted(lines_of_ranks(capsys)) == ["[0] training", "[1] training"]
 
 
-@pytest.mark.soak
-def test_the_error_of_a_rank_ends_the_others(spark):
-    def fail():
-        if context().rank == 1:
-            raise ValueError("on purpose")
-        time.sleep(60)
-
-    started = time.monotonic()
-    with pytest.raises(WorkerError, match="rank 1 of 2 .* failed: ValueError: on purpose"):
-        SparkRunner(2).run(fail)
-    assert time.monotonic() - started < 15
-
-
 def test_runs_that_cannot_start_are_errors(spark, monkeypatch):
     with pytest.raises(ConfigurationError, match="num_workers=3, but Spark has 2 slots"):
         SparkRunner(3).run(print)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hyperopt import hp
 
-from sparkkeras import ConfigurationError, DataError, to_data_frame
+from sparkkeras import ConfigurationError, to_data_frame
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, uniform
 from sparkkeras.spark import connect, connectivity
-from tests.connect import cases
 
 
 def build(params):
@@ -61,11 +60,6 @@ def test_a_trial_whose_worker_is_killed_runs_again(spark, tmp_path):
     assert max(trial.attempts for trial in search.trials) == 2
     assert os.getpid() not in {trial.extra["python"] for trial in search.trials}
     assert {trial.worker.split("/")[1] for trial in search.trials} == {"0", "1"}
-
-
-def test_a_data_frame_without_rows_is_rejected(spark):
-    with pytest.raises(DataError, match="the data has no rows"):
-        minimized(model=build, data=cases.frame(spark).limit(0), max_evals=1)
 
 
 def test_what_needs_a_spark_context_is_refused(spark):

@@ -1,12 +1,10 @@
 """The state of a group, with a clock that only moves when a test moves it."""
 
-import threading
-
 import pytest
 
 from sparkkeras.rpc.transport import Call
 from sparkkeras.runner import group as group_module
-from sparkkeras.runner.exchanges import ASK_DRIVER, BARRIER, Kind, OutOfStepError
+from sparkkeras.runner.exchanges import BARRIER, Kind, OutOfStepError
 from sparkkeras.runner.group import RankFailure, RankGroup
 from sparkkeras.runner.service import GroupService
 
@@ -62,6 +60,7 @@ def test_what_fails_while_the_group_stops_does_not_count(group):
     group.end(0, "killed")
     group.end(1, "killed")
     assert group.failure() is None
+    assert group.may_exit
 
 
 def test_a_rank_that_ends_with_its_result_has_not_failed(group):
@@ -83,12 +82,6 @@ def test_processes_exit_together(group):
     with pytest.raises(OutOfStepError, match="rank 0 has ended without it"):
         group.take(1)
     group.complete(1)
-    assert group.may_exit
-
-
-def test_processes_of_a_group_that_stops_do_not_wait(group):
-    group.complete(0)
-    group.stop()
     assert group.may_exit
 
 
@@ -137,12 +130,6 @@ def test_silence_does_not_count_while_the_driver_is_paused(group, clock):
         group.heartbeat(0)
         group.failure()
     assert group.failure().rank == 1
-
-
-def test_when_nothing_is_to_come_there_is_nothing_to_wait_for(group):
-    assert group.failure(is_final=True) is None
-    group.disconnect(0)
-    assert group.failure(is_final=True).rank == 0
 
 
 def test_a_group_has_ended_with_its_last_host(group):
@@ -232,16 +219,3 @@ def test_consequences_of_a_failure_are_not_its_cause(reported, cause):
     for failure in reported:
         group.fail(failure)
     assert group.failure(is_final=True) == cause
-
-
-def test_the_driver_waits_until_all_ranks_ask(group):
-    waited = []
-    driver = threading.Thread(target=lambda: waited.append(group.wait(60)))
-    driver.start()
-    group.give(0, 1, Kind(ASK_DRIVER), b"")
-    driver.join(0.1)
-    assert not waited
-    group.give(1, 1, Kind(ASK_DRIVER), b"")
-    driver.join(10)
-    assert waited == [None]
-    group.wait(0.01)  # once for each question

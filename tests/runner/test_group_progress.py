@@ -104,12 +104,12 @@ def test_output_stays_above_the_line_and_all_is_emitted(group, display, clock, t
     ]
 
 
-def test_without_a_line_only_output_is_written(group, clock, terminal, heard):
-    display = Display(group, heard, 2)
-    display.update()
+@pytest.mark.parametrize(("verbose", "written"), [(2, "[0] one\n"), (0, "")])
+def test_without_a_line_output_is_written_or_only_emitted(group, clock, terminal, heard, verbose, written):
+    display = Display(group, heard, verbose)
     group.console.add(0, ["one"])
     display.update()
-    assert terminal.getvalue() == "[0] one\n"
+    assert (terminal.getvalue(), heard) == (written, [OutputWritten(0, "one\n")])
 
 
 def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
@@ -124,13 +124,6 @@ def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
     group.join(0, 4, "c", 0)
     display.update()  # it has not started there
     assert heard == [RankChanged(0, "started", host) for host in ("a", "b", "b")]
-
-
-def test_a_silent_display_still_emits(group, clock, terminal, heard):
-    display = Display(group, heard, 0)
-    group.console.add(0, ["one"])
-    display.update()
-    assert (terminal.getvalue(), heard) == ("", [OutputWritten(0, "one\n")])
 
 
 def test_the_end_of_training_is_not_that_of_the_function(group, display, clock, terminal):

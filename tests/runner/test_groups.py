@@ -78,7 +78,6 @@ def test_a_job_that_the_user_cancels_is_the_cause_of_lost_ranks(group):
     [
         (WorkerError("a task failed on a worker: OSError: no space left", "Traceback ..."), True),
         (StorageError("no space left"), True),
-        (WorkerError("a container was killed for exceeding physical memory limits: no space left"), True),
         (WorkerError("a worker process died"), False),
         (RuntimeError(), False),
     ],
@@ -151,7 +150,6 @@ UNHEALTHY = f"{JAX}UNAVAILABLE: The following tasks are unhealthy (stopped sendi
         (f"step 7\n{UNHEALTHY}\n1\n2\nThe tasks have crashed.\n7", ", since the process of rank 1, 2 does not answer: "),
         (f"{UNHEALTHY}\n/job:jax_worker/replica:0/task:3\nThe tasks", ", since the process of rank 3 does not answer: "),
         (f"{JAX}DEADLINE_EXCEEDED\n\nRPC: /CoordinationService/Heartbeat", ", since the process of rank 0 does not a"),
-        (f"{JAX}Failed to send RPC to coordination service.", ", since the process of rank 0 does not answer: "),
         (f"{JAX}ABORTED: unexpectedly tried to connect", ", for the reason in its output.\n"),
     ],
 )

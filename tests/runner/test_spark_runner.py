@@ -230,12 +230,13 @@ def test_large_results_arrive_whole(forks, monkeypatch):
     monkeypatch.setattr(service, "PIECE_BYTES", 1 << 20)
 
     def make():
-        return {"a": np.arange(700_000.0), "b": [np.ones(3), "text"], "rank": context().rank}
+        return {"a": np.arange(700_000.0), "b": Answer([np.ones(3), "text"]), "rank": context().rank}
 
     for rank, found in enumerate(local().run(make)):
         assert np.array_equal(found["a"], np.arange(700_000.0))
         assert found["a"].flags.writeable
-        assert (found["b"][0].tolist(), found["b"][1], found["rank"]) == ([1, 1, 1], "text", rank)
+        assert isinstance(found["b"], Answer)
+        assert (found["b"].value[0].tolist(), found["b"].value[1], found["rank"]) == ([1, 1, 1], "text", rank)
 
 
 def test_results_have_a_limit(forks, monkeypatch):
@@ -250,12 +251,6 @@ def test_results_have_a_limit(forks, monkeypatch):
 class Answer:
     def __init__(self, value):
         self.value = value
-
-
-def test_instances_of_own_classes_are_results(forks):
-    (found,) = local(1).run(lambda: Answer(3))
-    assert found.value == 3
-    assert isinstance(found, Answer)
 
 
 # Rows
@@ -359,7 +354,6 @@ def test_what_is_not_a_number_is_named():
         (lambda: ranks.report(1, [1]), "received a list of 1 value as logs: expected a dict of numbers by name"),
         (lambda: ranks.report(1, {"loss": "high"}), r"logs\['loss'\]: expected numbers, .*received str 'high'"),
         (lambda: ranks.report(1, {"loss": [1, 2]}), r"logs\['loss'\]: expected a number, received a list of 2 values"),
-        (lambda: ranks.all_reduce("high"), "array: expected numbers, .*received str 'high'"),
         (lambda: ranks.all_reduce(True), r"all_reduce received .*booleans have no sum\. Pass int\(value\)"),
     ):
         with pytest.raises(ConfigurationError, match=message):
@@ -415,7 +409,6 @@ def test_what_cannot_be_saved_is_named(forks, tmp_path):
     [
         ({"barrier": False}, {"checkpoint": Checkpoint("a")}, "checkpoint= needs ranks that run at the same time"),
         ({}, {"checkpoint": Checkpoint("a", every=2)}, r"Checkpoint\(every=2\): in a run, each call of context\(\)\.save"),
-        ({}, {"checkpoint": Checkpoint("a", every_seconds=2)}, r"Checkpoint\(every_seconds=2.0\)"),
         ({}, {"checkpoint": "a"}, "checkpoint='a': expected sparkkeras.Checkpoint"),
         ({}, {"resume": True}, "resume=True: pass checkpoint="),
     ],
@@ -475,7 +468,6 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
     ("call", "kind", "message"),
     [
         (lambda: SparkRunner(0), ConfigurationError, "num_workers=0: expected a positive whole number"),
-        (lambda: SparkRunner(2, local=True), UnknownArgumentError, "Did you mean 'local_mode'"),
         (lambda: SparkRunner(num_proc=2), UnknownArgumentError, "Did you mean 'num_workers'"),
         (lambda: SparkRunner(2, True), UnknownArgumentError, "name the others"),
         (lambda: SparkRunner(2, gpus_per_worker=1), ConfigurationError, "requires use_gpu=True"),
@@ -495,33 +487,23 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
             ConfigurationError,
             r"missing a required argument: 'rate'\. Pass .* of run itself are data, .*, monitor\. Did you mean 'rate'\?$",
         ),
-        (lambda: local().run(lambda: 1, datta=2), ConfigurationError, r"Did you mean 'data'\?$"),
         (
             lambda: local().run(lambda data: data, data=np.ones(3)),
             ConfigurationError,
             r"data= is an argument of run itself, which is not passed on: bind it, functools\.partial\(function, data=",
         ),
-        (lambda: SparkRunner(2, verbose=3), ConfigurationError, "verbose=3"),
         (lambda: local().run("none.py"), OSError, "there is no file 'none.py'"),
         (lambda: local().run("/"), StorageError, "'/' is a folder: expected the path of a Python file"),
-        (lambda: local().run("x" * 300), StorageError, "the file 'xx.*' cannot be read: File name too long"),
         (lambda: local().run(__file__, epochs=3), ConfigurationError, "epochs= is an argument by name"),
         (lambda: local().run(__file__, [3]), ConfigurationError, r"\[3\] is no command-line argument"),
-        (lambda: local().run(print, timeout=0), ConfigurationError, "timeout=0: expected a positive number"),
         (lambda: local().run(print, features="a"), ConfigurationError, "features= names columns of data, which is missing"),
         (lambda: local().run(print, data=np.ones(3), label="a"), ConfigurationError, "label= requires a Spark DataFrame"),
         (lambda: local().run(print, data=print), ConfigurationError, "data is a function"),
         (lambda: local().run(print, data=np.ones(0)), DataError, "no rows"),
-        (lambda: local().run(print, data=(np.ones(3), np.ones(2))), DataError, "the same number of rows"),
         (
             lambda: local().run(print, data=({"a": np.ones(3)}, np.ones(3), np.ones(3))),
             DataError,
             r"data is a tuple of 3 values \(a dict .*\); expected .* a pair \(x, y\) of .*: \(x, \(y, sample_weight\)\)",
-        ),
-        (
-            lambda: local().run(print, data=(np.ones(3), None, None)),
-            DataError,
-            r"values \(.*, None, None\); expected a Data",
         ),
     ],
 )
