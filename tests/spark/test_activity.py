@@ -18,7 +18,6 @@ ONE, TWO = ExecutorState("host-1:1"), ExecutorState("host-2:1")
     ("before", "after", "expected"),
     [
         ({}, {"1": ONE}, []),
-        ({"1": ONE}, {"1": ONE}, []),
         ({"1": ONE}, {"1": ONE, "2": TWO}, ["executor 2 on host-2:1 was added"]),
         ({"1": ONE}, {"1": ExecutorState("host-1:1", lost="it died")}, ["executor 1 on host-1:1 was lost: it died"]),
         ({"1": ExecutorState("host-1:1", lost="it died")}, {"1": ExecutorState("host-1:1", lost="it died")}, []),

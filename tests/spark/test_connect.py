@@ -14,7 +14,6 @@ from sparkkeras import (
     load_tfrecords,
     register_keras_udf,
     to_data_frame,
-    to_labeled_point,
     to_simple_rdd,
 )
 from sparkkeras.hyperopt import HyperParamModel
@@ -80,9 +79,7 @@ def test_a_stopped_session_raises_an_error_in_every_entry_point():
     session = SimpleNamespace(sparkContext=stopped, createDataFrame=None, read=None)
     x, y = np.zeros((2, 3)), np.zeros(2)
     for call in (
-        lambda: to_simple_rdd(session, x, y),
         lambda: to_simple_rdd(session.sparkContext, x, y),
-        lambda: to_labeled_point(session.sparkContext, x, y),
         lambda: to_data_frame(session, x, y),
         lambda: load_tfrecords(session, "nowhere"),
         lambda: register_keras_udf(session, "classify", None),

@@ -19,30 +19,12 @@ def names(folder):
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_read_returns_the_written_bytes(tmp_path):
-    path = str(tmp_path / "model.keras")
-    write_bytes(path, b"\0\1two")
-    assert read_bytes(path) == b"\0\1two"
-    assert names(tmp_path) == ["model.keras"]
-
-
-def test_a_second_write_replaces_the_first(tmp_path):
-    path = str(tmp_path / "model.keras")
-    write_bytes(path, b"a long first one")
-    write_bytes(path, b"second")
-    assert read_bytes(path) == b"second"
-    assert names(tmp_path) == ["model.keras"]
-
-
-def test_a_relative_path(tmp_path, monkeypatch):
+def test_a_written_file_is_read_and_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_bytes("model.keras", b"1")
-    assert read_bytes("model.keras") == b"1"
-
-
-def test_an_empty_file(tmp_path):
-    write_bytes(str(tmp_path / "empty"), b"")
-    assert read_bytes(str(tmp_path / "empty")) == b""
+    for content in (b"\0\1 a long first one", b""):
+        write_bytes("model.keras", content)
+        assert read_bytes("model.keras") == content
+    assert names(tmp_path) == ["model.keras"]
 
 
 def test_the_error_for_a_folder_names_the_models_in_it(tmp_path):
@@ -71,20 +53,6 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch, overwrit
         write_bytes(str(path), b"new", overwrite)
     assert names(tmp_path) == (["model.keras"] if overwrite else [])
     assert not overwrite or path.read_bytes() == b"old"
-
-
-def test_a_failed_rename_leaves_only_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "model.keras"
-    path.write_bytes(b"old")
-
-    def refuse(*_):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(filesystem.Path, "replace", refuse)
-    with pytest.raises(StorageError, match="Permission denied"):
-        write_bytes(str(path), b"new")
-    assert names(tmp_path) == ["model.keras"]
-    assert path.read_bytes() == b"old"
 
 
 def test_an_interrupted_write_leaves_only_the_old_file(tmp_path, monkeypatch):
@@ -159,7 +127,7 @@ def test_a_folder_cannot_be_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-@pytest.mark.parametrize("path", [".", "/", "..", "./"])
+@pytest.mark.parametrize("path", [".", "/"])
 def test_a_path_without_a_name_is_a_storage_error(path, overwrite):
     with pytest.raises(StorageError, match=f"cannot write '{path}': it is a directory; pass the path of a file"):
         write_bytes(path, b"1", overwrite)
@@ -172,13 +140,7 @@ def test_a_path_below_a_file_is_a_storage_error(tmp_path, overwrite):
         write_bytes(str(tmp_path / "file" / "model.keras"), b"1", overwrite)
 
 
-def test_a_name_that_is_too_long_is_a_storage_error(tmp_path):
-    with pytest.raises(StorageError, match="File name too long"):
-        write_bytes(str(tmp_path / ("a" * 300 + ".keras")), b"1")
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", ["missing.keras", "missing/model.keras", ""])
+@pytest.mark.parametrize("name", ["missing.keras", ""])
 def test_an_error_names_a_file_that_cannot_be_read(tmp_path, name):
     path = str(tmp_path / name)
     with pytest.raises(StorageError) as caught:
@@ -187,14 +149,11 @@ def test_an_error_names_a_file_that_cannot_be_read(tmp_path, name):
     assert isinstance(caught.value, OSError)
 
 
-@pytest.mark.parametrize("path", ["hdfs://host/m.keras", "s3a://bucket/m", "file:/tmp/m", "file:///tmp/m", "abfs+x://y"])
-def test_paths_with_a_scheme(path):
-    assert has_scheme(path)
-
-
-@pytest.mark.parametrize("path", ["model.keras", "/tmp/m.keras", "./a:b", "a/b:c", "C:\\models\\m.keras", "C:/m.keras", ""])
-def test_local_paths(path):
-    assert not has_scheme(path)
+def test_a_scheme_has_a_colon_and_more_than_one_letter():
+    for path in ("hdfs://host/m.keras", "file:/tmp/m", "abfs+x://y"):
+        assert has_scheme(path)
+    for path in ("model.keras", "/tmp/m.keras", "./a:b", "C:\\models\\m.keras", "C:/m.keras", ""):
+        assert not has_scheme(path)
 
 
 def test_a_checksum_of_hadoop_that_differs_has_its_own_error():
@@ -205,7 +164,7 @@ def test_a_checksum_of_hadoop_that_differs_has_its_own_error():
         raise error
 
 
-@pytest.mark.parametrize("uri", ["file:{}", "file://{}", "FILE:{}"])
+@pytest.mark.parametrize("uri", ["file:{}", "FILE://{}"])
 def test_a_uri_of_a_file_is_a_local_path(tmp_path, uri):
     write_bytes(uri.format(tmp_path / "file"), b"1")
     assert read_bytes(str(tmp_path / "file")) == b"1"
@@ -351,7 +310,7 @@ def test_the_empty_object_of_a_folder_is_not_in_it(folder, monkeypatch):
     assert filesystem.names_in(folder) == ["file"]
 
 
-@pytest.mark.parametrize("uri", ["hdfs:/user/me/run", "dbfs:/runs/a", "s3a:/bucket/run", "memory://place/run*"])
+@pytest.mark.parametrize("uri", ["hdfs:/user/me/run", "memory://place/run*"])
 def test_uris_that_fsspec_would_take_for_others_are_errors(folder, uri):
     with pytest.raises(StorageError, match="expected SCHEME://PLACE/PATH"):
         write_bytes(uri, b"1")

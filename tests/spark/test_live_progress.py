@@ -1,7 +1,6 @@
 """Workers report their progress within an epoch; the driver adds it up; nothing depends on it."""
 
 import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import keras
@@ -32,20 +31,12 @@ class Slow(keras.callbacks.Callback):
         time.sleep(0.05)
 
 
-@contextmanager
-def fast_reports(monkeypatch):
-    monkeypatch.setattr(progress, "REPORT_SECONDS", 0.02)
-    yield
-
-
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_long_epoch_is_reported_while_it_runs(mode, monkeypatch, recorded):
-    def slow_fit(target):
-        callbacks = ByValue.dump([Slow()], "callbacks")
+    monkeypatch.setattr(progress, "REPORT_SECONDS", 0.02)
+    callbacks = ByValue.dump([Slow()], "callbacks")
+    with live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target:
         fit(Model(optimizer=keras.optimizers.SGD(0.1)), partitions(40), mode, worker_callbacks=callbacks, progress=target)
-
-    with fast_reports(monkeypatch), live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target:
-        slow_fit(target)
     rows = [event.rows for event in recorded.of(WorkerProgress)]
     assert len(rows) >= 3
     assert rows == sorted(rows)
@@ -88,31 +79,22 @@ def test_short_epochs_open_no_connection(recorded):
             assert reporter._thread is None
 
 
-def test_nobody_listens_without_need_or_where_it_is_impossible(monkeypatch, recorded):
-    with live_progress(Events(), LOOPBACK, ServerOptions()) as target:
-        assert target is None
-    with live_progress(Events([recorded]), None, ServerOptions()) as target:
-        assert target is None
+class Unknown:
+    @property
+    def driver(self):
+        raise ClusterError("it cannot be resolved")
+
+
+def test_nobody_listens_without_need_or_where_it_is_impossible(recorded):
     elsewhere = DriverAddress("192.0.2.1", "192.0.2.1", is_local=False)
-    with live_progress(Events([recorded]), SimpleNamespace(driver=elsewhere), ServerOptions()) as target:
-        assert target is None
+    for events, cluster in (
+        (Events(), LOOPBACK),
+        (Events([recorded], within_epochs=False), LOOPBACK),
+        (Events([recorded]), None),
+        (Events([recorded]), Unknown()),
+        (Events([recorded]), SimpleNamespace(driver=elsewhere)),
+    ):
+        with live_progress(events, cluster, ServerOptions()) as target:
+            assert target is None
     with pytest.raises(ConfigurationError), receiving(print, elsewhere, ServerOptions(), 1):
         pass
-
-
-def test_a_client_of_spark_connect_listens_where_it_knows_its_address(recorded):
-    with live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target:
-        assert target.host == "127.0.0.1"
-
-    class Unknown:
-        @property
-        def driver(self):
-            raise ClusterError("it cannot be resolved")
-
-    with live_progress(Events([recorded]), Unknown(), ServerOptions()) as target:
-        assert target is None
-
-
-def test_nobody_listens_if_the_listeners_need_no_progress_within_epochs(recorded):
-    with live_progress(Events([recorded], within_epochs=False), LOOPBACK, ServerOptions()) as target:
-        assert target is None

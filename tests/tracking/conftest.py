@@ -18,22 +18,11 @@ def empty_store(tmp_path_factory):
 @pytest.fixture
 def store(empty_store, tmp_path):
     """The client of a new store, whose experiment is the current one."""
-    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
-    yield from current(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
-
-
-@pytest.fixture
-def file_store(tmp_path, monkeypatch):
-    """The same with a store of files, which MLflow still has for those who ask for it."""
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    yield from current(f"file://{tmp_path}/mlruns", tmp_path)
-
-
-def current(uri, folder):
     import mlflow
 
-    mlflow.set_tracking_uri(uri)
-    experiment = mlflow.MlflowClient().create_experiment("tests", artifact_location=f"file://{folder}/artifacts")
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = mlflow.MlflowClient().create_experiment("tests", artifact_location=f"file://{tmp_path}/artifacts")
     mlflow.set_experiment(experiment_id=experiment)
     try:
         yield mlflow.MlflowClient()

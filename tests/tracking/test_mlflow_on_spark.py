@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import MLflowCallback, SparkModel
-from tests.models import classifier, regression
+from tests.models import regression
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
@@ -43,16 +43,6 @@ def test_training_is_a_run_whose_model_scores_a_column(store, spark, frame):
     kind, predicted = scored(spark, callback.model_uri, frame, "features")
     assert kind == "float"
     np.testing.assert_allclose(predicted, model.predict(X, verbose=0)[:, 0], rtol=1e-5, atol=1e-6)
-
-
-def test_several_probabilities_are_an_array(store, spark, frame):
-    model = classifier(width=3, units=4, classes=4)
-    with mlflow.start_run():
-        callback = MLflowCallback()
-        model.fit(X, np.arange(40) % 4, verbose=0, callbacks=[callback])
-    kind, predicted = scored(spark, callback.model_uri, frame, "features")
-    assert kind == "array<float>"
-    np.testing.assert_allclose(predicted, model.predict(X, verbose=0), rtol=1e-5)
 
 
 def test_custom_code_and_several_inputs_and_outputs(store, spark, frame):
