@@ -50,24 +50,6 @@ def frame(spark, rows=ROWS):
     return to_data_frame(spark, x, y, sample_weight=np.linspace(0.5, 2, rows).astype(np.float32))
 
 
-def two_ended(seed=0):
-    """A model with two inputs and two outputs."""
-    keras.utils.set_random_seed(seed)
-    left, right = keras.Input((WIDTH,), name="left"), keras.Input((1,), name="right")
-    joined = keras.layers.Concatenate(name="joined")([left, right])
-    hidden = keras.layers.Dense(6, activation="relu", name="hidden")(joined)
-    scores = keras.layers.Dense(CLASSES, activation="softmax", name="scores")(hidden)
-    amount = keras.layers.Dense(1, name="amount")(hidden)
-    found = keras.Model([left, right], {"scores": scores, "amount": amount}, name="two_ended")
-    found.compile(keras.optimizers.Adam(name="adam"), {"scores": "sparse_categorical_crossentropy", "amount": "mse"})
-    return found
-
-
-def two_ended_arrays():
-    x, y = arrays()
-    return {"left": x, "right": x[:, 0] ** 2}, {"scores": y, "amount": x.sum(1)}
-
-
 def nested(seed=0):
     """A model with nested inputs and outputs."""
     keras.utils.set_random_seed(seed)
@@ -139,7 +121,6 @@ class Case:
 CASES = {
     "plain": Case(lambda spark: (frame(spark), {})),
     "three_epochs": Case(lambda spark: (frame(spark), {"epochs": 3})),
-    "often": Case(lambda spark: (frame(spark), {}), frequency=3),
     "validation_frame": Case(lambda spark: (frame(spark), {"validation_data": frame(spark, 50)})),
     "columns": Case(
         lambda spark: (
@@ -151,16 +132,8 @@ CASES = {
     "global_shuffle": Case(lambda spark: (frame(spark), {"shuffle": "global", "validation_split": 0.25}), num_workers=3),
     "allreduce": Case(lambda spark: (*arrays(), {"validation_split": 0.25}), mode="allreduce"),
     "batches": Case(lambda spark: (read, {"validation_data": read}), num_workers=2),
-    "two_ended": Case(
-        lambda spark: (
-            to_data_frame(spark, two_ended_arrays()[0], two_ended_arrays()[1]),
-            {"features": ["left", "right"], "label": {"scores": "scores", "amount": "amount"}},
-        ),
-        two_ended,
-    ),
-    "nested": Case(lambda spark: (nested_frame(spark), {"validation_split": 0.25}), nested),
+    "nested": Case(lambda spark: (nested_frame(spark), {"validation_split": 0.25}), nested, frequency=3),
     "anneal": Case(lambda spark: (frame(spark), {"callbacks": [Anneal()], "epochs": 3}), with_a_variable_outside),
-    "anneal_workers": Case(lambda spark: (frame(spark), {"worker_callbacks": [Anneal()]}), with_a_variable_outside),
 }
 
 
@@ -170,7 +143,6 @@ QUICK = {
     "arrays_of_three",
     "global_shuffle",
     "batches",
-    "two_ended",
     "nested",
     "anneal",
 }

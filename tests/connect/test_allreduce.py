@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import time
-import uuid
 from pathlib import Path
 
 import keras
@@ -15,13 +14,9 @@ import pytest
 import sparkkeras.sources.connect_partitions
 import sparkkeras.spark.connect
 from sparkkeras import ConfigurationError, SparkModel
-from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.errors import DriverConnectionError
-from sparkkeras.spark import connect
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 from tests.models import regression
-from tests.processes import interrupted_when
 
 BATCH = 16
 
@@ -82,11 +77,6 @@ def fitted(data, *labels, model=None, epochs=3, **arguments):
     return spark_model, history
 
 
-def close(weights, others):
-    for one, other in zip(weights, others, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
-
-
 def same(one, other):
     pairs = zip(one.model.get_weights(), other.model.get_weights(), strict=True)
     return all(np.array_equal(*pair) for pair in pairs)
@@ -108,7 +98,8 @@ def test_two_workers_train_like_one_on_all_rows(spark):
         kernel, bias = kernel - 0.1 * x.T @ error / 40, bias - 0.1 * error.mean()
         held_out = ((x @ kernel + bias - y)[:9] ** 2).mean()
         assert history["val_loss"][epoch] == pytest.approx(held_out, rel=1e-4)
-    close(model.get_weights(), [kernel, bias])
+    for found, expected in zip(model.get_weights(), (kernel, bias), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
     assert begun == [0, 1]
     seen = [(each["epoch"], each["worker"], each["rows"]) for each in spark_model.training_histories]
     assert seen == [(epoch, worker, 20) for epoch in (0, 1) for worker in (0, 1)]
@@ -161,55 +152,6 @@ def test_validation_where_workers_are_far(spark, monkeypatch, given, large, rows
     weight = np.linspace(0.5, 2, 240).astype(np.float32)[held_out]
     expected = spark_model.model.evaluate(x[held_out], y[held_out], sample_weight=weight, verbose=0, return_dict=True)
     assert history.history["val_loss"][-1] == pytest.approx(expected["loss"], rel=1e-4)
-
-
-@pytest.mark.soak
-def test_batches_that_a_function_reads(spark, monkeypatch):
-    monkeypatch.setattr(sparkkeras.spark.connect, "INLINE_BYTES", 0)
-    spark_model, history = fitted((cases.read,), validation_data=cases.read, epochs=2)
-    x, y = cases.arrays()
-    model = cases.model()
-    for _ in range(2):
-        for start in range(0, len(x), 2 * BATCH):
-            model.train_on_batch(x[start : start + 2 * BATCH], y[start : start + 2 * BATCH])
-    close(spark_model.model.get_weights(), model.get_weights())
-    validated = model.evaluate(x, y, verbose=0, return_dict=True)
-    assert history.history["val_loss"][-1] == pytest.approx(validated["loss"], rel=1e-4)
-
-
-@pytest.mark.soak
-def test_an_interrupt_ends_training_within_three_seconds(spark, tmp_path):
-    class Slow(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            (tmp_path / uuid.uuid4().hex).touch()
-            time.sleep(0.3)
-
-    with interrupted_when(lambda: len(list(tmp_path.iterdir())) >= 2):
-        fitted(cases.arrays(), epochs=50, worker_callbacks=[Slow()])
-    assert processes() == []
-
-
-@pytest.mark.soak
-def test_workers_that_cannot_connect_are_an_error_before_training(spark, monkeypatch):
-    monkeypatch.setattr(connect, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
-    with pytest.raises(
-        DriverConnectionError,
-        match=r'workers cannot connect to the driver at socket://127\.0\.0\.9:.*use mode="synchronous"',
-    ):
-        fitted(cases.arrays())
-
-
-@pytest.mark.soak
-def test_a_job_in_a_callback_needs_a_free_slot(spark):
-    class Evaluate(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            spark_model.evaluate(*cases.arrays())
-
-    spark_model = SparkModel(cases.model(), "allreduce")
-    with pytest.raises(ConfigurationError, match=r"holds all slots \(2\)"):
-        spark_model.fit(*cases.arrays(), verbose=0, callbacks=[Evaluate()])
-    with pytest.raises(ConfigurationError, match="num_workers=3, but Spark has 2 slots"):
-        fitted(cases.arrays(), model={"num_workers": 3})
 
 
 @pytest.mark.soak

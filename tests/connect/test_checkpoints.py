@@ -1,15 +1,13 @@
 """Checkpoints on URIs and on local paths with Spark Connect."""
 
 import threading
-import time
 
 import keras
 import numpy as np
 import pytest
 
-from sparkkeras import Checkpoint, ConfigurationError, SparkEnsemble, SparkModel, SparkRunner, StorageError, WorkerError
+from sparkkeras import Checkpoint, ConfigurationError, SparkEnsemble, SparkModel, StorageError
 from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.runner import context
 from sparkkeras.sources.spark_dataset import SparkResults
 from sparkkeras.spark import filesystem
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
@@ -106,24 +104,6 @@ def test_an_interrupted_training_continues_with_the_same_bits(spark, tmp_path):
     reached = SavedRun.newest(CheckpointStore(checkpoint.path)).progress.part.epoch
     assert 1 < reached < 100
     assert trained(reached + 2, checkpoint=checkpoint, resume=True) == trained(reached + 2)
-
-
-@pytest.mark.soak
-def test_a_run_continues(spark, tmp_path):
-    def train(last):
-        ranks = context()
-        found = ranks.restored()
-        for epoch in range(0 if found is None else found.epoch + 1, 3):
-            if epoch == last:
-                raise ValueError("on purpose")
-            ranks.save(epoch, {"array": np.full(3, epoch)})
-            time.sleep(1)
-        return found and (found.epoch, found.state["array"].tolist())
-
-    runner, given = SparkRunner(2), {"checkpoint": place(tmp_path / "run", True), "resume": True}
-    with pytest.raises(WorkerError, match="on purpose"):
-        runner.run(train, 2, **given)
-    assert runner.run(train, None, **given)[0] == (1, [1, 1, 1])
 
 
 # Ensembles

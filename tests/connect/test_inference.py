@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras import SparkModel, from_data_frame, greedy_ensemble, register_keras_udf, to_data_frame
+from sparkkeras import SparkModel, from_data_frame, register_keras_udf, to_data_frame
 from tests.connect import cases
-from tests.models import classifier
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +77,6 @@ def test_nested_inputs_and_outputs(spark):
     frame.createOrReplaceTempView("nested_rows")
     found = spark.sql("SELECT s.v_w FROM (SELECT nest(left, others.top, others.right) AS s FROM nested_rows)")
     close(column(found, "v_w"), wanted["v"]["w"])
-
-
-def test_greedy_selection_on_a_frame(spark):
-    models = [classifier(cases.WIDTH, 8, cases.CLASSES, seed=seed) for seed in range(3)]
-    expected = greedy_ensemble(models, *cases.arrays(), size=6)
-    found = greedy_ensemble(models, cases.frame(spark), size=6)
-    assert (found.models, found.weights) == (expected.models, expected.weights)
 
 
 def test_rows_with_nulls_get_null_predictions(spark, model, expected):

@@ -10,7 +10,6 @@ from pyspark.ml.feature import VectorAssembler
 
 from sparkkeras import CustomObjectError, StorageError, load_spark_model
 from sparkkeras.ml import KerasEstimator, KerasTransformer
-from sparkkeras.spark import filesystem
 from tests.models import classifier
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
@@ -68,22 +67,6 @@ def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path, monkeypatch)
     assert sorted(each.name for each in (tmp_path / "here").iterdir()) == ["metadata", "model.keras"]
     (part,) = (tmp_path / "here" / "metadata").glob("part-*")
     assert json.loads(part.read_text())["class"] == "sparkkeras.ml.KerasTransformer"
-
-
-def test_an_error_while_a_stage_is_saved_leaves_the_old_folder(spark, tmp_path, monkeypatch):
-    path = f"{tmp_path}/here"
-    first, second = (KerasTransformer(model=classifier(4, 5, 3, seed=seed)) for seed in (0, 1))
-    first.save(path)
-
-    def full(*arguments):
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(filesystem, "write_bytes", full)
-        with pytest.raises(OSError, match="no space left"):
-            second.write().overwrite().save(path)
-    assert [each.name for each in tmp_path.iterdir()] == ["here"]
-    np.testing.assert_array_equal(KerasTransformer.load(path).get_model()(ROWS), first.get_model()(ROWS))
 
 
 def test_a_stage_is_not_saved_apart_from_its_pipeline(spark, tmp_path):

@@ -43,7 +43,7 @@ def same(weights, others):
 
 
 # test_large.py and test_faults.py have the same with the others of the quick ones.
-ELSEWHERE = {"plain", "two_ended", "validation_frame"}
+ELSEWHERE = {"plain", "nested", "validation_frame"}
 
 
 @pytest.mark.parametrize("name", [name if name in cases.QUICK - ELSEWHERE else long(name) for name in cases.CASES])
@@ -116,17 +116,6 @@ def test_columns_may_have_the_names_of_internal_columns(spark):
     assert scored.column("token").to_pylist() == y.tolist()
 
 
-@pytest.mark.soak
-def test_many_partitions_and_small_batches(spark, settings):
-    """With more than 64 workers, replicas are merged on the cluster."""
-    settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
-    trained = SparkModel(cases.model(), num_workers=66, batch_size=2)
-    history = trained.fit(cases.frame(spark), verbose=0)
-    assert len(trained.training_histories) == 66
-    assert sum(report["rows"] for report in trained.training_histories) == cases.ROWS
-    assert np.isfinite(history.history["loss"]).all()
-
-
 def test_data_frames_after_an_adaptive_shuffle(spark, settings):
     """The number of partitions is known only after they have been read."""
     settings("spark.sql.adaptive.enabled", "true")
@@ -135,26 +124,3 @@ def test_data_frames_after_an_adaptive_shuffle(spark, settings):
     trained = SparkModel(cases.model())
     trained.fit(frame, epochs=2, verbose=0)
     assert sum(report["rows"] for report in trained.training_histories) == 2 * cases.CLASSES
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
-def test_a_column_of_strings(spark):
-    text = np.array(["good film", "bad film", "", "😀 good\0"] * 10, object)
-    labels = np.array([1.0, 0.0, 0.0, 1.0] * 10)
-    frame = spark.createDataFrame(list(zip(text, labels, strict=True)), "text string, label double")
-    model = keras.Sequential([keras.Input((1,), dtype="string", name="text")])
-    model.add(keras.layers.TextVectorization(vocabulary=["good", "bad", "😀"], output_sequence_length=2))
-    model.add(keras.layers.Embedding(5, 1))
-    model.add(keras.layers.Flatten())
-    model.add(keras.layers.Dense(1))
-    model.compile(keras.optimizers.Adam(0.1), "mse")
-    trained = SparkModel(model, batch_size=4, num_workers=2, seed=0)
-    history = trained.fit(frame, features="text", epochs=3, verbose=0).history
-    assert history["loss"][-1] < 0.7 * history["loss"][0]
-    expected = model.evaluate(text, labels, batch_size=4, verbose=0)
-    assert trained.evaluate(frame, features="text") == pytest.approx(expected, rel=1e-5)
-    found = trained.predict(frame.union(spark.sql("SELECT CAST(NULL AS STRING), 0D")), features="text", on_invalid="null")
-    *scores, null = found.toArrow().column("prediction").to_pylist()
-    np.testing.assert_allclose(scores, model.predict(text, verbose=0)[:, 0], rtol=1e-4, atol=1e-6)
-    assert null is None

@@ -171,7 +171,6 @@ def test_what_is_unknown_has_no_time_left():
     ("epochs", "values", "frequency", "expected"),
     [
         (range(4), [1, 2], None, {1: 1, 3: 2}),
-        (range(4), [1, 2], 2, {1: 1, 3: 2}),
         (range(3, 9), [1, 2], 4, {3: 1, 7: 2}),
         (range(3), [1, 2, 3], None, {0: 1, 1: 2, 2: 3}),
         (range(4), [7], 1, {3: 7}),

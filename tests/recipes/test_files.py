@@ -72,11 +72,6 @@ def test_spark_knows_the_settings_in_all_files(known):
             assert unknown(path.read_text(), known) == [], path
 
 
-def test_a_misspelt_setting_would_be_found(known):
-    text = "spark.executor.memory 2g\nspark.executor.memoryOverheads 2g\nspark.yarn.dist.archive x"
-    assert unknown(text, known) == ["spark.executor.memoryOverheads", "spark.yarn.dist.archive"]
-
-
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
 def test_a_recipe_says_what_was_run_and_where_the_rest_comes_from(folder):
     readme = (folder / "README.md").read_text()

@@ -110,13 +110,6 @@ def test_client_mode_with_a_packed_environment(cluster, archive, properties, tmp
     assert saved.exists()
 
 
-def test_cluster_mode_is_refused_by_spark(cluster, archive):
-    archives = ["--archives", f"{archive}#environment"]
-    done = run("spark-submit", "--master", cluster.url, "--deploy-mode", "cluster", *archives, RECIPES / "train.py")
-    assert done.returncode == 1
-    assert "Cluster deploy mode is currently not supported for python applications on standalone clusters" in done.stderr
-
-
 def test_the_rest_api_runs_the_driver_on_a_worker(cluster, archive, properties, tmp_path):
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "environment", filter="fully_trusted")

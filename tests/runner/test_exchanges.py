@@ -13,14 +13,6 @@ def packed(*values):
     return np.array(values, np.float32).tobytes()
 
 
-def test_a_sum_is_complete_when_all_ranks_have_given():
-    exchanges = Exchanges(2)
-    exchanges.give(0, 1, SUM, packed(1, 2))
-    assert exchanges.take(1) is None
-    exchanges.give(1, 1, SUM, packed(10, 20))
-    assert exchanges.take(1) == exchanges.take(1) == packed(11, 22)
-
-
 def test_a_repeated_value_counts_once():
     exchanges = Exchanges(2)
     for _ in range(2):
@@ -51,7 +43,6 @@ def test_a_broadcast_is_the_value_of_rank_0():
     [
         (Kind(BARRIER), r"rank 0 called all_reduce\(array of float32 with shape \(2,\)\), but rank 1 called barrier\(\)"),
         (Kind(ALL_REDUCE, "float32", (3,)), r"rank 1 called all_reduce\(array of float32 with shape \(3,\)\)"),
-        (Kind(ALL_REDUCE, "int64", (2,)), "array of int64"),
     ],
 )
 def test_ranks_out_of_step_are_named(other, message):
@@ -62,11 +53,8 @@ def test_ranks_out_of_step_are_named(other, message):
         exchanges.take(1)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_no_rank_waits_for_one_that_has_ended(before):
+def test_no_rank_waits_for_one_that_has_ended():
     exchanges = Exchanges(2)
-    if before:
-        exchanges.end(1)
     exchanges.give(0, 1, SUM, packed(1, 2))
     exchanges.end(1)
     with pytest.raises(OutOfStepError, match="rank 1 has ended"):

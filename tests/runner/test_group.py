@@ -208,7 +208,6 @@ RAISED = RankFailure(1, "ValueError: on purpose")
     ("reported", "cause"),
     [
         ([PEER, KILL], KILL),
-        ([PEER, RAISED], RAISED),
         ([RAISED, ABORT], RAISED),
         ([ABORT, PEER], ABORT),
         ([ABORT, KILL], KILL),

@@ -78,14 +78,6 @@ def test_a_line_shows_what_the_ranks_do(group, display, clock, terminal):
     assert terminal.line == ""
 
 
-def test_without_the_number_of_epochs_there_is_no_time_left(group, display, clock, terminal):
-    for epoch in (0, 1):
-        clock.now += 1
-        group.console.report(RankReported(0, epoch, None, {}))
-        display.update()
-    assert terminal.line == "0 of 2 ranks started - epoch 2 - 2.0s"
-
-
 def test_output_stays_above_the_line_and_all_is_emitted(group, display, clock, terminal, heard):
     display.update()
     clock.now += 1

@@ -201,11 +201,7 @@ def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
     monkeypatch.setattr(RankGroup, "wait", lambda group, seconds: None)
     with pytest.warns(UserWarning, match="2 ranks together") as caught, pytest.raises(ClusterError, match="cancelled"):
         run_group(RankGroup(2), ranks(lambda address: WaitingTasks(1000, (1, 4), (1, 4), (0, 4), (4, 4))))
-    expected = [
-        "too few for 10 seconds: 1 of 4 are free",
-        "too few for 30 seconds: 1 of 4 are free",
-        "too few for 90 seconds: 0 of 4 are free",
-    ]
+    expected = ["for 10 seconds: 1 of 4 are free", "for 30 seconds: 1 of 4 are free", "for 90 seconds: 0 of 4 are free"]
     assert [text in str(each.message) for text, each in zip(expected, caught, strict=True)] == [True] * 3
 
 

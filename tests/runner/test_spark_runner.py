@@ -117,9 +117,6 @@ def test_a_file_runs_as_a_program(tmp_path, capsys):
     script.write_text("import sys\nprint('before')\nsys.exit(3)")
     with pytest.raises(WorkerError, match=r"failed: it exited with the code 3\.(.|\n)*1 line:\n\nbefore"):
         local(1).run(str(script))
-    script.write_text("def")
-    with pytest.raises(WorkerError, match=r"failed: SyntaxError: invalid syntax \(train.py, line 1\)\."):
-        local(1).run(script)
 
 
 def test_a_file_travels_where_it_does_not_exist(tmp_path, monkeypatch):
@@ -151,18 +148,6 @@ def test_a_failed_rank_ends_the_others_and_its_traceback_is_the_error(forks):
     assert 'raise KeyError("missing")' in raised.value.worker_traceback
     assert "/sparkkeras/" not in raised.value.worker_traceback
     assert str(raised.value).endswith("The output of rank 1, 1 line:\n\nbefore the error")
-
-
-def test_a_killed_rank_is_the_cause_also_if_others_notice_it_first(forks):
-    def train():
-        if context().rank == 0:
-            time.sleep(0.2)
-            raise RuntimeError("connection closed by peer")
-        time.sleep(0.15)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(WorkerError, match="rank 1 of 2 .* was killed by SIGKILL"):
-        local().run(train)
 
 
 def test_a_rank_that_ends_without_a_result_has_failed(forks):
@@ -217,8 +202,6 @@ def test_ranks_end_with_the_driver():
 def test_what_cannot_be_pickled_is_named(forks):
     with pytest.raises(CustomObjectError, match=r"pickling args\[1\] \(<unlocked _thread.lock"):
         local().run(print, 1, threading.Lock())
-    with pytest.raises(CustomObjectError, match="pickling lock .* failed"):
-        local().run(dict, lock=threading.Lock())
     lock = threading.Lock()
     with pytest.raises(CustomObjectError, match="the function <lambda> cannot be sent"):
         local().run(lambda: lock)
@@ -243,9 +226,8 @@ def test_results_have_a_limit(forks, monkeypatch):
     monkeypatch.setattr(service, "VALUE_BYTES", 1000)
     with pytest.raises(WorkerError, match="the result of rank 0 has .* write it to a file system"):
         local(1).run(lambda: np.zeros(1000))
-    for exchange in ("broadcast", "all_reduce"):
-        with pytest.raises(WorkerError, match=rf"ConfigurationError: the value of {exchange}\(\) has 0.00 GiB, and at most"):
-            local(1).run(lambda name: getattr(context(), name)(np.zeros(1000)), exchange)
+    with pytest.raises(WorkerError, match=r"ConfigurationError: the value of all_reduce\(\) has 0.00 GiB, and at most"):
+        local(1).run(lambda: context().all_reduce(np.zeros(1000)))
 
 
 class Answer:

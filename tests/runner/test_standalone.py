@@ -5,7 +5,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
@@ -32,23 +31,6 @@ def executor():
     return next(each for each in psutil.Process().parents() if "java" in each.name())
 
 
-def run_ranks(sc, folder):
-    from pyspark.sql import SparkSession
-
-    frame = SparkSession(sc).createDataFrame([(float(row), row) for row in range(10)], "a double, b int")
-
-    def train():
-        ranks = context()
-        labels = [int(value) for _, part in ranks.batches(3) for value in np.ravel(part)]
-        return executor().pid, list(ranks.addresses), labels, float(ranks.all_reduce(sum(labels)))
-
-    found = SparkRunner(2).run(train, data=frame, features="a", label="b")
-    script = Path(folder) / "train.py"
-    script.write_text("from sparkkeras.runner import context\nassert context().all_reduce(1) == 2")
-    SparkRunner(2).run(script)
-    return found
-
-
 def kill_executor(sc, folder):
     def train(folder):
         (Path(folder) / str(os.getpid())).touch()
@@ -65,16 +47,6 @@ def kill_executor(sc, folder):
     seconds = time.monotonic() - started
     time.sleep(10)  # Spark starts a new executor, and must not start ranks there
     return {"message": message, "seconds": seconds, "again": SparkRunner(2).run(lambda: context().rank)}
-
-
-def test_ranks_run_on_both_executors(standalone, tmp_path):
-    found = standalone.run(run_ranks, {}, folder=str(tmp_path))
-    executors, addresses, labels, totals = zip(*found, strict=True)
-    assert len(set(executors)) == 2
-    assert addresses[0] == addresses[1]
-    assert len(set(addresses[0])) == 2
-    assert sorted(labels[0] + labels[1]) == list(range(10))
-    assert totals == (45, 45)
 
 
 def test_a_killed_executor_ends_the_run_and_all_ranks(standalone, tmp_path):
