@@ -189,7 +189,6 @@ def test_the_page_of_a_program(tmp_path, module, monkeypatch):
     assert module.names() == ["examples/add"]
     text = module.page_text("examples/add")
     assert text.startswith("# Add numbers\n\nTwo of them. Needs PyTorch.\n\nIt uses `sum`.\n\n")
-    assert "```text\npython examples/add.py [--more N]\n                       [--less N]\n```" in text
     assert '??? quote "Shared"\n\n    ```python\n    def hushed():\n        return' in text
     cells = [cell["source"] for cell in module.notebook(text)["cells"]]
     assert cells[1:4] == [
@@ -198,7 +197,6 @@ def test_the_page_of_a_program(tmp_path, module, monkeypatch):
         '@hushed()\ndef main(arguments: list[str] | None = None) -> None:\n    sys.stdout.write(f"{sum([FIRST, 1])}\\n")',
     ]
     assert cells[-1] == "main([])"
-    assert cells[0].endswith("## Code\n\nShared:")
 
     monkeypatch.setitem(module.execute.__globals__, "find_spec", lambda name: None)
     made = module.execute(["examples/add"], tmp_path)["examples/add"]

@@ -119,13 +119,6 @@ def test_a_worker_without_keras():
     assert "/usr/bin/python3 -m pip install 'keras" in found[1].remedy
 
 
-def test_a_driver_without_the_backend():
-    lacking = {name: version for name, version in PACKAGES.items() if name != "tensorflow"}
-    driver = described(packages=lacking, loaded={"error": "No module named 'tensorflow'"})
-    found = checks.check_driver(driver, "tensorflow", doctor.requirements("tensorflow"))
-    assert problems(found) == [(ERROR, "tensorflow is not installed on the driver.")]
-
-
 def test_a_backend_that_does_not_exist():
     found = list(checks.check_driver(described(), "theano", doctor.requirements("theano")))
     assert problems(found) == [
@@ -143,10 +136,6 @@ def test_what_executors_have_in_common_is_one_line():
 
 def test_a_version_that_is_not_supported():
     lacks = doctor.requirements("tensorflow")
-    assert list(lacks(described(packages=PACKAGES | {"keras": "3.13.1", "numpy": "1.20.0"}))) == [
-        "keras",
-        "numpy",
-    ]
     assert lacks(described(packages={**PACKAGES, "pandas": "3.0.0"})) == {
         "pandas": ("3.0.0 is not supported", "pandas<3,>=2.2")
     }
@@ -169,8 +158,6 @@ def test_a_backend_that_does_not_load():
 def test_gpus_that_the_backend_does_not_see():
     found = of_workers(described(granted_gpus=["0", "1"], loaded=LOADED | {"gpus": ["GPU:0"]}))
     assert problems(found) == [(ERROR, "Spark grants a task on one 2 GPUs (0, 1), and tensorflow sees 1.")]
-    found = of_workers(described(granted_gpus=["0"]))
-    assert problems(found) == [(ERROR, "Spark grants a task on one 1 GPU (0), and tensorflow sees none.")]
     assert problems(of_workers(described(granted_gpus=["0"], loaded=LOADED | {"gpus": ["GPU:0"]}))) == []
 
 
@@ -256,7 +243,6 @@ def test_the_driver_s_disk_is_not_that_of_a_local_master_s_workers_twice():
 
 
 def test_cores():
-    assert of_resources(*[described()] * 4) == []
     assert of_resources(*[described()] * 4, spark_task_cpus="2") == [
         (WARNING, "4 cores on one, where Spark's tasks use 8 at the same time.")
     ]
@@ -390,15 +376,11 @@ def test_too_few_ports_are_named_with_their_setting():
 
 
 def test_java_of_the_environment(tmp_path):
-    version, error = inspection.run_java({"JAVA_HOME": str(tmp_path)})
-    assert (version, error) == ("", f"{tmp_path}/bin/java cannot be run: No such file or directory")
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
-    java.chmod(0o755)
-    assert inspection.run_java({"JAVA_HOME": str(tmp_path)}) == ("11.0.2", "")
     options = "#!/bin/sh\necho 'Picked up JAVA_TOOL_OPTIONS: -Da=\"b\"' >&2\n"
     java.write_text(f"{options}echo 'openjdk version \"21.0.2\" 2024' >&2\n")
+    java.chmod(0o755)
     assert inspection.run_java({"JAVA_HOME": str(tmp_path)}) == ("21.0.2", "")
     java.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     assert inspection.run_java({"JAVA_HOME": str(tmp_path)}) == ("", f"{java} exits with 3: broken")
@@ -416,8 +398,6 @@ def test_the_backend_of_keras_s_file(tmp_path, monkeypatch):
 def test_a_process_that_crashes_while_it_loads(monkeypatch):
     monkeypatch.setattr(inspection, "_LOAD", "import os; os.kill(os.getpid(), 9)")
     assert inspection.load_backend("jax") == {"error": "the process that loads it was ended by SIGKILL"}
-    monkeypatch.setattr(inspection, "_LOAD", "print('x'); raise ImportError('no symbol')")
-    assert inspection.load_backend("jax") == {"error": "ImportError: no symbol"}
     monkeypatch.setattr(inspection, "_LOAD", "import time; time.sleep(60)")
     monkeypatch.setattr(inspection, "LOAD_SECONDS", 0.2)
     assert inspection.load_backend("jax") == {"error": "loading it takes more than 0 s"}

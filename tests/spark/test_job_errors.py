@@ -141,7 +141,6 @@ def test_an_executor_that_was_not_heard_is_blamed_on_the_network(reason):
     ("cause", "blamed"),
     [
         ("Python worker exited unexpectedly (crashed)", False),
-        ("FetchFailed(BlockManagerId(2, worker1, 35010, None), shuffleId=0)", True),
         ("FetchFailed(null, shuffleId=0)", True),
         ("ExecutorLostFailure (executor 1 exited) Reason: killed for exceeding memory limits. 1.1 GB of 1 GB", True),
     ],

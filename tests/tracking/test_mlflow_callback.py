@@ -273,8 +273,6 @@ class TestErrors:
             MLflowCallback(log_models=True)
         with pytest.raises(ConfigurationError, match=r"run=3: expected a run of MLflow"):
             MLflowCallback(run=3)
-        with pytest.raises(ConfigurationError, match="log_model=2"):
-            MLflowCallback(log_model=2)
         with pytest.raises(ConfigurationError, match="registered_model_name"):
             MLflowCallback(registered_model_name="")
 
