@@ -432,6 +432,16 @@ def test_a_printed_page_has_all_charts_and_is_light(tabs):
 
 
 @pytest.mark.browser
+def test_charts_are_drawn_before_the_browser_prints(tabs):
+    tab = tabs.open_saved(samples.asynchronous(), viewport={"width": 1280, "height": 500})
+    tab.evaluate(
+        "addEventListener('beforeprint', () => { printed = [...document.querySelectorAll('.chart')].map(isPrinted); })"
+    )
+    assert tab.pdf(format="A4").startswith(b"%PDF")
+    assert tab.evaluate("printed") == [True] * 7
+
+
+@pytest.mark.browser
 def test_the_pointer_shows_the_values_of_an_epoch(tabs):
     tab = tabs.open_saved(samples.synchronous())
     box = tab.locator(".canvas").first.bounding_box()
