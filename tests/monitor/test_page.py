@@ -283,7 +283,7 @@ def test_histories_of_one_name_are_numbered_and_have_no_times(tabs):
     settle(tab)
     assert tab.locator(".runs b").all_inner_texts() == names
     assert tab.evaluate("columnOf('Results', 'run')") == names
-    assert tab.locator(".runs .muted").all_inner_texts() == ["Training", "Training"]
+    assert tab.locator(".runs .muted").all_inner_texts() == ["Training", "Training · second.html"]
     assert "Time" not in tab.get_by_role("region", name="Results").inner_text()
 
 
