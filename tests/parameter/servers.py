@@ -11,10 +11,11 @@ from sparkkeras.parameter.store import Store
 from sparkkeras.weights import Flat
 
 
-def a_store(vector, integer_variables=(), *, trainable=None, rule=None, num_workers=1, locked=True):
-    """A store whose updates are added to the weights by default."""
+def a_store(vector, integer_variables=(), *, trainable=None, rule=None, state=None, num_workers=1, locked=True):
+    """A store whose updates are added to the weights by default; a list of weights is float32."""
+    vector = np.array(vector, np.float32) if isinstance(vector, list) else vector
     trainable = vector.size if trainable is None else trainable
-    return Store(Flat(vector, integer_variables), trainable, rule or Downpour(), {}, num_workers, locked)
+    return Store(Flat(vector, integer_variables), trainable, rule or Downpour(), state or {}, num_workers, locked)
 
 
 def a_ledger(plans, store=None, epochs=range(1), **options):

@@ -275,50 +275,24 @@ def test_bodies_of_any_size_travel_in_both_directions(name, encrypt):
 
 
 @encrypts
+@pytest.mark.parametrize("size", [0, MB - 1, MB, MB + 1])
 @every_transport
-def test_a_reply_is_received_into_the_given_buffer(name, encrypt):
-    array = np.zeros(MB // 4, np.float32)
-    with serving(name, RecordingHandler(), encrypt=encrypt) as address, calling(address) as caller:
-        _, received = caller.call("give", {"size": MB}, (), array.data.cast("B"))
-    assert np.shares_memory(np.frombuffer(received, np.uint8), array)
-    assert array.tobytes() == random_bytes(MB)
-
-
-@pytest.mark.parametrize("size", [0, MB - 1, MB + 1])
-@every_transport
-def test_a_reply_of_another_length_is_received_into_new_memory(name, size):
+def test_a_reply_is_received_into_the_given_buffer_if_that_has_its_length(name, size, encrypt):
     buffer = bytearray(b"\x55" * MB)
-    with serving(name, RecordingHandler()) as address, calling(address) as caller:
+    with serving(name, RecordingHandler(), encrypt=encrypt) as address, calling(address) as caller:
         _, received = caller.call("give", {"size": size}, (), memoryview(buffer))
     assert received == random_bytes(size)
-    assert set(buffer) == {0x55}
+    assert buffer == (received if size == MB else b"\x55" * MB)
 
 
 @every_transport
 def test_all_calls_of_a_caller_have_one_peer(name):
     handler = RecordingHandler()
     with serving(name, handler) as address, calling(address) as caller:
-        for number in range(300):
+        for number in range(30):
             echo(caller, {"number": number}, random_bytes(number))
-    assert [fields["number"] for _, fields, _ in handler.calls] == list(range(300))
+    assert [fields["number"] for _, fields, _ in handler.calls] == list(range(30))
     assert len(set(handler.peers)) == 1
-
-
-@every_transport
-def test_concurrent_callers_get_their_own_replies(name):
-    handler = RecordingHandler()
-
-    def call(worker):
-        with calling(address) as caller:
-            for number in range(25):
-                body = random_bytes(10 * KB * worker + number, 100 * worker + number)
-                assert echo(caller, {"worker": worker}, body) == body
-
-    with serving(name, handler) as address, ThreadPoolExecutor(8) as pool:
-        list(pool.map(call, range(8)))
-    workers = [fields["worker"] for _, fields, _ in handler.calls]
-    assert Counter(workers) == dict.fromkeys(range(8), 25)
-    assert len(set(zip(workers, handler.peers, strict=True))) == len(set(handler.peers)) == 8
 
 
 # Rejected calls
@@ -765,16 +739,12 @@ def test_the_server_limits_the_number_of_sessions(name):
 @pytest.mark.parametrize("listen", ["127.0.0.1", "0.0.0.0"])
 @over_tcp
 def test_a_second_server_cannot_listen_on_the_same_port(name, listen):
-    first, second = RecordingHandler(), RecordingHandler()
-    with serving(name, first, listen=listen) as address, calling(address) as caller:
+    with serving(name, RecordingHandler(), listen=listen) as address, calling(address) as caller:
         for again in ("127.0.0.1", "0.0.0.0"):
             with pytest.raises(OSError, match="in use"):
-                with serving(name, second, port=address.port, listen=again):
+                with serving(name, RecordingHandler(), port=address.port, listen=again):
                     pass
         assert echo(caller) == b""
-        caller.close()
-        assert echo(caller) == b""
-    assert (len(first.calls), second.calls) == (2, [])
 
 
 def has_ipv6():
