@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 
 from sparkkeras import Checkpoint, EnsembleModel, SparkModel, load_ensemble_model, load_spark_model
 from sparkkeras.hyperopt import HyperParamModel, uniform
@@ -40,12 +41,12 @@ def copy(tmp_path):
 
 def test_a_model_with_its_settings():
     loaded = load_spark_model(STORED / "model.keras")
-    assert (loaded.mode, loaded.frequency, loaded.rule.name) == ("asynchronous", 5, "dcasgd")
+    assert (loaded.mode, loaded.frequency, type(loaded.rule).__name__) == ("asynchronous", 5, "DCASGD")
     np.testing.assert_allclose(loaded.model.predict(X, verbose=0), PREDICTED)
 
 
 def test_an_ensemble():
-    loaded = load_ensemble_model(STORED / "ensemble.keras")
+    loaded = load_ensemble_model(STORED / "ensemble.zip")
     np.testing.assert_allclose(loaded.predict(X, verbose=0), 2 * PREDICTED, rtol=1e-6)
 
 
@@ -69,7 +70,7 @@ def test_a_search_that_repeats_no_trial(copy):
         raise AssertionError
 
     search = HyperParamModel(LocalWorkers())
-    best = search.minimize(objective=not_again, space=SPACE, max_evals=3, save_to=copy("search"), verbose=0)
+    best = search.minimize(objective=not_again, space=SPACE, max_evals=3, keep_models=1, save_to=copy("search"), verbose=0)
     assert [trial.value for trial in search.trials] == [trial.params["bias"] for trial in search.trials]
     assert len(search.trials) == 3
     np.testing.assert_allclose(best.predict(X, verbose=0), PREDICTED)
@@ -77,15 +78,16 @@ def test_a_search_that_repeats_no_trial(copy):
 
 def write():
     """Write the files that are missing."""
+    SparkSession.builder.master("local[2]").getOrCreate()
     writers = {
         "model.keras": lambda path: SparkModel(model(), mode="asynchronous", rule="dcasgd", frequency=5).save(path),
-        "ensemble.keras": lambda path: EnsembleModel([model(), model(3.0)]).save(path),
+        "ensemble.zip": lambda path: EnsembleModel([model(), model(3.0)], voting="average").save(path),
         "stage": lambda path: KerasTransformer(model=model(), outputCol="predicted").save(str(path)),
         "checkpoints": lambda path: SparkModel(model(0.9), num_workers=2).fit(
             X, PREDICTED, epochs=2, checkpoint=Checkpoint(path, keep=1), verbose=0
         ),
         "search": lambda path: HyperParamModel(LocalWorkers()).minimize(
-            objective=objective, space=SPACE, max_evals=3, seed=1, save_to=path, verbose=0
+            objective=objective, space=SPACE, max_evals=3, seed=1, save_to=path, keep_models=1, verbose=0
         ),
     }
     STORED.mkdir(exist_ok=True)
