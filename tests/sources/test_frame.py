@@ -141,8 +141,6 @@ def test_outputs_without_a_loss_need_no_labels(spark):
     found = select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"price": "paid"})
     assert found.names == ["user", "item", "paid"]
     assert found.form.y == Structure.named(("price",))
-    with pytest.raises(ConfigurationError, match="label: the model has no output 'prize'. .* Did you mean 'price'?"):
-        select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"prize": "paid"})
 
 
 def test_a_dict_for_a_single_input_or_output_gives_an_array(spark):
@@ -159,35 +157,80 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     both = select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w", "price": "v"})
     assert both.names == ["user", "item", "a", "b", "w", "v"]
     assert both.form.weight == Structure.several(2)  # the same structure as the outputs
-    with pytest.raises(ConfigurationError, match=r"sample_weight has the keys \['click'\], but the model's outputs are"):
-        select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w"})
     assert select(given, ONE, False, sample_weight="w").form.weight is None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Loads texts."""
+
+    shape: tuple[int, ...] = (3,)
+    on_error: str = "error"
+
+    def check(self, name, kind):
+        if kind != "string":
+            raise DataError(f"column {name!r} is {kind}, not text.")
+
+    def __call__(self, column, name):
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(
     ("schema", "named", "message"),
     [
         (ONE, {"features": 5}, "features is int 5; expected the name of a column, or a list of names"),
-        (
-            ONE,
-            {"features": [SimpleNamespace(alias=1)]},
-            "one of which is .*namespace.*Pass the names of columns instead of Column objects",
-        ),
+        (ONE, {"features": [SimpleNamespace(alias=1)]}, "one of which is .*namespace.*names of columns instead of Column"),
         (ONE, {"features": np.array(["a", "b"])}, r"features is an array of .* Convert it to a list: features=list\(...\)"),
         (TWO, {"features": ["a", ["b", "c"]]}, r"one of which is a list of 2 values; .* features=\{name: \[columns\]\}"),
         (ONE, {"features": {"z": "a"}}, "features: the model has no input 'z'. Known: 'x'"),
-        (
-            TWO,
-            {"features": ["a", "b", "c"]},
-            r"features=\['a', 'b', 'c'\]: the model has 2 inputs: pass one column for each",
-        ),
+        (TWO, {"features": ["a", "b", "c"]}, r"\['a', 'b', 'c'\]: the model has 2 inputs: pass one column for each"),
         (ONE, {"features": ["a", "b", "a"]}, r"features=\['a', 'b', 'a'\] has the column 'a' twice"),
         (TWO, {"features": {"user": ["a", "b"]}}, r"keys \['user'\], but the model's inputs are \['user', 'item'\]"),
+        (
+            TWO,
+            {"labelled": True, "label": {"prize": "a"}},
+            "label: the model has no output 'prize'. .* Did you mean 'price'?",
+        ),
+        (
+            TWO,
+            {"labelled": True, "label": ["a", "b"], "sample_weight": {"click": "c"}},
+            r"sample_weight has the keys \['click'\], but the model's outputs are",
+        ),
+        (ONE, {"labelled": True, "sample_weight": ["a", "b"]}, r"sample_weight=\['a', 'b'\]: expected one column"),
+        (ONE, {"features": ["a", "s"], "loader": Texts()}, r"a loader takes one column, received \['a', 's'\]"),
+        (ONE, {"features": "s", "loader": {"z": Texts()}}, "loader: the model has no input or output 'z'. Known: 'x', 'y'"),
+        (
+            TWO,
+            {"features": ["s", "b"], "loader": Texts()},
+            r"2 inputs, so pass \{input name: loader\} .* \['user', 'item'\]",
+        ),
+        (
+            TWO,
+            {"features": ["s", "b"], "loader": {"user": Texts()}},
+            r"returns arrays of shape \(3,\), but .*'user' expects",
+        ),
+        (ONE, {"features": "s", "loader": Texts}, r"loader is the class Texts; .* Call the class: loader=Texts\(...\)"),
     ],
 )
-def test_invalid_names_of_columns_raise_an_error(spark, schema, named, message):
+def test_invalid_names_of_columns_and_loaders_raise_an_error(spark, schema, named, message):
+    given = frame(spark, "a int, b int, c int, s string, features array<int>, label int, user array<int>, item int")
     with pytest.raises(ConfigurationError, match=message):
-        select(frame(spark, "a int, b int, c int"), schema, **named)
+        select(given, schema, **named)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"features": "agge"}, "no column 'agge'. Known: 'age', 'user'"),
+        ({"features": "user.agge"}, "no column 'user.agge'. Known: 'user.age'."),
+        ({"features": "x", "labelled": True, "label": "bytes"}, "column 'bytes' has the type binary"),
+        ({"features": "x", "labelled": True, "label": "text"}, "column 'text' has the type string"),
+        ({"features": ["age", "user.age"]}, r"the columns age, user.age have 2 values per row.*'x' expects rows of shape"),
+    ],
+)
+def test_unsuitable_columns_raise_an_error(spark, named, message):
+    with pytest.raises(DataError, match=message):
+        select(frame(spark, "age int, user struct<age: int>, x array<int>, text string, bytes binary"), **named)
 
 
 def test_the_default_of_a_param_of_spark_ml_means_the_names_of_several_inputs(spark):
@@ -257,12 +300,6 @@ def test_only_selecting_a_duplicate_column_raises_an_error(spark):
     assert select(given, UNKNOWN, features=["a", "c"]).narrowed(given).columns == ["c0", "c1"]
 
 
-@pytest.mark.parametrize(("name", "known"), [("agge", "'age', 'user'"), ("user.agge", "'user.age'")])
-def test_the_error_for_an_unknown_column_lists_the_known_ones(spark, name, known):
-    with pytest.raises(DataError, match=f"no column '{name}'. Known: {known}."):
-        select(frame(spark, "age int, user struct<age: int>"), UNKNOWN, features=[name])
-
-
 # Types
 
 VECTORS = [VectorUDT(), OldVectorUDT()]
@@ -299,12 +336,6 @@ def test_the_error_for_an_unsupported_type_names_the_column_and_has_advice(spark
         select(frame(spark, one(kind)), features="c")
 
 
-def test_labels_cannot_be_bytes_or_text(spark):
-    for kind in ("binary", "string"):
-        with pytest.raises(DataError, match=f"column 'label' has the type {kind}"):
-            select(frame(spark, f"features array<int>, label {kind}"), labelled=True)
-
-
 def test_allowed_nulls_are_rejected_where_all_features_are_strings(spark):
     schema = Schema((InputSpec("text", (2,), text=True),), ONE.outputs)
     given = frame(spark, "a string, b string, label int, x array<float>").fillna("", "b")
@@ -322,15 +353,6 @@ def test_allowed_nulls_are_rejected_where_all_features_are_strings(spark):
     assert select(given, features={"words": "a", "numbers": "x"}, fits=False, on_invalid="allow").names == ["a", "x"]
 
 
-def test_the_width_is_checked_if_the_types_determine_it(spark):
-    given = frame(spark, "a int, b int")
-    words = r"the columns a, b have 2 values per row.*'x' expects rows of shape \(3,\)"
-    with pytest.raises(DataError, match=words):
-        select(given, features=["a", "b"])
-    assert select(given, fits=False, features=["a", "b"]).names  # a transform may change the width
-    assert select(given, UNKNOWN, features=["a", "b"]).names
-
-
 def test_the_width_of_vectors_is_read_from_their_metadata(spark):
     field = types.StructField("features", VectorUDT(), metadata={"ml_attr": {"num_attrs": 3}})
     given = frame(spark, types.StructType([field, types.StructField("age", types.IntegerType())]))
@@ -340,21 +362,6 @@ def test_the_width_of_vectors_is_read_from_their_metadata(spark):
 
 
 # Loaders
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Loads texts."""
-
-    shape: tuple[int, ...] = (3,)
-    on_error: str = "error"
-
-    def check(self, name, kind):
-        if kind != "string":
-            raise DataError(f"column {name!r} is {kind}, not text.")
-
-    def __call__(self, column, name):
-        raise NotImplementedError
 
 
 def test_the_shape_of_a_loader_with_preprocessing():
@@ -371,33 +378,6 @@ def test_a_loader_checks_the_type_of_its_column(spark):
     assert [leaf.loader for leaf in leaves] == [fitting["user"], None]
     with pytest.raises(DataError, match="column 'number' is int, not text"):
         select(texts, features="number", loader=Texts())
-
-
-@pytest.mark.parametrize(
-    ("schema", "named", "message"),
-    [
-        (ONE, {"features": ["a", "b"], "loader": Texts()}, r"a loader takes one column, received \['a', 'b'\]"),
-        (ONE, {"features": "a", "loader": {"z": Texts()}}, "loader: the model has no input or output 'z'. Known: 'x', 'y'"),
-        (
-            TWO,
-            {"features": ["a", "b"], "loader": Texts()},
-            r"2 inputs, so pass \{input name: loader\} .* \['user', 'item'\]",
-        ),
-        (
-            TWO,
-            {"features": ["a", "b"], "loader": {"user": Texts()}},
-            r"returns arrays of shape \(3,\), but .*'user' expects",
-        ),
-        (
-            ONE,
-            {"features": "a", "loader": Texts},
-            r"loader is the class Texts; expected a loader, such as image_loader.*Call the class: loader=Texts\(...\)",
-        ),
-    ],
-)
-def test_an_unsuitable_loader_raises_an_error(spark, schema, named, message):
-    with pytest.raises(ConfigurationError, match=message):
-        select(frame(spark, "a string, b string"), schema, **named)
 
 
 # Validation rows
@@ -425,12 +405,6 @@ def test_is_frame(spark, sc):
     assert is_frame(spark.range(1))
     assert not is_frame(sc.parallelize([1]))
     assert not is_frame([1])
-
-
-def test_several_weight_columns_for_one_output_raise_an_error(spark):
-    rows = frame(spark, "features array<float>, label int, one float, two float")
-    with pytest.raises(ConfigurationError, match=r"sample_weight=\['one', 'two'\]: expected one column"):
-        select(rows, labelled=True, sample_weight=["one", "two"])
 
 
 NUMBER, TEXT = types.IntegerType(), types.StringType()

@@ -15,7 +15,7 @@ from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.source import as_source
 
 
-class Rows(keras.utils.PyDataset):
+class Batches(keras.utils.PyDataset):
     def __len__(self):
         return 1
 
@@ -23,58 +23,46 @@ class Rows(keras.utils.PyDataset):
         return np.ones((2, 3)), np.ones(2)
 
 
+def of_a_path(path):
+    """A function that does not take the worker and the number of workers."""
+
+
+def of_a_worker(worker, num_workers):
+    return []
+
+
+X, Y = np.ones((3, 1)), np.ones(3)
+OF_TENSORFLOW = type("Dataset", (), {"as_numpy_iterator": None})()
+OF_PANDAS_ON_SPARK = type(
+    "DataFrame", (), {"__module__": "pyspark.pandas.frame", "columns": [], "to_spark": 1, "to_numpy": None}
+)()
+
+
 @pytest.mark.parametrize(
-    "data",
-    [(each for each in range(3)), Rows(), type("Dataset", (), {"as_numpy_iterator": None})()],
-    ids=["generator", "keras", "tf.data"],
+    ("given", "kind", "words"),
+    [
+        (((each for each in range(3)), Y), DataError, r"Pass a function make\(worker, num_workers\) instead"),
+        ((Batches(), Y), DataError, r"Pass a function make\(worker, num_workers\) instead"),
+        ((OF_TENSORFLOW, Y), DataError, r"Pass a function make\(worker, num_workers\) instead"),
+        ((OF_PANDAS_ON_SPARK,), DataError, r"with a pandas-on-Spark DataFrame. To use .*: data.to_spark\(\)"),
+        ((keras.Sequential([keras.Input((3,))]),), DataError, "expected a Spark DataFrame, an RDD"),
+        ((Batches,), DataError, "data is the class Batches.*lambda worker, num_workers: Batches.worker"),
+        ((of_a_path,), DataError, r"cannot be called as of_a_path.*of_a_path\(worker, num_workers, epoch\)"),
+        ((of_a_worker, Y), ConfigurationError, "the batches of a function contain them"),
+        ((X, "label"), ConfigurationError, "^y='label': only a DataFrame has named columns; pass an array of"),
+        ((X, Y, "w"), ConfigurationError, "^sample_weight='w': only a DataFrame has named columns; pass an array of"),
+        ((X, Y, sparse.csr_matrix(X)), DataError, r"^sample_weight .*Convert .* with \.toarray\(\): only the features and"),
+    ],
 )
-def test_the_error_for_data_of_other_libraries_suggests_a_conversion(data):
-    words = r"expected a Spark DataFrame, an RDD .*Pass a function make\(worker, num_workers\) instead"
-    with pytest.raises(DataError, match=words):
-        as_source(data, Reader(Schema()), np.ones(3))
-
-
-def test_the_error_for_sparse_weights_suggests_a_conversion():
-    with pytest.raises(DataError, match=r"^sample_weight .*Convert .* with \.toarray\(\): only the features and labels of"):
-        as_source(np.eye(3), Reader(Schema()), np.ones(3), sparse.csr_matrix(np.eye(3)))
+def test_the_error_for_unsupported_data_suggests_a_conversion(given, kind, words):
+    with pytest.raises(kind, match=words):
+        as_source(given[0], Reader(Schema()), *given[1:])
 
 
 def test_batches_have_no_lazy_predictions_on_spark_connect(monkeypatch):
     monkeypatch.setattr("sparkkeras.sources.source.active_cluster", lambda _: SimpleNamespace(is_driver_here=False))
     with pytest.raises(ConfigurationError, match="collect=False returns an RDD, which Spark Connect does not support"):
-        as_source(lambda worker, num_workers: [], Reader(Schema())).lazy()
-
-
-def test_the_error_for_a_class_suggests_a_function_that_calls_it():
-    class Batches(keras.utils.PyDataset):
-        pass
-
-    with pytest.raises(DataError, match="data is the class Batches.*lambda worker, num_workers: Batches.worker"):
-        as_source(Batches, Reader(Schema()))
-
-
-def test_a_function_takes_the_worker_and_the_number_of_workers():
-    def make(path):
-        return path
-
-    with pytest.raises(DataError, match=r"cannot be called as make.*make\(worker, num_workers, epoch\)"):
-        as_source(make, Reader(Schema()))
-    with pytest.raises(ConfigurationError, match="the batches of a function contain them"):
-        as_source(lambda worker, num_workers: [], Reader(Schema()), np.ones(3))
-    with pytest.raises(DataError, match="expected a Spark DataFrame"):
-        as_source(keras.Sequential([keras.Input((3,))]), Reader(Schema()))
-
-
-@pytest.mark.parametrize(("given", "words"), [(("label", None), "y='label'"), ((np.ones(3), "w"), "sample_weight='w'")])
-def test_arrays_have_no_named_columns(given, words):
-    with pytest.raises(ConfigurationError, match=f"^{words}: only a DataFrame has named columns; pass an array of"):
-        as_source(np.ones((3, 1)), Reader(Schema()), *given)
-
-
-def test_a_pandas_on_spark_data_frame_is_converted_without_a_job():
-    given = type("DataFrame", (), {"__module__": "pyspark.pandas.frame", "columns": [], "to_spark": 1, "to_numpy": None})()
-    with pytest.raises(DataError, match=r"with a pandas-on-Spark DataFrame. To use .*: data.to_spark\(\)"):
-        as_source(given, Reader(Schema()))
+        as_source(of_a_worker, Reader(Schema())).lazy()
 
 
 def test_a_pandas_data_frame_requires_labels_and_has_no_named_columns():
