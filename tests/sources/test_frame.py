@@ -221,7 +221,7 @@ def test_invalid_names_of_columns_and_loaders_raise_an_error(spark, schema, name
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({"features": "agge"}, "no column 'agge'. Known: 'age', 'user'"),
+        ({"features": "agge"}, "no column 'agge'. Known: 'age', 'bytes'"),
         ({"features": "user.agge"}, "no column 'user.agge'. Known: 'user.age'."),
         ({"features": "x", "labelled": True, "label": "bytes"}, "column 'bytes' has the type binary"),
         ({"features": "x", "labelled": True, "label": "text"}, "column 'text' has the type string"),

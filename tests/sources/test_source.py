@@ -47,7 +47,7 @@ OF_PANDAS_ON_SPARK = type(
         ((OF_PANDAS_ON_SPARK,), DataError, r"with a pandas-on-Spark DataFrame. To use .*: data.to_spark\(\)"),
         ((keras.Sequential([keras.Input((3,))]),), DataError, "expected a Spark DataFrame, an RDD"),
         ((Batches,), DataError, "data is the class Batches.*lambda worker, num_workers: Batches.worker"),
-        ((of_a_path,), DataError, r"cannot be called as of_a_path.*of_a_path\(worker, num_workers, epoch\)"),
+        ((of_a_path,), DataError, r"cannot be called as make.*make\(worker, num_workers, epoch\)"),
         ((of_a_worker, Y), ConfigurationError, "the batches of a function contain them"),
         ((X, "label"), ConfigurationError, "^y='label': only a DataFrame has named columns; pass an array of"),
         ((X, Y, "w"), ConfigurationError, "^sample_weight='w': only a DataFrame has named columns; pass an array of"),
