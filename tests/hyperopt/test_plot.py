@@ -85,7 +85,7 @@ def test_figures_style_and_backend_of_the_user_do_not_change(tmp_path, monkeypat
 
 def test_without_a_complete_trial_there_is_nothing_to_plot(tmp_path):
     search = Search({"x": uniform(0, 1)})
-    with pytest.raises(SearchError, match="none of the 0 trials has a value"):
+    with pytest.raises(SearchError, match="a plot needs a trial with a value"):
         search.plot(tmp_path / "search.png")
 
 
