@@ -264,9 +264,7 @@ def test_the_server_recovers_from_a_lack_of_open_file_limit(name):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for connection in connections:
                 connection.close()
-        started = time.monotonic()
         with ParameterClient(address, server.payload_format, 0, 1) as another:
             another.lease()
             push(another, FLOATS, 1, another.pull().version, 3)
-        assert time.monotonic() - started < 20
     assert server.value == 3

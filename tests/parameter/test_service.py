@@ -360,15 +360,6 @@ def test_health_returns_the_version(bench):
     assert connect(bench.address).call("health", {})[0] == {"version": 1}
 
 
-def test_a_client_waits_for_a_partition_that_another_one_has(bench):
-    client = bench.client(attempt=1)
-    push(client)
-    timer = threading.Timer(0.05, client.release)
-    timer.start()
-    assert bench.client(attempt=2, leased=False).lease().sequence == 1
-    timer.join()
-
-
 def test_every_reply_has_the_directive_of_the_driver():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()

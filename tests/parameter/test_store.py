@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -238,44 +239,6 @@ def test_a_rule_that_returns_its_result_is_reported(locked):
 # Many threads
 
 
-def at_once(*works):
-    """Run functions in threads that start together; their errors are raised here."""
-    failed, gate = [], threading.Barrier(len(works))
-
-    def run(work):
-        try:
-            gate.wait()
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
-def test_hogwild_updates_of_many_threads_lose_only_components():
-    store = a_store(np.zeros(20_000, np.float32), integer_variables=(np.array(0),), locked=False)
-
-    def work():
-        for step in range(1, 41):
-            with store.snapshot() as snapshot:
-                held = snapshot.weights.vector.copy()
-                apply(store, np.ones(20_000), snapshot.version, (np.array(step),))
-                assert np.array_equal(snapshot.weights.vector, held)
-
-    at_once(work, work, work)
-    with store.snapshot() as snapshot:
-        assert snapshot.weights.vector.max() <= 120
-        assert snapshot.weights.vector.min() >= 1
-        assert snapshot.weights.integer_variables[0] == 40
-    assert store.version == 120
-
-
 class Slow(Momentum):
     """Changes one half, and after a while the other."""
 
@@ -291,7 +254,8 @@ class Slow(Momentum):
 
 def test_locked_updates_are_applied_one_after_the_other():
     store = a_store([0, 0], rule=Slow())
-    at_once(lambda: apply(store, [0, 0]), lambda: apply(store, [0, 0]))
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda sent: apply(store, sent), [[0, 0], [0, 0]]))
     assert values(store) == [2, 1 + 2]
 
 
@@ -321,8 +285,9 @@ def test_hogwild_updates_do_not_wait_for_each_other():
             center[int(update.sent[0])] += 1
 
     store = a_store([0, 0], rule=Meeting(), locked=False)
-    at_once(lambda: apply(store, [0, 0]), lambda: apply(store, [1, 1]))
-    assert values(store) == [1, 1]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda sent: apply(store, sent), [[0, 0], [1, 1]]))
+    assert (values(store), store.version) == ([1, 1], 2)
 
 
 # Changes of the driver

@@ -285,16 +285,6 @@ def test_a_reply_is_received_into_the_given_buffer_if_that_has_its_length(name, 
     assert buffer == (received if size == MB else b"\x55" * MB)
 
 
-@every_transport
-def test_all_calls_of_a_caller_have_one_peer(name):
-    handler = RecordingHandler()
-    with serving(name, handler) as address, calling(address) as caller:
-        for number in range(30):
-            echo(caller, {"number": number}, random_bytes(number))
-    assert [fields["number"] for _, fields, _ in handler.calls] == list(range(30))
-    assert len(set(handler.peers)) == 1
-
-
 # Rejected calls
 
 
