@@ -224,10 +224,11 @@ def test_embeddings(three, make):
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 5e-4), ("bfloat16", 5e-3)])
 def test_gradients_travel_in_half_precision(three, rows, dtype, error):
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
-    for model, blocks in (dense(f"travel_{dtype}", sgd()), rows()), (lookups(sgd(), f"lookups_{dtype}"), words(UNEVEN)):
+    by_lookups = lookups(sgd(), f"lookups_{dtype}"), words(UNEVEN), 5e-3
+    for model, blocks, largest in (dense(f"travel_{dtype}", sgd()), rows(), error), by_lookups:
         replicas = trained(three, model, blocks, gradient_dtype=dtype)
         plain(model, blocks)
-        assert 1e-7 < difference(replicas, model) < error
+        assert 1e-7 < difference(replicas, model) < largest
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras supports one step only")
@@ -258,7 +259,9 @@ def test_batch_statistics_are_averaged_and_padding_changes_nothing(three, rows):
             mean = 0.5 * mean + 0.5 * block.x[start : start + BATCH].mean(0)
         means.append(mean)
     replicas[0].state.put(model)
-    assert np.allclose(normalization.moving_mean, (41 * means[0] + 20 * means[1]) / 61, atol=1e-5)
+    assert np.allclose(
+        keras.ops.convert_to_numpy(normalization.moving_mean), (41 * means[0] + 20 * means[1]) / 61, atol=1e-5
+    )
     assert np.array_equal(frozen.get_weights()[0], kernel)
     assert replicas[1].metrics
     assert not any(array.any() for array in replicas[1].metrics)
