@@ -15,10 +15,9 @@ from hyperopt import base, hp, pyll
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.distributions import Choice, Distribution, Integer, LogUniform, Quantile, Uniform
-from sparkkeras.hyperopt.encoding import JSON_TYPES
-from sparkkeras.hyperopt.names import option_names
 from sparkkeras.hyperopt.space import Computed, Parameter, Space
 from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
+from sparkkeras.hyperopt.values import JSON_TYPES, option_names
 
 SuggestFunction = Any
 """A suggest function of hyperopt, such as ``hyperopt.tpe.suggest``."""

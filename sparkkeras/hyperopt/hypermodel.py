@@ -13,8 +13,8 @@ import numpy as np
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.hyperopt.distributions import Distribution, choice, integer, loguniform, uniform
-from sparkkeras.hyperopt.encoding import JSON_TYPES
 from sparkkeras.hyperopt.reporting import SearchDefinitionError
+from sparkkeras.hyperopt.values import JSON_TYPES
 
 Ask = Callable[[str, Distribution], Any]
 """Chooses the value of a hyper-parameter, given its name."""

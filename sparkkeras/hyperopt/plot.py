@@ -15,10 +15,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 
 from sparkkeras.errors import ConfigurationError, StorageError
-from sparkkeras.hyperopt.names import as_text
 from sparkkeras.hyperopt.space import Parameter
 from sparkkeras.hyperopt.study import complete, quiet, target
 from sparkkeras.hyperopt.trials import Metrics
+from sparkkeras.hyperopt.values import as_text
 from sparkkeras.weights import Array
 
 _WIDTH, _HEIGHT, _DPI = 14.0, 4.5, 100

@@ -14,7 +14,6 @@ import optuna
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, ModelError, SearchError
-from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.hypermodel import HyperParameters
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
@@ -22,6 +21,7 @@ from sparkkeras.hyperopt.objective import build_model, unpack_weights
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import complete, quiet, target
 from sparkkeras.hyperopt.trials import FAILED, Metrics, Trial, pareto_front, ranked
+from sparkkeras.hyperopt.values import decode
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import optimizer_variables
 

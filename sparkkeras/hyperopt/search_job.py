@@ -22,7 +22,6 @@ from sparkkeras.data.dataset import Results, Running, Shared, TaskContext
 from sparkkeras.data.labels import LabelRange
 from sparkkeras.errors import ClusterError, ConfigurationError, DriverConnectionError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.data import fit_data
-from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.hypermodel import HyperParameters
 from sparkkeras.hyperopt.ledger import CONTINUE, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
@@ -31,6 +30,7 @@ from sparkkeras.hyperopt.rows_on_disk import RowsOnDisk
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_in_child, run_inline
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Metrics
+from sparkkeras.hyperopt.values import decode
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
 from sparkkeras.spark.job_errors import interrupts_here

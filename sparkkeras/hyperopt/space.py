@@ -25,9 +25,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.hyperopt.distributions import Choice, Distribution, Integer, LogUniform, Quantile, Uniform
-from sparkkeras.hyperopt.encoding import JSON_TYPES, encode
-from sparkkeras.hyperopt.names import as_text, option_names
 from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.values import JSON_TYPES, as_text, encode, option_names
 
 ROOT = "params"
 """The label of a distribution that is the whole space, and so has no key."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
 from sparkkeras.hyperopt import Search, choice, integer, loguniform, normal, uniform
 from sparkkeras.hyperopt.distributions import Quantile
-from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.values import decode
 
 Pair = namedtuple("Pair", "first second")
 

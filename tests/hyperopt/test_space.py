@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import choice, normal, uniform
-from sparkkeras.hyperopt.encoding import decode, encode
-from sparkkeras.hyperopt.names import as_text
 from sparkkeras.hyperopt.space import Space, describe, shown
 from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.values import as_text, decode, encode
 
 
 def one_way(x):
