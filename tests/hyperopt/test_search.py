@@ -1,5 +1,7 @@
 """Whole searches in memory: results, resuming and errors; tests/integration/test_search.py runs searches on Spark."""
 
+import os
+import signal
 import sqlite3
 import threading
 import time
@@ -26,6 +28,7 @@ from sparkkeras.hyperopt import (
     HyperParameters,
     HyperParamModel,
     ReportCallback,
+    Search,
     SparkTrials,
     choice,
     report,
@@ -326,6 +329,37 @@ class TestResume:
         assert {trial.status for trial in search_of(timeout=0.3, **arguments).trials} == {"stopped"}
         slow.unlink()
         assert [trial.status for trial in search_of(**arguments).trials] == ["ok"] * 4
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_killed_driver(self, tmp_path):
+        """A fork of this process is the driver that is killed; nothing here uses the backend."""
+
+        def objective(params, data):
+            with (tmp_path / "runs").open("a") as runs:
+                runs.write(f"{params['x']!r}\n")
+            return params["x"]
+
+        def stop(trials, *given):
+            if len(trials.trials) == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return False, given
+
+        arguments = {"objective": objective, "max_evals": 9, "save_to": tmp_path / "search"}
+        driver = os.fork()
+        if driver == 0:
+            try:
+                search_of(early_stop_fn=stop, **arguments)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]) == -signal.SIGKILL
+        with Search(LINE, save_to=tmp_path / "search") as opened:
+            recorded = [trial for trial in opened.trials if trial.status == "ok"]
+        assert len(recorded) == 5
+        search = search_of(**arguments)
+        assert [trial.number for trial in search.trials] == list(range(9))
+        runs = (tmp_path / "runs").read_text().splitlines()
+        for trial in recorded:
+            assert runs.count(repr(trial.params["x"])) == 1
 
 
 class Nowhere:
