@@ -78,6 +78,20 @@ def test_a_gan_on_rows_without_labels(spark, generator, tmp_path):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(other))
 
 
+@pytest.mark.soak  # needs separate workers, like mixed precision
+def test_float64_models(sc, generator):
+    keras.config.set_floatx("float64")
+    try:
+        model = keras.Sequential([keras.Input((3,), dtype="float64"), keras.layers.Dense(1, dtype="float64")])
+        model.compile("sgd", "mse")
+        x = generator.random((40, 3))
+        weight = np.ones(40)
+        SparkModel(model, num_workers=2).fit(x, x.sum(1), sample_weight=weight, verbose=0)
+        assert model.get_weights()[0].dtype == np.float64
+    finally:
+        keras.config.set_floatx("float32")
+
+
 START = """
 import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
