@@ -99,7 +99,7 @@ def test_multiclass(frame, from_logits):
     output, raw, probability, prediction = found(scored, "output", "rawPrediction", "probability", "prediction")
     expected = model.predict(ROWS, verbose=0)
     np.testing.assert_allclose(output, expected, rtol=1e-5)
-    np.testing.assert_allclose(raw, expected if from_logits else np.log(expected), rtol=1e-5)
+    np.testing.assert_allclose(raw, expected if from_logits else np.log(expected), rtol=1e-5, atol=1e-6)
     powers = np.exp(raw)
     np.testing.assert_allclose(probability, powers / powers.sum(axis=1, keepdims=True), atol=1e-6)
     np.testing.assert_array_equal(prediction, expected.argmax(axis=1))
