@@ -6,6 +6,7 @@ describes none of these.
 """
 
 import ast
+import copy
 import dataclasses
 import functools
 import re
@@ -20,6 +21,11 @@ LITERAL_BLOCK = re.compile(r"^(?P<lead>.*?) ?::\n\n(?P<code>(?:    .*\n?|\n)+)",
 PUBLIC_MODULES = ("hyperopt", "ml", "runner", "events")
 MODULE = re.compile(rf"^sparkkeras\.(?:(?:{'|'.join(PUBLIC_MODULES)})\.)?")
 
+MEMBERS_OF_BASE = dict.fromkeys(
+    ("hyperopt.search.HyperParamModel", "hyperopt.ask_tell.Search"), "hyperopt.results.SearchView"
+)
+"""The classes that are shown with the members of an internal base class."""
+
 
 class Docstrings(griffe.Extension):
     """Rewrites all docstrings and signatures once the package is loaded."""
@@ -27,6 +33,8 @@ class Docstrings(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Rewrite the docstrings and the signatures of a package."""
         if pkg.name == "sparkkeras":
+            for name in MEMBERS_OF_BASE:
+                _take_members(pkg[name], pkg[MEMBERS_OF_BASE[name]])
             self._public = _public_names(pkg)
             self._shown_paths = {item.path for _, item in self._public.values()}
             self._rewrite(pkg, set())
@@ -83,6 +91,14 @@ def _public_names(package: griffe.Module) -> dict[str, tuple[str, Any]]:
             if not name.startswith("_") and is_own and (item.is_class or item.is_function) and item.has_docstring:
                 found[name] = (f"{module.path}.{name}", item.final_target if item.is_alias else item)
     return found
+
+
+def _take_members(item: griffe.Class, base: griffe.Class) -> None:
+    for name, member in base.members.items():
+        if not name.startswith("_") and isinstance(member, griffe.Object) and member.docstring is not None:
+            taken = copy.copy(member)
+            taken.docstring = griffe.Docstring(member.docstring.value, lineno=member.docstring.lineno, parent=taken)
+            item.set_member(name, taken)
 
 
 def _is_shown(item: Any, name: str) -> bool:
