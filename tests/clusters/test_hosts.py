@@ -343,4 +343,5 @@ def test_the_link_between_workers_is_cut_for_some_seconds(spark, hosts, tmp_path
 def test_the_link_between_workers_is_cut_for_good(spark, hosts, tmp_path):
     found = cut_during(spark, hosts, tmp_path, "allreduce", network.WORKERS, None)
     assert f"cannot connect to another one at {network.NETWORK}" in found["error"]
-    assert found["seconds"] < 150
+    of_spark = 4 * 30 + 3 * 5  # an executor may ask the other one for a broadcast block first, in four attempts
+    assert found["seconds"] < 150 + of_spark
