@@ -111,11 +111,12 @@ class ClusterWorkers:
         """Have Spark keep the rows of an RDD or a DataFrame; with Spark Connect, collect them."""
         with source_of(data, device.forking_environment, named).dataset() as dataset:
             assert isinstance(dataset, SparkDataset)
-            if not self._cluster.is_driver_here:
-                yield CollectedRows(_collected(dataset))
+            if self._cluster.is_driver_here:
+                with kept(dataset, number) as rows:
+                    yield replace(rows, cluster=cast(Any, self._cluster))
                 return
-            with kept(dataset, number) as rows:
-                yield replace(rows, cluster=cast(Any, self._cluster))
+            block = _collected(dataset)
+        yield CollectedRows(block)
 
 
 def _collected(dataset: SparkDataset) -> Block:
