@@ -43,7 +43,7 @@ collect_ignore = ["connect"]
 SLOW = (
     "tests/test_examples.py",
     "tests/test_docs.py",
-    "tests/integration/test_ml_pipeline.py",
+    "tests/integration/test_ml_estimator.py",
     "tests/integration/test_deployment.py",
 )
 """Files with tests that take a minute: they run early, so that with several processes none waits for another at the end."""
