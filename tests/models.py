@@ -45,6 +45,17 @@ def regression(width=3, seed=0, **compiled):
     return model
 
 
+def two_by_two():
+    """A model with the inputs left and right, of one and four values, and the outputs size and kind, of one and three."""
+    keras.utils.set_random_seed(2)
+    left, right = keras.Input((1,), name="left"), keras.Input((4,), name="right")
+    both = keras.layers.Concatenate(name="both")([left, right])
+    outputs = [keras.layers.Dense(1, name="size")(both), keras.layers.Dense(3, "softmax", name="kind")(both)]
+    model = keras.Model([left, right], outputs, name="twofold")
+    model.compile(loss=["mse", "sparse_categorical_crossentropy"])
+    return model
+
+
 def _named(compiled):
     """Compile arguments with an optimizer that has the name of its class."""
     optimizer = keras.optimizers.get(compiled["optimizer"])

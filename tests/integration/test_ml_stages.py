@@ -33,7 +33,7 @@ from sparkkeras.formats.images import image_loader
 from sparkkeras.ml import ImageFeaturizer, KerasEstimator, KerasTransformer
 from sparkkeras.spark import filesystem
 from tests.ml import parts, stages
-from tests.models import classifier
+from tests.models import classifier, two_by_two
 
 ROWS = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
 
@@ -59,19 +59,6 @@ def network(units=1, activation=None, loss=None, name="net"):
     return model
 
 
-def two_by_two():
-    keras.utils.set_random_seed(2)
-    left, right = keras.Input((1,), name="left"), keras.Input((4,), name="right")
-    both = keras.layers.Concatenate(name="both")([left, right])
-    ends = [
-        keras.layers.Dense(1, name="size")(both),
-        keras.layers.Dense(3, "softmax", name="kind")(both),
-    ]
-    model = keras.Model([left, right], ends, name="twofold")
-    model.compile(loss=["mse", "sparse_categorical_crossentropy"])
-    return model
-
-
 def small(**compiled):
     return classifier(4, 5, 3, **compiled)
 
@@ -84,13 +71,6 @@ def found(transformed, *names):
     rows = sorted(transformed.select("id", *names).collect())
     columns = [np.array([row[name] for row in rows]) for name in names]
     return columns if len(columns) > 1 else columns[0]
-
-
-def test_regression_without_a_loss(frame):
-    model = network()
-    output, prediction = found(KerasTransformer(model=model).transform(frame), "output", "prediction")
-    np.testing.assert_allclose(output, model.predict(ROWS, verbose=0)[:, 0], rtol=1e-6)
-    np.testing.assert_array_equal(output, prediction)
 
 
 def classified(task, from_logits, output):

@@ -20,7 +20,7 @@ from sparkkeras import (
     lp_to_simple_rdd,
     to_labeled_point,
 )
-from sparkkeras.mllib.conversions import from_matrix, to_matrix, to_vector
+from sparkkeras.mllib.conversions import to_matrix, to_vector
 from sparkkeras.mllib.model import SparkMLlibModel
 from tests.conftest import settle
 from tests.models import classifier, regression
@@ -63,22 +63,6 @@ def sparse(x, y):
     ]
 
 
-def test_a_classifier_learns_digits(sc, digits):
-    x, y, x_test, y_test = digits
-    model = classifier(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.005))
-    mllib_model = SparkMLlibModel(model, num_workers=2, seed=1)
-    points = sc.parallelize(sparse(x_test, y_test), 3)
-    arguments = {"categorical": True, "transform": lambda x, y: (2 * x, y)}
-    history = mllib_model.fit(to_labeled_point(sc, x, y), epochs=4, verbose=0, validation_data=points, **arguments).history
-    assert mllib_model.training_histories is mllib_model.spark_model.training_histories
-    accuracy = (from_matrix(mllib_model.predict(to_matrix(2 * x_test), transform=None)).argmax(axis=1) == y_test).mean()
-    assert accuracy > 0.85
-    expected = model.evaluate(2 * x_test, np.eye(10)[y_test], verbose=0)
-    assert [history["val_loss"][-1], history["val_accuracy"][-1]] == pytest.approx(expected, rel=1e-4)
-    named = mllib_model.evaluate(points, nb_classes=10, return_dict=True, **arguments)
-    assert named == pytest.approx({"loss": expected[0], "accuracy": accuracy}, rel=1e-4)
-
-
 def test_predictions_have_the_form_of_the_data(sc, digits):
     x, y = digits[2][:50], digits[3][:50]
     model = classifier()
@@ -100,15 +84,23 @@ def test_predictions_have_the_form_of_the_data(sc, digits):
     assert mllib_model.predict(to_matrix(np.zeros((0, 64)))).toArray().shape == (0, 10)
 
 
-def test_training_equals_that_of_a_spark_model(sc, digits):
+def test_training_and_evaluation_equal_those_of_a_spark_model_on_pairs(sc, digits):
     x, y = digits[0][:300], digits[1][:300]
+    points, pairs = sparse(x, y), list(zip(x, np.eye(10)[y], strict=True))
     settings = {"mode": "synchronous", "frequency": 4, "num_workers": 3, "rule": "slowmo", "seed": 5, "batch_size": 16}
-    mine, plain = SparkMLlibModel(classifier(), **settings), SparkModel(classifier(), **settings)
-    mine.fit(sc.parallelize(sparse(x, y), 2), verbose=0)
-    plain.fit(sc.parallelize(list(zip(x, y.astype(float), strict=True)), 2), verbose=0)
+    mine, plain = (kind(classifier(loss="categorical_crossentropy"), **settings) for kind in (SparkMLlibModel, SparkModel))
+    assert repr(mine) == repr(plain).replace("SparkModel", "SparkMLlibModel")
+    transform, known = {"transform": lambda x, y: (2 * x, y)}, {"categorical": True}
+    histories = []
+    for model, rows, named in (mine, points, known), (plain, pairs, {}):
+        data, held_out = sc.parallelize(rows[60:], 2), sc.parallelize(rows[:60], 1)
+        histories.append(model.fit(data, validation_data=held_out, verbose=0, **transform, **named).history)
+    assert histories[0] == histories[1]
+    assert mine.training_histories is mine.spark_model.training_histories
     for weight, expected in zip(mine.model.get_weights(), plain.model.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, expected)
-    assert repr(mine) == repr(plain).replace("SparkModel", "SparkMLlibModel")
+    found = mine.evaluate(sc.parallelize(points, 3), nb_classes=10, return_dict=True, **known, **transform)
+    assert found == pytest.approx(plain.evaluate(2 * x, np.eye(10)[y], return_dict=True, transform=None), rel=1e-5)
 
 
 def test_errors_are_raised_before_a_job(sc):
