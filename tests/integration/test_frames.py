@@ -298,19 +298,16 @@ class Noted:
     def __call__(self, x, y):
         import uuid
 
-        (Path(self.folder) / uuid.uuid4().hex).write_text(str(len(x)))
+        rows = len(x["left"] if isinstance(x, dict) else x)
+        (Path(self.folder) / uuid.uuid4().hex).write_text(str(rows))
         return x
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
-def test_a_filter_on_the_prediction_computes_it_once_per_row(spark, tmp_path, outputs):
-    built = regression(width=4)
-    if outputs == 2:
-        inputs = keras.Input((4,), name="x")
-        built = keras.Model(inputs, [keras.layers.Dense(1, name=f"y{number}")(inputs) for number in range(2)])
-        built.compile("sgd", "mse")
-    scored = SparkModel(built).predict(table(spark), transform=Noted(str(tmp_path)))
-    name = scored.columns[-1]
+@pytest.mark.parametrize("made", [lambda: regression(width=4), two_by_two], ids=["one output", "two outputs"])
+def test_a_filter_on_the_prediction_computes_it_once_per_row(spark, tmp_path, made):
+    frame = table(spark).selectExpr("*", "w AS left", "features AS right")
+    scored = SparkModel(made()).predict(frame, transform=Noted(str(tmp_path)))
+    name = scored.columns[len(frame.columns)]
     kept = scored.where(f"{name} > -1e9 and {name} < 1e9").withColumn("twice", F.col(name) * 2).collect()
     assert len(kept) == ROWS
     assert sum(int(path.read_text()) for path in tmp_path.iterdir()) == ROWS

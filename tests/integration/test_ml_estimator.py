@@ -106,12 +106,17 @@ def test_the_fits_of_a_search_take_no_checkpoint(estimator, frame, tmp_path):
     assert stage.copy().setCheckpoint(Checkpoint(tmp_path / "once")).fit(frame).history["loss"]
 
 
-def test_param_maps(estimator, frame):
-    maps = [{estimator.epochs: 1, estimator.predictionCol: "a"}, {estimator.epochs: 2, estimator.predictionCol: "b"}]
+def test_param_maps(estimator, model, frame):
+    maps = [
+        {estimator.epochs: 1, estimator.predictionCol: "a", estimator.learning_rate: 0.003},
+        {estimator.epochs: 2, estimator.predictionCol: "b"},
+    ]
     fitted = dict(estimator.fitMultiple(frame, maps))
     assert estimator.getEpochs() == 1
     assert [len(fitted[index].history["loss"]) for index in (0, 1)] == [1, 2]
     assert [fitted[index].getPredictionCol() for index in (0, 1)] == ["a", "b"]
+    rates = [float(each.optimizer.learning_rate) for each in (fitted[0].get_model(), fitted[1].get_model(), model)]
+    assert rates == pytest.approx([0.003, 0.01, 0.01])
     assert repr(fitted[0]) == f"KerasTransformer: uid={estimator.uid}"
 
 
@@ -167,12 +172,6 @@ def test_weight_and_validation_columns(estimator, frame):
         estimator.copy({estimator.validation_data: held_out.drop("weight")}).transformSchema(training.schema)
     with pytest.raises(DataError, match="no rows: .*handleInvalid='skip'.*validationIndicatorCol"):
         estimator.fit(training, {estimator.validation_data: held_out.limit(0)})
-
-
-def test_the_learning_rate(estimator, model, frame):
-    fitted = estimator.fit(frame, {estimator.learning_rate: 0.003})
-    assert float(fitted.get_model().optimizer.learning_rate) == pytest.approx(0.003)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
 
 
 def test_errors_are_raised_before_training(model, frame):
