@@ -61,11 +61,6 @@ def train(data, *, epochs=2, num_workers=None, built=None, **given):
     return spark_model.model.get_weights()
 
 
-def assert_same_bits(mine, other):
-    for one, two in zip(mine, other, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
 def predictions(frame, name="prediction"):
     return np.array([row[name] for row in frame.orderBy("id").select(name).collect()])
 
@@ -86,14 +81,14 @@ def job_count(sc, call):
 def test_training_has_the_same_bits_for_an_rdd_and_all_kinds_of_columns(sc, spark):
     expected = train(pairs(sc))
     for form in ("array", "mixed vectors", "bytes"):
-        assert_same_bits(train(table(spark, form)), expected)
-    assert_same_bits(train(wide(spark), features={"pixels": COLUMNS}, label="label"), expected)
+        np.testing.assert_equal(train(table(spark, form)), expected)
+    np.testing.assert_equal(train(wide(spark), features={"pixels": COLUMNS}, label="label"), expected)
 
 
 def test_sample_weights_and_a_validation_split_are_bit_identical_to_an_rdd(sc, spark):
     triples = sc.parallelize(list(zip(X, Y, W, strict=True)), 3)
     expected = train(triples, validation_split=0.2, epochs=1)
-    assert_same_bits(train(table(spark, parts=3), sample_weight="w", validation_split=0.2, epochs=1), expected)
+    np.testing.assert_equal(train(table(spark, parts=3), sample_weight="w", validation_split=0.2, epochs=1), expected)
 
 
 def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(spark):
@@ -102,7 +97,7 @@ def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(spark):
     one, two = (SparkModel(model(), seed=4, batch_size=16) for _ in range(2))
     history = one.fit(training, validation_data=held_out, epochs=2, verbose=0).history
     assert two.fit(frame, validation_col="is.val", epochs=2, verbose=0).history == history
-    assert_same_bits(two.model.get_weights(), one.model.get_weights())
+    np.testing.assert_equal(two.model.get_weights(), one.model.get_weights())
     expected = one.model.evaluate(X[::4], Y[::4], verbose=0)
     np.testing.assert_allclose([history["val_loss"][-1], history["val_accuracy"][-1]], expected, rtol=1e-5)
 
@@ -155,8 +150,8 @@ def test_rows_with_nulls_are_rejected_dropped_or_read_as_nan(spark):
     given = {"features": COLUMNS, "transform": zeros_for_nan, "epochs": 1}
     with pytest.raises(DataError, match=r"'a' has a null in row 3 of partition 0.*fillna.*on_invalid"):
         train(nulls, **given)
-    assert_same_bits(train(nulls, on_invalid="drop", **given), train(nulls.where(~missing), **given))
-    assert_same_bits(train(nulls, on_invalid="allow", **given), train(nulls.fillna(0), **given))
+    np.testing.assert_equal(train(nulls, on_invalid="drop", **given), train(nulls.where(~missing), **given))
+    np.testing.assert_equal(train(nulls, on_invalid="allow", **given), train(nulls.fillna(0), **given))
     with pytest.raises(DataError, match="'label' has a null"):
         train(nulls.withColumn("label", F.when(~missing, F.col("label"))), on_invalid="allow", **given)
 
@@ -349,7 +344,7 @@ def test_several_inputs_outputs_and_sample_weights(sc, spark):
     spark_model.fit(frame, verbose=0, **labelled)
     of_rows.fit(sc.parallelize(rows, 2), verbose=0)
     built = spark_model.model
-    assert_same_bits(built.get_weights(), of_rows.model.get_weights())
+    np.testing.assert_equal(built.get_weights(), of_rows.model.get_weights())
     expected = built.evaluate(x, y, sample_weight=weights, batch_size=ROWS, return_dict=True, verbose=0)
     assert spark_model.evaluate(frame, return_dict=True, **labelled)["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     scored = spark_model.predict(frame, features=features, output_col={"kind": "the kind", "size": "p_r"})
@@ -378,6 +373,6 @@ def test_pandas_data_frames_are_accepted_as_arrays(sc):
     import pandas as pd
 
     x, y = pd.DataFrame(X, columns=COLUMNS), pd.Series(Y)
-    assert_same_bits(train(x, y=y, num_workers=2, epochs=1), train(X, y=Y, num_workers=2, epochs=1))
+    np.testing.assert_equal(train(x, y=y, num_workers=2, epochs=1), train(X, y=Y, num_workers=2, epochs=1))
     built = model()
     np.testing.assert_allclose(SparkModel(built).predict(x), built.predict(X, verbose=0), atol=1e-6)

@@ -53,23 +53,21 @@ def accuracy(**columns):
     return MulticlassClassificationEvaluator(metricName="accuracy", **columns)
 
 
-def same_weights(fitted, other):
-    for mine, theirs in zip(fitted.get_model().get_weights(), other.get_model().get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+def weights_of(fitted):
+    return fitted.get_model().get_weights()
 
 
 def test_fit_starts_from_the_models_current_weights_and_does_not_change_it(estimator, model, frame):
     before = model.get_weights()
     first = estimator.fit(frame)
-    for weight, expected in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, expected)
+    np.testing.assert_equal(model.get_weights(), before)
     assert int(model.optimizer.iterations) == 0
     assert first.get_model() is not model
-    same_weights(estimator.fit(frame), first)
+    np.testing.assert_equal(weights_of(estimator.fit(frame)), weights_of(first))
     # A model with the same architecture but other weights is not confused with the first one.
     model.set_weights([np.zeros_like(weight) for weight in before])
     (still,) = estimator.fit(frame, [{estimator.learning_rate: 1e-30}])
-    assert all(np.abs(weight).max() < 1e-20 for weight in still.get_model().get_weights())
+    assert all(np.abs(weight).max() < 1e-20 for weight in weights_of(still))
 
 
 def test_a_fit_continues_from_a_checkpoint_and_that_of_another_fit_does_not(model, frame, tmp_path):
@@ -82,7 +80,7 @@ def test_a_fit_continues_from_a_checkpoint_and_that_of_another_fit_does_not(mode
     continued = new(seed=5)
     resumed = continued.fit(frame, {continued.epochs: 2})
     assert resumed.history == expected.history
-    same_weights(resumed, expected)
+    np.testing.assert_equal(weights_of(resumed), weights_of(expected))
     with pytest.raises(ConfigurationError, match="rows: 400 .* 300 now"):
         new(epochs=2).fit(frame.limit(300))
 

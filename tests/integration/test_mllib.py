@@ -97,8 +97,7 @@ def test_training_and_evaluation_equal_those_of_a_spark_model_on_pairs(sc, digit
         histories.append(model.fit(data, validation_data=held_out, verbose=0, **transform, **named).history)
     assert histories[0] == histories[1]
     assert mine.training_histories is mine.spark_model.training_histories
-    for weight, expected in zip(mine.model.get_weights(), plain.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(weight, expected)
+    np.testing.assert_equal(mine.model.get_weights(), plain.model.get_weights())
     found = mine.evaluate(sc.parallelize(points, 3), nb_classes=10, return_dict=True, **known, **transform)
     assert found == pytest.approx(plain.evaluate(2 * x, np.eye(10)[y], return_dict=True, transform=None), rel=1e-5)
 

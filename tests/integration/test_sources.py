@@ -37,10 +37,6 @@ def fit(data, *labels, model=None, epochs=1, spark_model=(), **arguments):
     return spark_model.model.get_weights(), history
 
 
-def is_same(one, other):
-    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one[0], other[0], strict=True)) and one[1] == other[1]
-
-
 def test_sorted_rows_give_a_warning_that_names_the_fix(sc, spark):
     with pytest.warns(UserWarning, match=WARNING.format(r"y is (\d) in 100% of partition \1, and in 0%")):
         fit(rows(sc, 4))
@@ -72,15 +68,15 @@ def test_validation_rows_that_differ_from_the_others_give_a_warning(spark):
 def test_global_places_do_not_depend_on_the_order_of_the_source(sc, spark):
     settings = {"shuffle": "global", "validation_split": 0.2, "spark_model": {"num_workers": 4}}
     expected, order = fit(rows(sc, 4), **settings), GENERATOR.permutation(600)
-    assert is_same(fit(rows(sc, 3, order), **settings), expected)
-    assert is_same(fit(to_data_frame(spark, X[order], Y[order]).repartition(5), **settings), expected)
+    np.testing.assert_equal(fit(rows(sc, 3, order), **settings), expected)
+    np.testing.assert_equal(fit(to_data_frame(spark, X[order], Y[order]).repartition(5), **settings), expected)
 
 
 def test_resuming_with_other_rows_is_an_error(sc, tmp_path):
     settings = {"shuffle": "global", "checkpoint": Checkpoint(str(tmp_path / "run")), "resume": True}
     whole = fit(rows(sc, 2), epochs=2, shuffle="global")
     fit(rows(sc, 2), **settings)
-    assert is_same(fit(rows(sc, 2, GENERATOR.permutation(600)), epochs=2, **settings), whole)
+    np.testing.assert_equal(fit(rows(sc, 2, GENERATOR.permutation(600)), epochs=2, **settings), whole)
     changed = rows(sc, 2).map(lambda row: (row[0] + np.float32(1), row[1]))
     with pytest.raises(DataError, match=r"training that is resumed.*checkpoint\(\)"):
         fit(changed, epochs=3, **settings)
@@ -95,8 +91,8 @@ def test_balanced_class_weights_are_those_of_the_rows_to_train_on(sc):
         fit(data, validation_split=0.25, model=classifier(8, 4, 2), class_weight=weight)
         for weight in (weights, "balanced", None)
     )
-    assert is_same(balanced, expected)
-    assert not is_same(plain, expected)
+    np.testing.assert_equal(balanced, expected)
+    assert plain[1] != expected[1]
 
 
 def test_malformed_rows_are_reported_with_their_place(sc):
@@ -109,13 +105,14 @@ def test_an_rdd_keeps_the_rows_of_the_arrays_that_it_was_made_of(sc):
     x, y = X.copy(), Y.copy()
     rdd = to_simple_rdd(sc, x, y, num_slices=2)
     expected = fit(rdd, shuffle=False)
-    assert is_same(fit(to_simple_rdd(sc, X.astype(object), Y.astype(object), num_slices=2), shuffle=False), expected)
+    of_objects = to_simple_rdd(sc, X.astype(object), Y.astype(object), num_slices=2)
+    np.testing.assert_equal(fit(of_objects, shuffle=False), expected)
     model = SparkModel(classifier(8, 8, 4))
     predictions = model.predict(rdd)
     x[:], y[:] = 0, 0
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the rows seem to be sorted")
-        assert is_same(fit(rdd, shuffle=False), expected)
+        np.testing.assert_equal(fit(rdd, shuffle=False), expected)
     np.testing.assert_allclose(model.predict(rdd), predictions, rtol=1e-6)
 
 
