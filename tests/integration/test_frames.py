@@ -149,11 +149,11 @@ def test_rows_with_nulls_are_rejected_dropped_or_read_as_nan(spark):
     nulls = wide(spark).withColumn("a", F.when(~missing, F.col("a")))
     given = {"features": COLUMNS, "transform": zeros_for_nan, "epochs": 1}
     with pytest.raises(DataError, match=r"'a' has a null in row 3 of partition 0.*fillna.*on_invalid"):
-        train(nulls, **given)
+        train(nulls, features=COLUMNS)
     np.testing.assert_equal(train(nulls, on_invalid="drop", **given), train(nulls.where(~missing), **given))
     np.testing.assert_equal(train(nulls, on_invalid="allow", **given), train(nulls.fillna(0), **given))
     with pytest.raises(DataError, match="'label' has a null"):
-        train(nulls.withColumn("label", F.when(~missing, F.col("label"))), on_invalid="allow", **given)
+        train(nulls.withColumn("label", F.when(~missing, F.col("label"))), features=COLUMNS, on_invalid="allow")
 
 
 def test_empty_many_and_redistributed_partitions(spark):
