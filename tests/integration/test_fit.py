@@ -1,19 +1,50 @@
-"""Synchronous training on Spark, through the public interface."""
+"""Synchronous training on Spark: learning, rows, callbacks, and cases in which a worker could silently differ from Keras."""
+
+import csv
+import threading
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
-from sparkkeras import SparkModel, to_simple_rdd
-from tests.models import classifier
+from sparkkeras import ConfigurationError, DataError, DivergenceError, ModelError, SparkModel, to_simple_rdd
+from sparkkeras.spark import cluster, worker_checks
+from sparkkeras.worker.device import worker_environment
+from tests.models import classifier, regression
 
 
-def test_training_learns_digits(sc, digits):
+@pytest.fixture
+def arrays():
+    """Features and labels for a linear model."""
+    x = np.random.default_rng(0).random((96, 3)).astype(np.float32)
+    return x, x.sum(1, keepdims=True)
+
+
+def assert_same(mine, other):
+    for one, two in zip(mine, other, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+# Learning
+
+
+def test_training_learns_digits_with_lines_of_progress_and_a_further_fit_continues(sc, digits, capsys):
     x, y, x_test, y_test = digits
-    spark_model = SparkModel(classifier(optimizer=keras.optimizers.Adam(0.005)), num_workers=2, frequency=10, seed=1)
-    history = spark_model.fit(to_simple_rdd(sc, x, y), epochs=6, batch_size=16, verbose=0)
+    model = classifier(optimizer=keras.optimizers.Adam(0.005))
+    spark_model = SparkModel(model, num_workers=2, frequency=10, seed=1, batch_size=16)
+    first = spark_model.fit(to_simple_rdd(sc, x, y), epochs=6)
+    output = capsys.readouterr().out
+    for words in ("Epoch 6/6", "2 workers", "rows/s", "loss: "):
+        assert words in output
     assert spark_model.evaluate(x_test, y_test)[1] >= 0.95
-    assert history.epoch == list(range(6))
+    assert first.epoch == list(range(6))
+    capsys.readouterr()
+    second = spark_model.fit(x, y, initial_epoch=6, epochs=8, verbose=0)
+    assert capsys.readouterr().out == ""
+    assert second.epoch == [6, 7]
+    assert second.history["loss"][0] < first.history["loss"][0] / 2
+    assert int(model.optimizer.iterations) == 8 * 44  # 700 rows per worker
 
 
 @pytest.mark.core
@@ -29,23 +60,7 @@ def test_one_worker_equals_plain_keras(sc, digits):
     assert int(spark_model.model.optimizer.iterations) == int(plain.optimizer.iterations)
 
 
-def test_a_custom_rule(sc, digits):
-    class Still:
-        modes = frozenset({"synchronous"})
-
-        def init(self, center):
-            return {}
-
-        def apply(self, center, state, update, staleness):
-            assert update.rows == 200
-            assert update.num_workers == 2
-
-    x, y, *_ = digits
-    model = classifier()
-    before = model.get_weights()
-    SparkModel(model, num_workers=2, rule=Still()).fit(x[:200], y[:200], verbose=0)
-    for mine, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, other)
+# Rows
 
 
 def test_few_rows_and_empty_partitions(sc, digits):
@@ -70,30 +85,6 @@ def test_num_workers_distributes_rows_evenly(sc, digits):
         assert max(counts) - min(counts) <= 2
 
 
-def test_dropout_masks_differ_between_workers_epochs_and_fits(sc):
-    """With a learning rate of 0 only the masks can change the loss."""
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    x, y = np.ones((64, 8), np.float32), np.ones((64, 1), np.float32)
-    spark_model = SparkModel(model, num_workers=2)
-    spark_model.fit(x, y, epochs=2, batch_size=4, verbose=0)
-    spark_model.fit(x, y, epochs=1, batch_size=4, verbose=0)
-    losses = [report["loss"] for report in spark_model.training_histories]
-    assert len(set(losses)) == 6
-
-
-def test_a_further_fit_continues_training(sc, digits):
-    x, y, *_ = digits
-    spark_model = SparkModel(classifier(), num_workers=2)
-    first = spark_model.fit(x, y, epochs=3, verbose=0)
-    steps = int(spark_model.model.optimizer.iterations)
-    second = spark_model.fit(x, y, epochs=3, verbose=0)
-    assert second.history["loss"][0] < first.history["loss"][-1]
-    assert int(spark_model.model.optimizer.iterations) == 2 * steps
-    assert spark_model.fit(x, y, initial_epoch=3, epochs=5, verbose=0).epoch == [3, 4]
-
-
 def test_sample_weights_are_as_in_keras(sc, digits):
     x, y, *_ = digits
     weight = np.linspace(0, 2, 320).astype(np.float32)
@@ -106,58 +97,274 @@ def test_sample_weights_are_as_in_keras(sc, digits):
         assert history["weighted_accuracy"] == pytest.approx(expected["weighted_accuracy"], rel=1e-5)
 
 
-def test_validation_split_takes_the_last_rows(sc, digits):
-    x, y, *_ = digits
-    rows = [(x[i], y[i]) for i in range(101)]
-    spark_model = SparkModel(classifier(optimizer=keras.optimizers.SGD(0.0)))
-    rdd = sc.parallelize(rows, 3)
-    history = spark_model.fit(rdd, validation_split=0.2, epochs=2, verbose=0)
-    kept = [report["rows"] for report in spark_model.training_histories if report["epoch"] == 0]
-    assert sum(kept) == 80
-    last = [row for part, count in zip(rdd.glom().collect(), kept, strict=True) for row in part[count:]]
-    assert len(last) == 21
-    expected = spark_model.model.evaluate(np.array([r[0] for r in last]), np.array([r[1] for r in last]), verbose=0)
-    np.testing.assert_allclose(history.history["val_loss"], [expected[0]] * 2, rtol=1e-5)
-
-
 def test_validation_data_and_frequency(sc, digits):
     x, y, x_test, y_test = digits
     spark_model = SparkModel(classifier(), num_workers=2)
     test_rows = sc.parallelize(list(zip(x_test, y_test, strict=True)), 3)
-    for held_out in ([x_test, y_test], test_rows, (x_test, y_test, np.ones(len(y_test), np.float32))):
-        history = spark_model.fit(x[:400], y[:400], epochs=4, validation_data=held_out, validation_freq=2, verbose=0)
-        assert len(history.history["loss"]) == 4
-        assert len(history.history["val_loss"]) == 2
+    for held_out in (test_rows, (x_test, y_test, np.ones(len(y_test), np.float32))):
+        history = spark_model.fit(x[:400], y[:400], epochs=2, validation_data=held_out, validation_freq=2, verbose=0).history
+        assert [len(history[name]) for name in ("loss", "val_loss")] == [2, 1]
         expected = spark_model.model.evaluate(x_test, y_test, verbose=0)
-        np.testing.assert_allclose(history.history["val_loss"][-1], expected[0], rtol=1e-5)
-        np.testing.assert_allclose(history.history["val_accuracy"][-1], expected[1], rtol=1e-6)
+        np.testing.assert_allclose([history["val_loss"][0], history["val_accuracy"][0]], expected, rtol=1e-5)
 
 
-def test_transform_runs_on_batches_in_fit_evaluate_and_predict(sc, digits):
-    images, y = (digits[0][:300] * 16).reshape(-1, 8, 8).astype(np.uint8), digits[1][:300]
+def test_a_transform_runs_on_batches_in_fit_evaluate_and_predict(sc, digits):
+    flat, y = digits[0][:300], digits[1][:300]
+    images = (flat * 16).reshape(-1, 8, 8).astype(np.uint8)
 
     def flatten(x, y):
         assert len(x) <= 50
         return x.reshape(len(x), 64) / 16.0, y
 
-    spark_model = SparkModel(classifier(), num_workers=2, batch_size=50, seed=1)
-    rdd = to_simple_rdd(sc, images, y)
-    history = spark_model.fit(rdd, epochs=10, transform=flatten, validation_split=0.1, verbose=0)
-    assert history.history["loss"][-1] < history.history["loss"][0] * 0.9
-    flat, model = digits[0][:300], spark_model.model
+    def fitted(x, **arguments):
+        spark_model = SparkModel(classifier(), num_workers=2, batch_size=50, seed=1)
+        return spark_model, spark_model.fit(to_simple_rdd(sc, x, y), validation_split=0.1, verbose=0, **arguments).history
+
+    spark_model, history = fitted(images, transform=flatten)
+    expected = fitted(flat)[1]
+    assert history == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
     predicted = spark_model.predict(images, transform=flatten)
-    np.testing.assert_allclose(predicted, model.predict(flat, verbose=0), rtol=1e-4, atol=1e-5)
-    found = spark_model.evaluate(rdd, transform=flatten)
-    np.testing.assert_allclose(found, model.evaluate(flat, y, verbose=0), rtol=1e-4)
+    np.testing.assert_allclose(predicted, spark_model.model.predict(flat, verbose=0), rtol=1e-4, atol=1e-5)
+    found = spark_model.evaluate(to_simple_rdd(sc, images, y), transform=flatten)
+    np.testing.assert_allclose(found, spark_model.model.evaluate(flat, y, verbose=0), rtol=1e-4)
 
 
-def test_verbose_prints_workers_and_rows_per_second(sc, digits, capsys):
+def test_many_partitions_raise_a_warning_and_a_transform_may_fail_on_zeros(sc, arrays):
+    x, y = arrays
+    rows = sc.parallelize(list(zip(x + 1, y, strict=True)), 9)
+
+    def picky(x, y):
+        assert (x > 0).all()
+        return x, y
+
+    stop = keras.callbacks.EarlyStopping("loss")
+    with pytest.warns(UserWarning, match=r"9 partitions.*2 slots") as warned:
+        SparkModel(regression()).fit(rows, verbose=0, batch_size=6, transform=picky, worker_callbacks=stop)
+    assert [each.filename for each in warned if "partitions" in str(each.message)] == [__file__]
+
+
+def test_dropout_masks_differ_between_workers_epochs_and_fits(sc):
+    """With a learning rate of 0 only the masks can change the loss."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = np.ones((64, 8), np.float32), np.ones((64, 1), np.float32)
+    spark_model = SparkModel(model, num_workers=2)
+    for epochs in (2, 1):
+        spark_model.fit(x, y, epochs=epochs, batch_size=4, verbose=0)
+    assert len({report["loss"] for report in spark_model.training_histories}) == 6
+
+
+# Callbacks
+
+
+def test_callbacks_of_keras_run_on_the_driver(sc, digits, tmp_path):
     x, y, *_ = digits
-    SparkModel(classifier(), num_workers=2).fit(x[:64], y[:64], epochs=2)
-    output = capsys.readouterr().out
-    assert "Epoch 2/2" in output
-    assert "2 workers" in output
-    assert "rows/s" in output
-    assert "loss: " in output
-    SparkModel(classifier(), num_workers=2).fit(x[:64], y[:64], verbose=0)
-    assert capsys.readouterr().out == ""
+    model, weights, tested = classifier(), [], []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: weights.append(model.get_weights()))
+
+    class Tested(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            tested.append("begin")
+
+        def on_test_end(self, logs=None):
+            tested.append(sorted(logs))
+
+    # The loss decreases, so that its largest value is that of the first epoch.
+    stop = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=2, restore_best_weights=True)
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="val_loss", save_best_only=True)
+    files = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), keras.callbacks.TensorBoard(tmp_path / "board"), checkpoint]
+    spark_model = SparkModel(model, num_workers=2, seed=1)
+    arguments = {"epochs": 9, "validation_split": 0.2, "verbose": 0}
+    history = spark_model.fit(x[:400], y[:400], callbacks=[note, Tested(), *files, stop], **arguments)
+    assert history.epoch == [0, 1, 2]
+    assert_same(model.get_weights(), weights[0])
+    loaded = keras.saving.load_model(tmp_path / "best.keras")
+    assert_same(loaded.get_weights(), weights[2])
+    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations)
+    with (tmp_path / "log.csv").open() as file:
+        logged = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    np.testing.assert_allclose(logged, history.history["val_loss"])
+    for kind in ("train", "validation"):
+        assert list((tmp_path / "board" / kind).glob("events*"))
+    assert tested == ["begin", ["accuracy", "loss"]] * 3
+
+
+def test_callbacks_that_cannot_work_on_the_driver_are_reported(arrays):
+    class Batches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise AssertionError("never called")
+
+    begin = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
+    scheduled = SparkModel(regression(optimizer=keras.optimizers.SGD(schedule)))
+    with (
+        pytest.warns(UserWarning, match="Batches.on_train_batch_end is never called"),
+        pytest.warns(UserWarning, match="LambdaCallback.on_train_batch_begin"),
+        pytest.raises(ConfigurationError, match="a learning rate schedule"),
+    ):
+        scheduled.fit(*arrays, callbacks=[Batches(), begin, keras.callbacks.ReduceLROnPlateau("loss")])
+
+
+def test_a_model_in_training_can_predict_and_evaluate_but_not_be_fitted(sc, arrays):
+    x, y = arrays
+    model = regression(metrics=["mae"])
+    spark_model = SparkModel(model, num_workers=2, seed=1)
+    seen = []
+
+    class Callback(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with pytest.raises(ModelError, match="from a callback"):
+                spark_model.fit(x, y, verbose=0)
+            seen.append((logs["val_mae"], spark_model.evaluate(x, y, return_dict=True)["mae"]))
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+
+    def elsewhere():
+        with pytest.raises(ModelError, match="another thread is training"):
+            SparkModel(model).fit(x, y, verbose=0)
+        seen.append((model.predict(x, verbose=0), spark_model.predict(x)))
+
+    history = spark_model.fit(x, y, validation_data=(x, y), verbose=0, callbacks=Callback())
+    assert len(seen) == 2
+    for mine, found in seen:
+        np.testing.assert_allclose(mine, found, rtol=1e-5)
+    assert list(history.history) == ["loss", "mae", "val_loss", "val_mae"]
+    assert len(spark_model.fit(x, y, verbose=0).epoch) == 1
+
+
+# What would silently differ from Keras
+
+
+def test_integers_in_the_first_rows_do_not_round_the_rest(sc):
+    rows = [[0, 1, 2]] * 20 + [[0.5, 1.7, 2.9]] * 3
+    model = regression()
+    spark_model = SparkModel(model)
+    expected = model.predict(np.array(rows, np.float32), verbose=0)
+    np.testing.assert_allclose(spark_model.predict(sc.parallelize(rows, 1)), expected, rtol=1e-5)
+    mixed = sc.parallelize([(row, 1 if i < 20 else 0.5) for i, row in enumerate(rows)], 1)
+    with pytest.raises(DataError, match="y changes from shape.*Convert it"):
+        spark_model.evaluate(mixed)
+
+
+def test_a_layer_frozen_after_compile_raises_an_error(sc, arrays):
+    """After the next compile, the rule restarts with the weights that are trainable now."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    spark_model = SparkModel(model, num_workers=2, rule="slowmo")
+    spark_model.fit(*arrays, verbose=0)
+    model.layers[0].trainable = False
+    with pytest.raises(ModelError, match="frozen, unfrozen or added"):
+        spark_model.fit(*arrays, verbose=0)
+    frozen = model.layers[0].get_weights()[0]
+    model.compile("adam", "mse")
+    spark_model.fit(*arrays, verbose=0)
+    np.testing.assert_array_equal(model.layers[0].get_weights()[0], frozen)
+
+
+SCALE = 1.0
+
+
+def scaled(y_true, y_pred):
+    return SCALE * keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+def test_a_changed_global_of_custom_code_is_sent_again(sc, arrays, monkeypatch):
+    model = regression(loss=scaled)
+    first = SparkModel(model).evaluate(*arrays)
+    monkeypatch.setitem(globals(), "SCALE", 100.0)
+    np.testing.assert_allclose(SparkModel(model).evaluate(*arrays), 100 * first, rtol=1e-4)
+
+
+def test_recompiling_with_fewer_metrics(sc, arrays):
+    model = regression(metrics=["mse"])
+    spark_model = SparkModel(model, num_workers=2)
+    spark_model.fit(*arrays, verbose=0)
+    model.compile("sgd", "mae")
+    history = spark_model.fit(*arrays, validation_split=0.2, verbose=0)
+    assert set(history.history) == {"loss", "val_loss"}
+    predicted = model.predict(arrays[0], verbose=0)
+    np.testing.assert_allclose(spark_model.evaluate(*arrays), np.abs(predicted - arrays[1]).mean(), rtol=1e-5)
+
+
+def test_labels_of_another_rank(sc, arrays):
+    x, y = arrays
+    for labels in (y, y[:, 0], y):
+        history = SparkModel(regression(), num_workers=2, seed=1).fit(x, labels, verbose=0)
+        assert np.isfinite(history.history["loss"][0])
+
+
+class Poison:
+    """A rule that makes the weights invalid."""
+
+    modes = frozenset({"synchronous"})
+
+    def init(self, center):
+        return {}
+
+    def apply(self, center, state, update, staleness):
+        center[...] = np.nan
+
+
+class NotInPlace(Poison):
+    def apply(self, center, state, update, staleness):
+        return update.sent
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "words"),
+    [(Poison(), DivergenceError, "the rule .*Poison"), (NotInPlace(), ConfigurationError, "change center in place")],
+)
+def test_invalid_results_of_update_rules_raise_an_error(sc, arrays, rule, error, words):
+    model = regression()
+    before = model.get_weights()
+    with pytest.raises(error, match=words):
+        SparkModel(model, rule=rule).fit(*arrays, verbose=0)
+    assert_same(model.get_weights(), before)
+
+
+# The SparkContext
+
+
+def test_making_a_model_probes_the_workers(sc, monkeypatch):
+    monkeypatch.setattr(cluster, "_starting", set())
+    monkeypatch.setattr(worker_checks, "equipped", {})
+    SparkModel(regression())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "sparkkeras-start"]
+    thread.join(60)
+    assert len(worker_checks.equipped[sc]) == 2
+
+
+def test_concurrent_fits_restore_the_environment(sc, arrays, monkeypatch):
+    # Other tests have already added the variables of workers; without them, training uses the same workers as before.
+    added = worker_environment(1).keys() | {"SPARKKERAS_WORKER"}
+    before = {name: value for name, value in sc.environment.items() if name not in added}
+    monkeypatch.setattr(sc, "environment", dict(before))
+    failures = []
+
+    def fit():
+        try:
+            SparkModel(regression(), num_workers=1).fit(*arrays, epochs=2, verbose=0)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=fit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sc.environment == before
+
+
+def test_large_closures_leave_no_files(sc, arrays):
+    table = np.zeros(800_000)
+
+    def transform(x, y):
+        return x + table[0].astype(np.float32), y
+
+    spark_model = SparkModel(regression(), num_workers=2)
+    before = sorted(path.name for path in Path(sc._temp_dir).iterdir())
+    spark_model.fit(*arrays, epochs=2, transform=transform, validation_split=0.1, verbose=0)
+    spark_model.predict(arrays[0], transform=transform)
+    assert sorted(path.name for path in Path(sc._temp_dir).iterdir()) == before
