@@ -1,4 +1,4 @@
-"""Training of several kinds of models on Spark."""
+"""Several kinds of models, with custom code, and their files."""
 
 import textwrap
 
@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import SparkModel, load_spark_model, to_simple_rdd
-from tests.models import gan
+from sparkkeras import ConfigurationError, SparkModel, StorageError, load_spark_model
+from sparkkeras.parameter.rules import DiLoCo
+from tests.models import classifier, gan
 from tests.processes import clean_environment
 from tests.scripts import Script, run_scripts
 
@@ -17,22 +18,7 @@ def generator():
     return np.random.default_rng(0)
 
 
-def test_several_inputs_and_outputs_by_position(sc, generator):
-
-    one, two = keras.Input((4,)), keras.Input((2, 3))
-    joined = keras.layers.Concatenate()([one, keras.layers.Flatten()(two)])
-    model = keras.Model([one, two], [keras.layers.Dense(1)(joined), keras.layers.Dense(2)(joined)])
-    model.compile("sgd", loss=["mse", "mae"])
-    x = [generator.random((60, 4)).astype(np.float32), generator.random((60, 2, 3)).astype(np.float32)]
-    y = [x[0].sum(1, keepdims=True), x[1][:, 0, :2]]
-    spark_model = SparkModel(model, num_workers=2)
-    for data in ((x, y), (to_simple_rdd(sc, x, y),)):
-        spark_model.fit(*data, verbose=0)
-    for mine, other in zip(spark_model.predict(x), model.predict(x, verbose=0), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
-
-
-def test_several_inputs_and_outputs_by_name(sc, generator):
+def test_several_inputs_and_outputs(sc, generator):
     wide, ids = keras.Input((5,), name="wide"), keras.Input((3,), dtype="int32", name="ids")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 4)(ids))
     joined = keras.layers.Concatenate()([wide, embedded])
@@ -47,8 +33,8 @@ def test_several_inputs_and_outputs_by_name(sc, generator):
     y = {"amount": x["wide"].sum(1), "kind": x["ids"][:, 0] % 3}
     spark_model = SparkModel(model, num_workers=2)
     rows = [({k: v[i] for k, v in x.items()}, {k: v[i] for k, v in y.items()}) for i in range(120)]
-    for data in ((x, y), (to_simple_rdd(sc, x, y),), (sc.parallelize(rows, 3),)):
-        history = spark_model.fit(*data, epochs=3, validation_split=0.1, verbose=0).history
+    for data in ((x, y), (sc.parallelize(rows, 3),)):
+        history = spark_model.fit(*data, epochs=2, validation_split=0.1, verbose=0).history
         assert history["loss"][-1] < history["loss"][0]
         assert {"amount_loss", "kind_loss", "kind_accuracy", "val_kind_accuracy"} <= history.keys()
         # In Keras, the loss of each output is a mean over batches, so it is the same only if all batches are full.
@@ -56,11 +42,11 @@ def test_several_inputs_and_outputs_by_name(sc, generator):
         found = spark_model.evaluate(*data, batch_size=20, return_dict=True)
         assert found == pytest.approx(expected, rel=1e-5)
     expected = model.predict(x, verbose=0)
-    predicted = spark_model.predict((x["wide"], x["ids"]))
-    assert predicted.keys() == expected.keys()
-    np.testing.assert_allclose(predicted["kind"], expected["kind"], rtol=1e-4, atol=1e-6)
-    lazy = spark_model.predict(sc.parallelize(rows, 3), collect=False)
-    np.testing.assert_allclose([row["amount"] for row in lazy.collect()], expected["amount"], rtol=1e-4, atol=1e-5)
+    in_order = spark_model.predict((x["wide"], x["ids"]))
+    lazy = spark_model.predict(sc.parallelize(rows, 3), collect=False).collect()
+    for name in expected:
+        np.testing.assert_allclose(in_order[name], expected[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose([row[name] for row in lazy], expected[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
@@ -179,3 +165,32 @@ def test_custom_code_of_a_script_and_of_local_modules(tmp_path):
     for done in run_scripts([Script(folder / "script.py", folder) for folder in (alone, beside)], environment):
         assert done.failure == "", f"{done.failure}\n{done.stderr[-3000:]}"
         assert done.stdout.endswith("done\n")
+
+
+# Files
+
+
+@pytest.mark.core
+def test_a_model_is_saved_and_loaded_with_its_settings_and_states(sc, digits, tmp_path):
+    x, y = digits[0][:200], digits[1][:200]
+    saved = SparkModel(classifier(), frequency=5, num_workers=2, rule="diloco", batch_size=16, seed=9)
+    saved.fit(x, y, verbose=0)
+    saved.save(tmp_path / "model.keras")
+    loaded = load_spark_model(tmp_path / "model.keras")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
+    assert (loaded.mode, loaded.frequency, loaded.num_workers, loaded.batch_size) == ("synchronous", 5, 2, 16)
+    assert loaded.rule == DiLoCo()
+    np.testing.assert_array_equal(loaded.predict(x), saved.predict(x))
+    # Optimizer, rule and seed continue from their saved states.
+    for spark_model in (saved, loaded):
+        spark_model.fit(x, y, verbose=0)
+    for mine, other in zip(loaded.model.get_weights(), saved.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_paths_to_which_no_model_can_be_saved_are_reported(sc, tmp_path):
+    spark_model = SparkModel(classifier())
+    with pytest.raises(StorageError, match="nofs.*Add the client"):
+        spark_model.save("nofs://host/model.keras")
+    with pytest.raises(ConfigurationError, match=r"must end in \.keras"):
+        spark_model.save(tmp_path / "model.h5")
