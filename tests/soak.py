@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 DONE = ROOT / "artifacts" / "soak"
 
-NOT_IN_TRAINING = ["search", "ensembles", "connect", "asynchronous_faults", "recovery"]
+NOT_IN_TRAINING = ["search", "ensembles", "connect", "recovery"]
 
 SHARDS = {
     "parameter": ["tests/parameter", "tests/rpc"],
@@ -38,7 +38,7 @@ SHARDS = {
     ],
     "search": ["tests/hyperopt", "tests/integration/test_search.py", "tests/integration/test_ensembles.py"],
     "training": ["tests/integration", *(f"--ignore=tests/integration/test_{name}.py" for name in NOT_IN_TRAINING)],
-    "faults": ["tests/integration/test_asynchronous_faults.py", "tests/integration/test_recovery.py"],
+    "faults": ["tests/integration/test_recovery.py"],
     "matrix": ["tests/faults"],
     "connect": ["tests/integration/test_connect.py"],
     "recipes": ["tests/recipes"],

@@ -18,8 +18,7 @@ import pytest
 from tests.faults.driver import Driver
 from tests.faults.injection import Probe, seconds_to_next_step
 from tests.faults.operations import LEASE_SECONDS, OPERATIONS, attempt
-from tests.integration.standalone import Standalone
-from tests.integration.test_asynchronous_faults import SPECULATION
+from tests.integration.standalone import SPECULATION, Standalone
 
 CLUSTER = {"spark.task.maxFailures": "2", "spark.decommission.enabled": "true", "spark.storage.decommission.enabled": "true"}
 

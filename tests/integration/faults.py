@@ -1,11 +1,14 @@
-"""Helpers for tests of failures: data and a model that count every row, injected faults, and a recorder of server calls.
+"""Helpers for tests of failures: a model that counts every row, faults, what remains, and a recorder of server calls.
 
 A fault is injected once, by a worker's callback, at a given point; a marker file guards it. So it always happens there,
 regardless of the speed of the machine.
 """
 
+import contextlib
 import os
+import shutil
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +16,14 @@ from unittest import mock
 
 import keras
 import numpy as np
+import psutil
 
 from sparkkeras import SparkModel
 from sparkkeras.parameter.service import ParameterService
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.rpc.transport import RefusedError
+from tests.conftest import settle
+from tests.models import classifier
 
 ROWS, WORKERS, BATCH_SIZE, EPOCHS = 240, 2, 8, 3
 BATCHES = ROWS // WORKERS // BATCH_SIZE
@@ -67,18 +73,8 @@ def await_slots(sc, seconds=180):
 
 
 def spark_model(transport, frequency, port=0, **options):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((8,), name="x"),
-            keras.layers.Dense(16, activation="relu", name="hidden"),
-            keras.layers.Dense(4, activation="softmax", name="scores"),
-        ],
-        name="faults",
-    )
-    model.compile(keras.optimizers.Adam(0.01, name="adam"), "sparse_categorical_crossentropy", metrics=["accuracy", Rows()])
     return SparkModel(
-        model,
+        classifier(8, 16, 4, optimizer=keras.optimizers.Adam(0.01), metrics=["accuracy", Rows()]),
         "asynchronous",
         frequency,
         parameter_server_mode=transport,
@@ -174,14 +170,12 @@ def kill_this_worker():
 
 def executor_of_this_worker():
     """The processes of the daemon that forked this worker, and of the executor's JVM, the daemon's parent."""
-    import psutil
-
     daemon = psutil.Process().parent()
     return daemon, daemon.parent()
 
 
-class Kill(AtPoint):
-    """Kills this Python worker."""
+class KillWorkers(AtPoint):
+    """Kills these Python workers."""
 
     def fault(self, worker):
         kill_this_worker()
@@ -191,8 +185,6 @@ class KillWithoutFiles(AtPoint):
     """Removes this worker's stored rows from its executor, and kills the Python worker."""
 
     def fault(self, worker):
-        import shutil
-
         home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
         for path in home.glob(f"sparkkeras-*/part-{worker}-*"):
             shutil.rmtree(path)
@@ -226,6 +218,43 @@ class WaitForMark(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == self.epoch:
             await_mark(self.mark)
+
+
+# --- What remains ----------------------------------------------------------------------------------------------------
+
+
+def folders_of_an_executor(_):
+    home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
+    return [str(path) for path in home.glob("sparkkeras-*")]
+
+
+def leftovers(sc):
+    """Everything that a call might leave on the driver and on the executors."""
+    folders = sc.parallelize(range(4), 4).flatMap(folders_of_an_executor).collect()
+    settle(sc)
+    sc._jvm.java.lang.System.gc()  # Spark keeps only weak references to cached RDDs
+    driver = psutil.Process()
+    return {
+        "files": sorted({*folders, *map(str, Path(sc._temp_dir).glob("sparkkeras-*"))}),
+        "rdds": sc._jsc.getPersistentRDDs().size(),
+        "threads": sorted(each.name for each in threading.enumerate() if each.name.startswith("sparkkeras")),
+        "ports": sorted(each.laddr.port for each in driver.net_connections("inet") if each.status == psutil.CONN_LISTEN),
+        "children": sorted(each.pid for each in driver.children()),  # Spark's JVM; the workers are its children
+        "jobs": [list(sc.statusTracker().getActiveJobsIds()), list(sc.statusTracker().getActiveStageIds())],
+        "tags": sorted(sc.getJobTags()),
+    }
+
+
+@contextlib.contextmanager
+def nothing_left(sc, seconds=60):
+    """Check that nothing remains, whether the body succeeds or fails; a cancelled job needs some time to end."""
+    SparkModel(classifier()).predict(np.zeros((1, 64), np.float32))  # starts Spark's accumulator server and other threads
+    before = leftovers(sc) | {"jobs": [[], []], "threads": []}
+    yield
+    deadline = time.monotonic() + seconds
+    while (after := leftovers(sc)) != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert after == before
 
 
 # --- Recorded calls --------------------------------------------------------------------------------------------------

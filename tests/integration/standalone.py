@@ -19,6 +19,12 @@ from tests.processes import clean_environment
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTS = ("127.0.0.2", "127.0.0.3")
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1.1",
+}
 START_SECONDS = 150.0  # a worker that was cut off for long asks for its master again after up to 90 seconds
 
 

@@ -1,21 +1,53 @@
-"""Recovery from missing files, killed workers and executors, and interrupts: same result, and nothing remains."""
+"""Recovery from lost files, workers, executors, servers and drivers: each row counts once, and nothing remains."""
 
+import contextlib
+import gc
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
-from sparkkeras import DataError, SparkModel, WorkerError
-from sparkkeras.training import worker_reports
-from tests.conftest import long, settle
+from sparkkeras import Checkpoint, ConfigurationError, DataError, DriverConnectionError, SparkModel, WorkerError
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.sources import partitions, spark_dataset
+from sparkkeras.spark import filesystem
+from tests.conftest import long
+from tests.integration import faults
+from tests.integration.faults import (
+    BATCHES,
+    EPOCHS,
+    HELD_OUT,
+    ROWS,
+    AtPoint,
+    KillInValidation,
+    KillWithoutFiles,
+    KillWorkers,
+    WaitForMark,
+    Witness,
+    await_mark,
+    await_slots,
+    check,
+    executor_of_this_worker,
+    folders_of_an_executor,
+    leftovers,
+    nothing_left,
+    rdd,
+    spark_model,
+)
+from tests.integration.standalone import SPECULATION, Standalone
 from tests.models import classifier
-from tests.processes import interrupted_when
+from tests.processes import free_port, interrupted_when
+
+# --- Synchronous training --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +56,14 @@ def arrays():
     return generator.random((240, 64)).astype(np.float32), generator.integers(0, 10, 240)
 
 
-def rows(sc, arrays, parts=2):
-    return sc.parallelize(list(zip(*arrays, strict=True)), parts)
+def rows(sc, arrays):
+    return sc.parallelize(list(zip(*arrays, strict=True)), 2)
 
 
-def train(data, *, epochs=3, **arguments):
-    spark_model = SparkModel(classifier(), seed=4)
-    spark_model.fit(*data, epochs=epochs, batch_size=16, verbose=0, **arguments)
-    return spark_model.model.get_weights()
+def train(*data, epochs=3, **arguments):
+    trained = SparkModel(classifier(), seed=4)
+    trained.fit(*data, epochs=epochs, batch_size=16, verbose=0, **arguments)
+    return trained.model.get_weights()
 
 
 def assert_same_bits(mine, other):
@@ -39,52 +71,33 @@ def assert_same_bits(mine, other):
         np.testing.assert_array_equal(one, two)
 
 
-def worker_folder(sc):
-    return sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first()
+class RemoveFiles(keras.callbacks.Callback):
+    """Removes a partition's files after the first epoch, as a job that cleans temporary folders might."""
+
+    def __init__(self, folder, names):
+        super().__init__()
+        self.folder, self.names, self.removed = folder, names, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            self.removed = [path for name in self.names for path in Path(self.folder).rglob(f"{name}/part-0-*")]
+            for path in self.removed:
+                shutil.rmtree(path)
 
 
-def spy_on_names(monkeypatch):
-    """Record the names of the folders that datasets store their files in."""
-    from sparkkeras.sources import partitions
-
-    names = []
-    store = partitions.StoreRows
+def test_missing_files_are_written_again(sc, arrays, monkeypatch):
+    names, store = [], partitions.StoreRows
 
     def noted(name):
         names.append(name)
         return store(name)
 
     monkeypatch.setattr(partitions, "StoreRows", noted)
-    return names
-
-
-class RemoveFiles(keras.callbacks.Callback):
-    """Removes a partition's files after the first epoch, as a job that cleans temporary folders might."""
-
-    def __init__(self, temporary, names):
-        super().__init__()
-        self.temporary, self.names, self.removed = temporary, names, []
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 0:
-            found = [path for name in self.names for path in Path(self.temporary).rglob(f"{name}/part-0-*")]
-            for path in found:
-                shutil.rmtree(path)
-            self.removed += found
-
-
-def test_missing_files_are_written_again(sc, arrays, monkeypatch):
-    names = spy_on_names(monkeypatch)
-    expected = train([rows(sc, arrays)])
-    remover = RemoveFiles(worker_folder(sc), names)
-    assert_same_bits(train([rows(sc, arrays)], callbacks=[remover]), expected)
+    expected = train(rows(sc, arrays))
+    folder = sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first()
+    remover = RemoveFiles(folder, names)
+    assert_same_bits(train(rows(sc, arrays), callbacks=[remover]), expected)
     assert len(remover.removed) == 1
-
-
-def test_replicas_merged_on_the_workers_give_the_same_weights(sc, arrays, monkeypatch):
-    expected = train([rows(sc, arrays, 5)])
-    monkeypatch.setattr(worker_reports, "MAX_WORKERS", 1)
-    assert_same_bits(train([rows(sc, arrays, 5)]), expected)
 
 
 class Kill(keras.callbacks.Callback):
@@ -105,8 +118,6 @@ class Kill(keras.callbacks.Callback):
             os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))  # one worker only
         except FileExistsError:
             return
-        import psutil
-
         victim = psutil.Process()
         while self.executor and "java" not in victim.name():
             victim = victim.parent()
@@ -124,39 +135,18 @@ class Idle(Kill):
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("executor", "epoch", "batch", "shuffle"),
-    [  # test_frames.py kills a worker, too
-        *(long(executor, epoch, batch, True) for executor in (False, True) for epoch, batch in ((0, 0), (1, 7), (2, 7))),
+    [
+        *(long(executor, epoch, batch, True) for executor in (False, True) for epoch, batch in ((0, 0), (2, 7))),
         (True, 1, 3, True),
         (True, 1, 3, "global"),
     ],
 )
 def test_a_killed_worker_or_executor_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch, shuffle):
-    expected = train([rows(sc, arrays)], shuffle=shuffle)
+    expected = train(rows(sc, arrays), shuffle=shuffle)
     mark = tmp_path / "mark"
-    killed = train([rows(sc, arrays)], worker_callbacks=[Kill(str(mark), epoch, batch, executor)], shuffle=shuffle)
+    killed = train(rows(sc, arrays), worker_callbacks=[Kill(str(mark), epoch, batch, executor)], shuffle=shuffle)
     assert mark.exists()
     assert_same_bits(killed, expected)
-
-
-@pytest.mark.cluster
-def test_a_source_that_gives_other_rows_after_a_killed_executor_is_an_error(sc, arrays, tmp_path):
-    changing = rows(sc, arrays).map(lambda row: (row[0] + np.float32(np.random.default_rng().random()), row[1]))
-    with pytest.raises(DataError, match=r"the rows changed when they were read again.*DataFrame\.checkpoint\(\)"):
-        train([changing], worker_callbacks=[Kill(str(tmp_path / "mark"), 1, 3, executor=True)], shuffle="global")
-
-
-@pytest.mark.cluster
-def test_arrays_reach_separate_executors_on_which_no_files_remain(sc, arrays):
-    def files(_):
-        home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
-        return [str(path) for path in home.glob("sparkkeras-*")]
-
-    spark_model = SparkModel(classifier(), num_workers=2)
-    spark_model.fit(*arrays, validation_data=arrays, verbose=0)
-    assert sorted(report["rows"] for report in spark_model.training_histories) == [120, 120]
-    with pytest.raises(WorkerError):
-        train([rows(sc, arrays)], worker_callbacks=[Fail()])
-    assert sc.parallelize(range(4), 4).flatMap(files).collect() == []
 
 
 class Fail(keras.callbacks.Callback):
@@ -164,36 +154,34 @@ class Fail(keras.callbacks.Callback):
         raise RuntimeError("on purpose")
 
 
-def leftovers(sc):
-    home = Path(worker_folder(sc))
-    temporary = Path(sc._temp_dir)
-    settle(sc)
-    sc._jvm.java.lang.System.gc()  # Spark keeps only weak references to cached RDDs
-    return {
-        "files": sorted(str(path) for folder in (home, temporary) for path in folder.glob("sparkkeras-*")),
-        "closures": len(list(temporary.iterdir())),
-        "rdds": sc._jsc.getPersistentRDDs().size(),
-        "threads": threading.active_count(),
-        "jobs": list(sc.statusTracker().getActiveJobsIds()),
-        "tags": sorted(sc.getJobTags()),
-        "environment": dict(sc.environment),
-    }
+@pytest.mark.cluster
+def test_arrays_reach_separate_executors_on_which_no_files_remain(sc, arrays):
+    trained = SparkModel(classifier(), num_workers=2)
+    trained.fit(*arrays, validation_data=arrays, verbose=0)
+    assert sorted(report["rows"] for report in trained.training_histories) == [120, 120]
+    with pytest.raises(WorkerError):
+        train(rows(sc, arrays), worker_callbacks=[Fail()])
+    assert sc.parallelize(range(4), 4).flatMap(folders_of_an_executor).collect() == []
 
 
-def test_no_files_or_rdds_remain(sc, arrays):
-    train([rows(sc, arrays)])
-    before = leftovers(sc)
-    assert before["files"] == []
-    train([rows(sc, arrays)], validation_split=0.1)
-    train(arrays, validation_data=arrays)
+def test_nothing_remains(sc, arrays):
+    def state():
+        closures = len(list(Path(sc._temp_dir).iterdir()))
+        return leftovers(sc), closures, threading.active_count(), dict(sc.environment)
+
+    train(rows(sc, arrays), epochs=1)
+    before = state()
+    assert before[0]["files"] == []
+    train(rows(sc, arrays), validation_split=0.1, epochs=1)
+    train(*arrays, validation_data=arrays, epochs=1)
     for data in ([rows(sc, arrays)], arrays):
         with pytest.raises(WorkerError):
-            train(data, worker_callbacks=[Fail()])
+            train(*data, worker_callbacks=[Fail()])
     with pytest.raises(DataError):
-        train([rows(sc, arrays).map(lambda row: (row[0] * np.nan, row[1]))])
+        train(rows(sc, arrays).map(lambda row: (row[0] * np.nan, row[1])))
     SparkModel(classifier()).predict(arrays[0])
     SparkModel(classifier()).evaluate(*arrays)
-    assert leftovers(sc) == before
+    assert state() == before
 
 
 def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path):
@@ -207,19 +195,14 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path
                 time.sleep(60)
 
     kept = []
-    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(spark_model.model.get_weights()))
-    spark_model = SparkModel(classifier(), seed=4)
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(trained.model.get_weights()))
+    trained = SparkModel(classifier(), seed=4)
     data = rows(sc, arrays)
-    with interrupted_when(mark.exists, seconds=20):
-        spark_model.fit(data, epochs=3, verbose=0, callbacks=[keep], worker_callbacks=[Slow()])
+    with nothing_left(sc), interrupted_when(mark.exists, seconds=20):
+        trained.fit(data, epochs=3, verbose=0, callbacks=[keep], worker_callbacks=[Slow()])
     assert len(kept) == 1
-    assert_same_bits(spark_model.model.get_weights(), kept[0])
-    deadline = time.monotonic() + 20
-    while sc.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not sc.statusTracker().getActiveJobsIds()
-    assert leftovers(sc)["files"] == []
-    spark_model.fit(data, verbose=0)
+    assert_same_bits(trained.model.get_weights(), kept[0])
+    trained.fit(data, verbose=0)
 
 
 def test_a_partition_larger_than_memory_is_trained_on(sc):
@@ -254,12 +237,11 @@ def test_a_partition_larger_than_memory_is_trained_on(sc):
         def on_train_end(self, logs=None):
             unlimit()
 
-    rdd = sc.parallelize([0], 1).mapPartitions(generate)
-    model = classifier(width=width, units=4)
-    spark_model = SparkModel(model, seed=1)
-    history = spark_model.fit(rdd, epochs=2, batch_size=2000, verbose=0, worker_callbacks=[Limit()])
+    trained = SparkModel(classifier(width=width, units=4), seed=1)
+    large = sc.parallelize([0], 1).mapPartitions(generate)
+    history = trained.fit(large, epochs=2, batch_size=2000, verbose=0, worker_callbacks=[Limit()])
     assert history.history["loss"][1] < history.history["loss"][0]
-    assert spark_model.training_histories[0]["rows"] == count
+    assert trained.training_histories[0]["rows"] == count
 
 
 def test_a_source_is_read_once(sc, arrays):
@@ -269,16 +251,329 @@ def test_a_source_is_read_once(sc, arrays):
         read.add(1)
         return row
 
-    SparkModel(classifier()).fit(rows(sc, arrays).map(count), epochs=3, validation_split=0.1, verbose=0)
+    train(rows(sc, arrays).map(count), epochs=3, validation_split=0.1)
     assert read.value == 240
 
 
-def test_a_killed_worker_is_reported_as_such(sc, arrays):
-    def kill(x, y=None):
-        if os.environ.get("SPARKKERAS_WORKER"):  # the driver calls the transform too
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
 
-    with pytest.raises(WorkerError, match=r"a worker process died.* GB of memory are available now.*local\[N,4\]") as raised:
-        SparkModel(classifier()).predict(arrays[0], transform=kill)
-    assert "collectAndServe" in str(raised.value.__cause__)
+
+class Interrupt(keras.callbacks.Callback):
+    """Interrupts training like Ctrl-C."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+
+def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, arrays, tmp_path):
+    x, y = arrays[0][:120], arrays[1][:120]
+
+    def fit(spark_model, epochs=3, **arguments):
+        return spark_model.fit(x, y, epochs=epochs, validation_split=0.1, verbose=0, **arguments).history
+
+    def new(seed=3):
+        return SparkModel(classifier(), num_workers=2, batch_size=16, seed=seed, rule="slowmo")
+
+    whole = new()
+    expected = fit(whole)
+    checkpoint = Checkpoint(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fit(new(), checkpoint=checkpoint, callbacks=[Interrupt()])
+    assert len(CheckpointStore(str(tmp_path / "run")).names()) == 2
+    with pytest.raises(ConfigurationError, match="rule.name: .* in the checkpoint"):
+        fit(SparkModel(classifier(), num_workers=2, batch_size=16), checkpoint=checkpoint, resume=True)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    resumed, again = SparkModel.from_checkpoint(tmp_path / "run"), new(seed=4)  # the seed of the checkpoint counts
+    assert fit(resumed, checkpoint=checkpoint, resume=True) == expected
+    assert fit(again, checkpoint=Checkpoint(tmp_path / "copy"), resume=True) == expected
+    for continued in (whole, resumed):
+        fit(continued, epochs=1)  # with the seed and the state of the rule that follow
+    assert_same_bits(resumed.model.get_weights(), whole.model.get_weights())
+
+
+def test_checkpoints_in_object_stores_need_no_renames(hadoop_uri, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "_OBJECT_STORES", {"viewfs"})
+    for name in ("_rename", "move"):
+        monkeypatch.setattr(filesystem._Hadoop, name, None)
+    store = CheckpointStore(hadoop_uri, keep=2)
+    older, newest = [store.write("a test", np.full(100, number)) for number in range(3)][1:]
+    assert store.names() == [newest, older]
+    assert sorted(each.name for each in (tmp_path / newest).glob("[!.]*")) == ["arrays.bin", "manifest.json"]
+    assert store.newest().value[0] == 2
+
+
+@pytest.mark.parametrize("scheme", ["viewfs", "vendor"])
+def test_a_writer_that_is_killed_leaves_no_part_of_a_manifest(sc, hadoop_uri, tmp_path, monkeypatch, scheme):
+    path, copy, found = hadoop_uri, filesystem._Hadoop._copy, []
+    if scheme == "vendor":  # without the part of Hadoop that renames atomically
+        conf, table = sc._jsc.hadoopConfiguration(), uuid.uuid4().hex
+        conf.set("fs.vendor.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme")
+        conf.set(f"fs.viewfs.mounttable.{table}.link./data", tmp_path.as_uri())
+        path = f"vendor://{table}/data"
+
+    def look_at_begin(target, source):
+        target.files.create(target.target).close()  # what is there if the writer is killed now
+        found.append(CheckpointStore(path).newest())
+        copy(target, source)
+
+    monkeypatch.setattr(filesystem._Hadoop, "_copy", look_at_begin)
+    name = CheckpointStore(path).write("a test", 1)
+    assert found == [None, None]
+    assert CheckpointStore(path).newest().value == 1
+    files = [each.name for each in (tmp_path / name).iterdir() if not each.name.endswith(".crc")]
+    assert sorted(files) == ["arrays.bin", "manifest.json"]
+
+
+# --- Asynchronous training: each step counts once --------------------------------------------------------------------
+
+PATIENT = 120.0
+"""Lease seconds that are longer than any test waits."""
+LAST = EPOCHS - 1
+
+
+@pytest.fixture
+def witness():
+    with Witness() as witness:
+        yield witness
+
+
+def assert_taken_over(witness, worker, transport, lease_seconds):
+    """Check when the second attempt got the lease: at once if the closed connection shows the failure, else at expiry."""
+    first, second = witness.leases(worker)
+    assert first.attempt != second.attempt
+    asked = witness.asked(worker, second.attempt)
+    if transport == "socket":
+        assert [call.status for call in asked] == ["granted"]
+    else:
+        assert witness.silence(worker) >= lease_seconds - 1.0
+        assert {call.status for call in asked[:-1]} <= {"wait"}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("transport", "frequency", "one", "other"),
+    [
+        # between a push and the next, in the first epoch; right after a push, before the last batch
+        ("socket", 1, ("batch_end", 0, 3), ("batch_begin", LAST, BATCHES - 1)),
+        # in a later epoch; after the last batch, before the push that ends the run's last epoch
+        long("http", 5, ("batch_end", 1, 6), ("epoch_end", LAST)),
+        # a whole epoch is lost; everything is pushed
+        long("socket", "epoch", ("batch_end", 1, BATCHES - 1), ("train_end",)),
+    ],
+)
+def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency, one, other):
+    """Each of the two workers is killed once, at different points."""
+    lease_seconds = PATIENT if transport == "socket" else 6.0
+    trained = spark_model(transport, frequency, lease_seconds=lease_seconds)
+    kill = KillWorkers(tmp_path, {0: one, 1: other})
+    history = trained.fit(rdd(sc, *faults.arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[kill])
+    for worker in range(2):
+        assert (tmp_path / f"fault-{worker}").exists()
+        assert_taken_over(witness, worker, transport, lease_seconds)
+    check(trained, history)
+    assert int(trained.model.optimizer.iterations) == EPOCHS * BATCHES
+
+
+@pytest.mark.filterwarnings("ignore:the rows seem to be sorted")  # those to validate on are marked
+@pytest.mark.cluster
+@pytest.mark.parametrize(("transport", "split"), [("socket", True), long("http", False)])
+def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, witness, transport, split):
+    kill = KillInValidation(str(tmp_path), 0, 4)  # 3 batches of each epoch, 4 with validation_data
+    trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
+    if split:
+        data, how = rdd(sc, *faults.arrays(held_out=24)), {"validation_split": 0.2}
+    else:
+        x, y = faults.arrays(64)
+        x[:, 0] = HELD_OUT
+        data, how = rdd(sc, *faults.arrays()), {"validation_data": (x, y)}
+    history = trained.fit(data, epochs=EPOCHS, verbose=0, transform=kill, **how)
+    assert (tmp_path / "fault-0").exists()
+    assert len(witness.leases(0)) == 2
+    steps = dict.fromkeys(range(2), EPOCHS * (12 if split else BATCHES))
+    check(trained, history, steps=steps, rows=192 if split else ROWS, validated=48 if split else 64)
+
+
+@pytest.mark.cluster
+def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witness, monkeypatch):
+    """The partition is read again immediately, while the other worker continues training."""
+    repairs = []
+    from_source = spark_dataset.SparkResults.from_source
+
+    def noted(results, partitions):
+        if partitions:
+            repairs.append((list(partitions), (tmp_path / "repaired").exists()))
+            (tmp_path / "repaired").touch()
+        return from_source(results, partitions)
+
+    monkeypatch.setattr(spark_dataset.SparkResults, "from_source", noted)
+    trained = spark_model("socket", 5, lease_seconds=PATIENT)
+    kill = KillWithoutFiles(tmp_path, {0: ("batch_end", 1, 3)})
+    wait = WaitForMark(LAST, tmp_path / "repaired")  # no worker ends its last epoch before the partition is read again
+    history = trained.fit(rdd(sc, *faults.arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[wait, kill])
+    assert repairs[0] == ([0], False)
+    assert len(witness.leases(0)) == 3  # killed; without files; with files
+    assert sum(call.name == "release" for call in witness.calls) == 1
+    check(trained, history)
+
+
+class CutOff(keras.callbacks.Callback):
+    """Closes the server's socket and all connections at the end of the first epoch."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.mark = mark
+
+    def on_epoch_end(self, epoch, logs=None):
+        from sparkkeras.rpc.acceptor import _ConnectionAcceptor
+
+        acceptors = [each for each in gc.get_objects() if isinstance(each, _ConnectionAcceptor)]
+        (server,) = [each for each in acceptors if each._listener.fileno() != -1]
+        server._listener.close()
+        for connection in server._threads.values():
+            with contextlib.suppress(OSError):  # it has ended already
+                connection.shutdown(socket.SHUT_RDWR)
+        self.mark.touch()
+
+
+@pytest.mark.cluster
+def test_a_server_that_does_not_respond_is_reported(sc, tmp_path):
+    """Workers give up, the driver raises an error, nothing remains, and the next fit works."""
+    mark = tmp_path / "mark"
+    trained = spark_model("socket", 5, port=free_port(), timeout=3.0)
+    data = rdd(sc, *faults.arrays())
+    trained.fit(data, verbose=0)  # the workers have loaded Keras and traced the model
+    with nothing_left(sc, 90), pytest.raises(DriverConnectionError, match="no reply from the driver"):
+        trained.fit(data, epochs=4, verbose=0, callbacks=[CutOff(mark)], worker_callbacks=[WaitForMark(1, mark)])
+    trained.training_histories.clear()
+    check(trained, trained.fit(data, verbose=0), epochs=1)
+
+
+# --- Executors that hang, and speculative copies ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def standalone(contexts, tmp_path_factory):
+    """A standalone Spark with two workers; stops this session's context first."""
+    contexts.stop()
+    with Standalone(tmp_path_factory.mktemp("standalone")) as standalone:
+        yield standalone
+
+
+class Stop(AtPoint):
+    """Stops (SIGSTOP) this Python worker, and with ``executor`` its executor too, until `continue_stopped`."""
+
+    def __init__(self, folder, points, executor):
+        super().__init__(folder, points)
+        self.executor = executor
+
+    def fault(self, worker):
+        above = executor_of_this_worker() if self.executor else ()
+        pids = [*(process.pid for process in above), os.getpid()]
+        draft = Path(self.folder) / "draft"
+        draft.write_text(" ".join(map(str, pids)))
+        draft.rename(Path(self.folder) / "stopped")
+        # Spark kills an executor that it has given up, and the system then wakes its child processes with a SIGHUP.
+        previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for pid in reversed(pids[:-1]):
+            os.kill(pid, signal.SIGSTOP)
+        while not (Path(self.folder) / "continue").exists():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        signal.signal(signal.SIGHUP, previous)
+        (Path(self.folder) / "continued").touch()
+
+
+class Continue(keras.callbacks.Callback):
+    """Continues the stopped processes at the end of an epoch, and waits until ``until()`` is true."""
+
+    def __init__(self, folder, epoch, until):
+        super().__init__()
+        self.folder, self.epoch, self.until = Path(folder), epoch, until
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch != self.epoch:
+            return
+        (self.folder / "continue").touch()
+        for pid in reversed((self.folder / "stopped").read_text().split()):
+            with contextlib.suppress(ProcessLookupError):  # the standalone worker has killed the executor
+                os.kill(int(pid), signal.SIGCONT)
+        await_mark(self.folder / "continued")
+        deadline = time.monotonic() + 60
+        while not self.until() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def hung(sc, folder, transport, executor):
+    """The driver: a worker or an executor hangs in the first epoch, and continues after the second."""
+    trained = spark_model(transport, 5, lease_seconds=2.0)
+    with Witness() as witness:
+
+        def rejected():
+            return any(call.rejected and call.lease == witness.leases(0)[0].lease for call in witness.calls)
+
+        history = trained.fit(
+            rdd(sc, *faults.arrays()),
+            epochs=4,
+            verbose=0,
+            callbacks=[Continue(folder, 1, rejected)],
+            worker_callbacks=[Stop(folder, {0: ("batch_end", 0, 3)}, executor)],
+        )
+        check(trained, history, epochs=4)
+        first, second = witness.leases(0)
+        late = [call for call in witness.calls if call.lease == first.lease and call.at > second.at]
+        return {
+            "silence": witness.silence(0),
+            "late": sorted({call.status for call in late if call.name != "release"}),
+            "rejected_requests": trained.parameter_server_stats.rejected_requests,
+            "iterations": int(trained.model.optimizer.iterations),
+        }
+
+
+def hung_into_the_next(sc, folder, transport, port):
+    """The driver: an executor hangs in one fit, and continues during the next, which uses the same port."""
+
+    def is_gone():
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    trained = spark_model(transport, 5, port=port, lease_seconds=2.0, timeout=5.0)
+    data = rdd(sc, *faults.arrays())
+    stop = Stop(folder, {0: ("batch_end", 0, 3)}, True)
+    check(trained, trained.fit(data, epochs=3, verbose=0, worker_callbacks=[stop]))
+    pid = int((Path(folder) / "stopped").read_text().split()[-1])
+    trained.training_histories.clear()
+    await_slots(sc)
+    with Witness() as witness:
+        history = trained.fit(data, epochs=3, verbose=0, callbacks=[Continue(folder, 0, is_gone)])
+        check(trained, history)
+        return {
+            "leases": [[call.attempt for call in witness.leases(worker)] for worker in range(2)],
+            "rejected_requests": trained.parameter_server_stats.rejected_requests,
+        }
+
+
+IMPATIENT = {
+    "spark.network.timeout": "12s",
+    "spark.network.timeoutInterval": "2s",
+    "spark.executor.heartbeatInterval": "1s",
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("settings", "transport", "executor"),
+    [(IMPATIENT, "socket", True), (IMPATIENT, "http", True), (SPECULATION, "http", False)],
+)
+def test_late_updates_of_a_worker_that_hung_are_rejected(standalone, tmp_path, settings, transport, executor):
+    """Another worker trains its partition: on another executor when Spark gives up the first, or as a speculative copy."""
+    found = standalone.run(hung, settings, folder=str(tmp_path), transport=transport, executor=executor)
+    assert found["silence"] >= 2.0 - 1.0
+    assert found["late"] == ["lease lost"]
+    assert found["rejected_requests"].get("lease lost", 0) >= 1
+    assert found["iterations"] == 4 * BATCHES
+
+
+@pytest.mark.soak
+def test_an_executor_that_recovers_during_the_next_fit_does_not_affect_it(standalone, tmp_path):
+    found = standalone.run(hung_into_the_next, IMPATIENT, folder=str(tmp_path), transport="socket", port=free_port())
+    assert [len(attempts) for attempts in found["leases"]] == [1, 1]
+    assert found["rejected_requests"] == {}
