@@ -1,20 +1,16 @@
-"""Asynchronous and hogwild training on Spark, through the public interface."""
+"""Asynchronous and hogwild training on Spark, through the public interface; test_recovery.py has faults."""
 
 import contextlib
 import os
-import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import keras
 import numpy as np
-import psutil
 import pytest
 
 from sparkkeras import (
     ConfigurationError,
-    DriverConnectionError,
     EnsembleModel,
     ParameterServerOptions,
     SparkModel,
@@ -23,19 +19,22 @@ from sparkkeras import (
     to_simple_rdd,
 )
 from tests.conftest import long
+from tests.integration.faults import nothing_left
 from tests.models import classifier, regression
 from tests.processes import interrupted_when
 
 
-def digit_model(**compiled):
-    return classifier(**({"optimizer": keras.optimizers.Adam(0.002)} | compiled))
-
-
-def distributed(model, mode="asynchronous", frequency=10, num_workers=2, *, transport="socket", options=None, **settings):
+def distributed(model=None, mode="asynchronous", frequency=10, num_workers=2, *, transport="socket", options=(), **settings):
     """A SparkModel that trains through a parameter server."""
-    given = ParameterServerOptions(**({"timeout": 120.0} | (options or {})))
-    settings = {"seed": 1, "batch_size": 16} | settings
-    return SparkModel(model, mode, frequency, num_workers, parameter_server_mode=transport, server_options=given, **settings)
+    return SparkModel(
+        model or classifier(optimizer=keras.optimizers.Adam(0.002)),
+        mode,
+        frequency,
+        num_workers,
+        parameter_server_mode=transport,
+        server_options=ParameterServerOptions(**({"timeout": 120.0} | dict(options))),
+        **({"seed": 1, "batch_size": 16} | settings),
+    )
 
 
 def parts_of(sc, x, y, *sizes):
@@ -51,46 +50,36 @@ def same(mine, other):
         np.testing.assert_array_equal(one, two)
 
 
-class Weights(keras.callbacks.Callback):
-    """Records the weights, and the metrics on rows of the driver, at the end of each epoch."""
-
-    def __init__(self, rows=None):
-        super().__init__()
-        self.rows, self.weights, self.metrics = rows, [], []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.weights.append(self.model.get_weights())
-        if self.rows is not None:
-            self.metrics.append(self.model.evaluate(*self.rows, verbose=0))
-
-
-# Learning
-
-
 # Smaller steps at the end make training converge in any order of updates, which are summed over both workers.
 SETTLING = keras.optimizers.schedules.ExponentialDecay(0.003, 3 * 44, 0.6)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("frequency", "mode", "transport"), [(10, "asynchronous", "socket"), long("epoch", "hogwild", "http")]
+    ("frequency", "mode", "transport", "epochs"), [(10, "asynchronous", "socket", 8), long("epoch", "hogwild", "http", 18)]
 )
-def test_training_learns_digits(sc, digits, frequency, mode, transport):
+def test_training_on_separate_executors_learns_digits(sc, digits, frequency, mode, transport, epochs):
     x, y, x_test, y_test = digits
-    epochs = 12 if frequency == 10 else 18
-    spark_model = distributed(digit_model(optimizer=keras.optimizers.Adam(SETTLING)), mode, frequency, transport=transport)
-    history = spark_model.fit(to_simple_rdd(sc, x, y), epochs=epochs, verbose=0)
-    assert spark_model.evaluate(x_test, y_test)[1] >= 0.95
+    model = classifier(optimizer=keras.optimizers.Adam(SETTLING))
+    spark_model = distributed(model, mode, frequency, None, transport=transport, options={"warmup_timeout": 240.0})
+    measured = []
+    measure = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: measured.append(model.evaluate(x_test, y_test, verbose=0))
+    )
+    held_out = parts_of(sc, x_test, y_test, 100, 0, 297)
+    rows = parts_of(sc, x, y, 700, 0, 700)
+    history = spark_model.fit(rows, epochs=epochs, validation_data=held_out, callbacks=[measure], verbose=0)
     assert history.epoch == list(range(epochs))
+    assert history.history["val_accuracy"][-1] > 0.92
+    found = list(zip(history.history["val_loss"], history.history["val_accuracy"], strict=True))
+    np.testing.assert_allclose(found, measured, rtol=1e-4)
     stats = spark_model.parameter_server_stats
     assert stats.transport == transport
-    assert stats.steps == {0: epochs * 44, 1: epochs * 44}  # 700 rows per worker
+    assert list(stats.steps.values()) == [epochs * 44] * 2  # 700 rows per worker
     assert stats.pushes == 2 * epochs * {"epoch": 1, 10: 5}[frequency]
     assert sum(stats.staleness.values()) == stats.pushes
     assert (stats.duplicates, stats.rejected_requests) == (0, {})
-    assert int(spark_model.model.optimizer.iterations) == epochs * 44
-
-
-SGD = keras.optimizers.SGD
+    assert int(model.optimizer.iterations) == epochs * 44
 
 
 @dataclass(frozen=True)
@@ -115,15 +104,15 @@ class Half:
 
 def test_a_custom_rule_and_its_state_are_saved(sc, digits, tmp_path):
     x, y = digits[0][:320], digits[1][:320]
-    spark_model = distributed(digit_model(), "hogwild", 5, rule=Half(0.7), options={"encrypt": True})
+    spark_model = distributed(mode="hogwild", frequency=5, rule=Half(0.7), options={"encrypt": True})
     losses = spark_model.fit(x, y, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     spark_model.save(tmp_path / "half.keras")
     loaded = load_spark_model(tmp_path / "half.keras", custom_objects={"Half": Half})
     assert loaded.rule == Half(0.7)
-    assert loaded.fit(x, y, epochs=2, verbose=0).history["loss"][0] < losses[0]
-    assert loaded._rule_state["applies"].tolist() == [2 * 5 * 2]
-    assert int(loaded.model.optimizer.iterations) == 5 * 10
+    assert loaded.fit(x, y, epochs=1, verbose=0).history["loss"][0] < losses[0]
+    assert loaded._rule_state["applies"].tolist() == [2 * 4 * 2]
+    assert int(loaded.model.optimizer.iterations) == 4 * 10
 
 
 # Steps, epochs and staleness
@@ -147,7 +136,7 @@ def test_no_step_is_lost_and_staleness_is_bounded(sc, digits, bound, tmp_path):
             elif self.seen == 20:
                 open(mark, "w").close()
 
-    spark_model = distributed(digit_model(), frequency=3, options={"max_staleness": bound, "lease_seconds": 120.0})
+    spark_model = distributed(frequency=3, options={"max_staleness": bound, "lease_seconds": 120.0})
     rdd = parts_of(sc, x, y, 130, 20)  # nine and two batches
     history = spark_model.fit(rdd, epochs=4, worker_callbacks=[Pace()], verbose=0)
     stats = spark_model.parameter_server_stats
@@ -163,7 +152,7 @@ def test_no_step_is_lost_and_staleness_is_bounded(sc, digits, bound, tmp_path):
 
 def test_max_staleness_0_with_few_or_no_rows(sc, digits):
     x, y, *_ = digits
-    spark_model = distributed(digit_model(), frequency=1, options={"max_staleness": 0}, num_workers=None)
+    spark_model = distributed(frequency=1, options={"max_staleness": 0}, num_workers=None)
     history = spark_model.fit(parts_of(sc, x, y, 0, 40), epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
     assert spark_model.parameter_server_stats.steps == {1: 6}
@@ -175,67 +164,20 @@ def test_partitions_are_coalesced_to_the_number_of_slots(sc, num_workers):
     """All rows are used once per epoch: with zero weights and a learning rate of 0, the loss is the mean of y * y."""
     y = np.arange(120, dtype=np.float32) ** 1.5
     rdd = sc.parallelize([(np.zeros(3, np.float32), value) for value in y], 12)
-    spark_model = distributed(regression(optimizer=SGD(0.0)), frequency=2, num_workers=num_workers, batch_size=7)
-    few = contextlib.nullcontext()
-    if num_workers == 5:
-        few = pytest.warns(UserWarning, match="num_workers=5, but Spark has 2 free slots.*2 will train")
-    with few:
+    model = regression(optimizer=keras.optimizers.SGD(0.0))
+    spark_model = distributed(model, frequency=2, num_workers=num_workers, batch_size=7)
+    with pytest.warns(UserWarning, match="num_workers=5, but") if num_workers else contextlib.nullcontext():
         history = spark_model.fit(rdd, epochs=2, shuffle=False, verbose=0)
     np.testing.assert_allclose(history.history["loss"], [np.mean(y.astype(float) ** 2)] * 2, rtol=1e-4)
     assert sorted(report["worker"] for report in spark_model.training_histories) == [0, 0, 1, 1]
     assert sum(report["rows"] for report in spark_model.training_histories) == 2 * 120
 
 
-def test_further_fits_continue_training_in_any_mode(sc, digits):
-    x, y, *_ = digits
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=10, decay_rate=0.9)
-    model = digit_model(optimizer=SGD(schedule, momentum=0.9))
-    rdd = to_simple_rdd(sc, x[:640], y[:640])
-    losses = []
-    turns = [("asynchronous", "http"), ("synchronous", "http"), ("hogwild", "socket")]
-    for turn, (mode, transport) in enumerate(turns, 1):
-        spark_model = distributed(model, mode, "epoch", transport=transport, batch_size=32, seed=turn)
-        losses.append(spark_model.fit(rdd, epochs=1, verbose=0).history["loss"][0])
-        assert int(model.optimizer.iterations) == 10 * turn
-        np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.1 * 0.9**turn, rtol=1e-5)
-        assert (spark_model.parameter_server_stats is None) == (mode == "synchronous")
-    assert losses == sorted(losses, reverse=True)
-
-
 # Failures
 
 
-def leftovers(sc):
-    """Everything that a fit might leave on the driver and on the workers."""
-    home = Path(sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first())
-    temporary = Path(sc._temp_dir)
-    me = psutil.Process()
-    return {
-        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("sparkkeras")),
-        "ports": sorted(c.laddr.port for c in me.net_connections("inet") if c.status == psutil.CONN_LISTEN),
-        "children": sorted(child.pid for child in me.children()),  # Spark's JVM; the workers are its children
-        "files": sorted(str(path) for folder in (home, temporary) for path in folder.glob("sparkkeras-*")),
-        "rdds": sc._jsc.getPersistentRDDs().size(),
-        "jobs": list(sc.statusTracker().getActiveJobsIds()),
-        "tags": sorted(sc.getJobTags()),
-    }
-
-
-@pytest.fixture
-def nothing_left(sc):
-    """Checks that nothing remains after a test, whether it succeeds or fails."""
-    SparkModel(classifier()).predict(np.zeros((1, 64), np.float32))  # starts Spark's accumulator server and other threads
-    before = leftovers(sc) | {"jobs": [], "threads": []}
-    yield
-    deadline = time.monotonic() + 60
-    while (after := leftovers(sc)) != before and time.monotonic() < deadline:
-        time.sleep(0.1)  # a cancelled job needs some time to end
-    assert after == before
-
-
-def test_nothing_remains_and_the_next_fit_works(sc, digits, nothing_left):
-    x, y, *_ = digits
-    x, y = x[:200], y[:200]
+def test_nothing_remains_and_the_next_fit_works(sc, digits):
+    x, y = digits[0][:200], digits[1][:200]
 
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -247,21 +189,22 @@ def test_nothing_remains_and_the_next_fit_works(sc, digits, nothing_left):
             raise RuntimeError("kaboom in my transform")
         return x, y
 
-    spark_model = distributed(digit_model(), frequency=2)
-    spark_model.fit(to_simple_rdd(sc, x, y), epochs=2, validation_split=0.1, verbose=0)
-    before = spark_model.model.get_weights()
-    with pytest.raises(WorkerError, match="kaboom in my transform") as raised:
-        spark_model.fit(sc.parallelize(list(zip(x, y, strict=True)), 2), transform=explode, verbose=0)
-    assert "in explode" in raised.value.worker_traceback
-    same(spark_model.model.get_weights(), before)
-    with pytest.raises(WorkerError, match="kaboom in my callback"):
-        spark_model.fit(sc.parallelize(list(zip(x, y, strict=True)), 2), epochs=3, worker_callbacks=[Fail()], verbose=0)
-    assert np.isfinite(spark_model.fit(x, y, verbose=0, validation_data=(x, y)).history["val_loss"]).all()
+    spark_model = distributed(frequency=2)
+    with nothing_left(sc):
+        spark_model.fit(to_simple_rdd(sc, x, y), epochs=2, validation_split=0.1, verbose=0)
+        before = spark_model.model.get_weights()
+        for arguments, words in (({"transform": explode}, "in explode"), ({"worker_callbacks": Fail()}, "in on_epoch_end")):
+            with pytest.raises(WorkerError, match="kaboom in my") as raised:
+                spark_model.fit(to_simple_rdd(sc, x, y), epochs=3, verbose=0, **arguments)
+            assert words in raised.value.worker_traceback
+            if "transform" in arguments:
+                same(spark_model.model.get_weights(), before)
+        assert np.isfinite(spark_model.fit(x, y, verbose=0, validation_data=(x, y)).history["val_loss"]).all()
 
 
-def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path, nothing_left):
+def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path):
     """Ctrl-C during the second epoch."""
-    x, y, *_ = digits
+    x, y = digits[0][:200], digits[1][:200]
     mark = tmp_path / "mark"
 
     class Slow(keras.callbacks.Callback):
@@ -269,59 +212,25 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path
             if epoch == 1:
                 time.sleep(60)
 
-    begun = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: mark.touch() if epoch == 1 else None)
-    spark_model, kept = distributed(digit_model(), frequency=3), Weights()
-    with interrupted_when(mark.exists, seconds=45):
-        spark_model.fit(x[:200], y[:200], epochs=3, verbose=0, callbacks=[kept, begun], worker_callbacks=[Slow()])
-    assert len(kept.weights) == 1
-    same(spark_model.model.get_weights(), kept.weights[0])
-    assert spark_model.parameter_server_stats.pushes >= 2
-    spark_model.fit(x[:200], y[:200], verbose=0)
-
-
-# Separate executors
-
-
-@pytest.mark.cluster
-def test_training_on_separate_executors(sc, digits):
-    x, y, x_test, y_test = digits
-    held_out = parts_of(sc, x_test, y_test, 100, 0, 297)
-    model = digit_model(optimizer=keras.optimizers.Adam(SETTLING))
-    options = {"warmup_timeout": 240.0}
-    spark_model = distributed(model, num_workers=None, options=options)
-    noted = Weights((x_test, y_test))
-    history = spark_model.fit(
-        parts_of(sc, x, y, 700, 0, 700), epochs=8, validation_data=held_out, callbacks=[noted], verbose=0
+    kept, spark_model = [], distributed(frequency=3)
+    noted = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: mark.touch() if epoch == 1 else None,
+        on_epoch_end=lambda epoch, logs: kept.append(spark_model.model.get_weights()),
     )
-    assert history.history["val_accuracy"][-1] > 0.92
-    found = list(zip(history.history["val_loss"], history.history["val_accuracy"], strict=True))
-    np.testing.assert_allclose(found, noted.metrics, rtol=1e-4)
-    assert sum(spark_model.parameter_server_stats.steps.values()) == 8 * 88
-    assert threading.active_count() < 50
-
-
-@pytest.mark.cluster
-def test_workers_that_cannot_reach_the_driver_are_reported_before_training(sc, digits, tmp_path):
-    x, y, *_ = digits
-
-    class Begun(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            (tmp_path / "begun").touch()
-
-    options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 3}
-    with pytest.raises(DriverConnectionError, match=r"192\.0\.2\.1.*Configure an address of the driver"):
-        distributed(digit_model(), options=options).fit(x[:64], y[:64], verbose=0, worker_callbacks=[Begun()])
-    assert not (tmp_path / "begun").exists()
-
-
-# Calls from callbacks
+    with nothing_left(sc):
+        with interrupted_when(mark.exists, seconds=45):
+            spark_model.fit(x, y, epochs=3, verbose=0, callbacks=[noted], worker_callbacks=[Slow()])
+        assert len(kept) == 1
+        same(spark_model.model.get_weights(), kept[0])
+        assert spark_model.parameter_server_stats.pushes >= 2
+        spark_model.fit(x, y, verbose=0)
 
 
 def test_calls_from_callbacks_that_would_deadlock_are_rejected(sc):
     """Workers that are several epochs ahead wait for the driver, and occupy their slots meanwhile."""
     x = np.random.default_rng(0).random((32, 3)).astype(np.float32)
     y = x.sum(1)
-    other, ensemble = SparkModel(regression()), EnsembleModel([regression(), regression()], voting="average")
+    other, ensemble = SparkModel(regression()), EnsembleModel([regression()], voting="average")
     calls = [
         lambda: spark_model.predict(x),
         lambda: spark_model.evaluate(sc.parallelize(list(zip(x, y, strict=True)), 2)),
@@ -331,16 +240,15 @@ def test_calls_from_callbacks_that_would_deadlock_are_rejected(sc):
     rejected, found = [], []
 
     def call_everything(epoch, logs):
-        if epoch == 0:
-            for call in calls:
-                with pytest.raises(ConfigurationError, match=r"self\.model\.predict.*num_workers=1") as raised:
-                    call()
-                rejected.append(raised)
+        for call in calls:
+            with pytest.raises(ConfigurationError, match=r"self\.model\.predict.*num_workers=1") as raised:
+                call()
+            rejected.append(raised)
 
     spark_model = distributed(regression(), batch_size=8)
-    spark_model.fit(x, y, epochs=8, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=call_everything))
+    spark_model.fit(x, y, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=call_everything))
     assert len(rejected) == len(calls)
     spark_model.num_workers = 1
     predict = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: found.append(spark_model.predict(x)))
-    spark_model.fit(x, y, epochs=1, verbose=0, callbacks=predict)
+    spark_model.fit(x, y, verbose=0, callbacks=predict)
     np.testing.assert_allclose(found[0], spark_model.model(x), rtol=1e-3, atol=1e-5)
