@@ -17,7 +17,6 @@ from tests.models import classifier
 from tests.processes import interrupted_when
 
 BATCH = 16
-RATES = (0.01, 0.002)
 
 
 def children():
@@ -45,31 +44,40 @@ def nothing_left(sc):
     assert sc.statusTracker().getActiveStageIds() == []
 
 
-def plain(model, parts, weights, rates=RATES):
+def lookups():
+    """A model of the values of 16 pixels: workers look up rows that both use, and rows of their own, some of them twice."""
+    keras.utils.set_random_seed(3)
+    embedding = keras.layers.Embedding(16 * 17, 2)
+    layers = [keras.Input((16,), dtype="int32"), embedding, keras.layers.Flatten(), keras.layers.Dense(10, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def plain(model, parts, rates):
     """Keras on the unions of the batches of all workers; returns the losses."""
-    x, y = parts
-    steps = max(-(-len(part) // BATCH) for part in y)
+    steps, rows = max(-(-len(y) // BATCH) for _, y, _ in parts), sum(len(y) for _, y, _ in parts)
     losses = []
     for rate in rates:
         model.optimizer.learning_rate = rate
         total = 0.0
         for step in range(steps):
             where = slice(step * BATCH, (step + 1) * BATCH)
-            batch = [np.concatenate([part[where] for part in side]) for side in (x, y, weights)]
+            x, y, weights = (np.concatenate([part[where] for part in side]) for side in zip(*parts, strict=True))
             model.reset_metrics()
-            total += model.train_on_batch(*batch[:2], sample_weight=batch[2])[0] * len(batch[1])
-        losses.append(float(total / sum(map(len, y))))
+            total += model.train_on_batch(x, y, sample_weight=weights)[0] * len(y)
+        losses.append(float(total / rows))
     return losses
 
 
 @pytest.mark.core
 def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits, monkeypatch):
     monkeypatch.setattr(Cluster, "free_slots", 1)  # as if another job used a slot at this moment
-    x, y, x_test, y_test = digits
-    x, y, weights = x[:99], y[:99], np.linspace(0.5, 2, 99).astype(np.float32)
-    model, expected = classifier(), classifier()
-    histories = even_slices(99, 2)
-    losses = plain(expected, [[side[part] for part in histories] for side in (x, y)], [weights[part] for part in histories])
+    x, x_test = ((side[:, 24:40] * 16).astype(np.int32) + 17 * np.arange(16, dtype=np.int32) for side in digits[::2])
+    x, y, y_test, weights = x[:99], digits[1][:99], digits[3], np.linspace(0.5, 2, 99).astype(np.float32)
+    model, expected = lookups(), lookups()
+    slices, rates = even_slices(99, 2), (0.01, 0.002)
+    losses = plain(expected, [(x[part], y[part], weights[part]) for part in slices], rates)
     spark_model = SparkModel(model, mode="allreduce", batch_size=BATCH, num_workers=2)
     history = spark_model.fit(
         x,
@@ -79,38 +87,19 @@ def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits, 
         shuffle=False,
         verbose=0,
         validation_data=(x_test, y_test),
-        callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, _: RATES[epoch])],
+        callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, _: rates[epoch])],
     ).history
     for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert int(model.optimizer.iterations) == int(expected.optimizer.iterations)
     np.testing.assert_allclose(history["loss"], losses, rtol=1e-4)
-    assert history["learning_rate"] == pytest.approx(RATES)
-    validated = model.evaluate(x_test, y_test, verbose=0, return_dict=True)
-    assert history["val_loss"][1] == pytest.approx(validated["loss"], rel=1e-5)
-    assert history["val_accuracy"][1] == pytest.approx(validated["accuracy"], rel=1e-6)
+    assert history["learning_rate"] == pytest.approx(rates)
+    validated = model.evaluate(x_test, y_test, verbose=0)
+    assert [history["val_loss"][1], history["val_accuracy"][1]] == pytest.approx(validated, rel=1e-5)
     seen = [(each["epoch"], each["worker"], each["rows"]) for each in spark_model.training_histories]
-    sizes = [part.stop - part.start for part in histories]
+    sizes = [part.stop - part.start for part in slices]
     assert seen == [(epoch, worker, sizes[worker]) for epoch in (0, 1) for worker in (0, 1)]
     assert spark_model.parameter_server_stats is None
-
-
-@pytest.mark.core
-def test_two_workers_train_an_embedding_like_keras(sc):
-    """They look up rows that both use, and rows of their own, some of them twice; tests/worker/test_lockstep.py has more."""
-    keras.utils.set_random_seed(3)
-    layers = [keras.Input((4,), dtype="int32"), keras.layers.Embedding(30, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
-    model, expected = keras.Sequential(layers), keras.models.clone_model(keras.Sequential(layers))
-    expected.set_weights(model.get_weights())
-    for each in (model, expected):
-        each.compile("adam", "mse", metrics=["mae"])
-    random = np.random.default_rng(1)
-    parts = [random.integers([0, 0, 5 + 10 * rank, 5], [5, 5, 15 + 10 * rank, 30], (20, 4)) for rank in (0, 1)]
-    x, y = np.concatenate(parts), random.normal(size=(40, 1)).astype(np.float32)
-    SparkModel(model, mode="allreduce", batch_size=BATCH, num_workers=2).fit(x, y, epochs=2, shuffle=False, verbose=0)
-    plain(expected, (parts, [y[:20], y[20:]]), [np.ones(20), np.ones(20)], rates=[1e-3, 1e-3])
-    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 class Once(keras.callbacks.Callback):
@@ -146,17 +135,15 @@ def uninterrupted(contexts, digits):
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
-        (signal.SIGKILL, "rank 1 of 2 on 127.0.0.1 failed: its process was killed by SIGKILL"),
-        long(signal.SIGSTOP, "rank 0 of 2 .* the process of rank 1 .*does not answer"),
+        (signal.SIGKILL, "killed by SIGKILL"),
+        long(signal.SIGSTOP, "does not answer"),
     ],
 )
 def test_training_continues_from_the_last_epoch_with_the_same_result(digits, uninterrupted, tmp_path, action, reason):
     begun = []
     noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
     started = time.monotonic()
-    with pytest.warns(
-        UserWarning, match=f"continues from the beginning of epoch 2 .restart 1 of at most 3., since {reason}"
-    ):
+    with pytest.warns(UserWarning, match=f"beginning of epoch 2 .*{reason}"):
         spark_model, history = trained(digits, worker_callbacks=[Once(tmp_path / "done", action)], callbacks=[noted])
     assert time.monotonic() - started < 40
     assert begun == history.epoch == [0, 1, 2]
@@ -174,7 +161,7 @@ def test_an_error_that_stays_has_the_traceback_of_its_worker(sc, digits):
             if os.environ["RANK"] == "0" and batch == 1:
                 raise RuntimeError("on purpose")
 
-    with pytest.raises(WorkerError, match=r"rank 0 of 2 .* failed: RuntimeError: on purpose") as caught:
+    with pytest.raises(WorkerError, match="rank 0 .*RuntimeError: on purpose") as caught:
         trained(digits, max_restarts=0, worker_callbacks=[Fail()])
     assert 'raise RuntimeError("on purpose")' in str(caught.value)
 
