@@ -39,62 +39,31 @@ def unseeded():
     return model
 
 
-@pytest.fixture(scope="module")
-def members():
-    return [build(number) for number in range(3)]
-
-
 # Prediction
 
 
-def test_predictions_for_rdds_and_frames_equal_those_for_arrays(sc, spark, members, digits):
-    x, y = digits[2][:120], digits[3][:120]
-    ensemble = EnsembleModel(members, "hard", weights=[1, 2, 1.5])
+def test_predictions_and_a_greedy_selection_for_rdds_and_frames_equal_those_for_arrays(sc, spark, digits):
+    x, y, weights = digits[2][:120], digits[3][:120], np.linspace(0.5, 2, 120)
+    members = [build(0), build(1)]
+    ensemble = EnsembleModel(members, "hard", weights=[1, 2])
     local, logs = ensemble.predict(x), ensemble.evaluate(x, y)
     rdd = to_simple_rdd(sc, x, y, num_slices=3).filter(lambda row: True)
     np.testing.assert_allclose(ensemble.predict(rdd), local, atol=1e-6)
-    assert ensemble.evaluate(rdd) == pytest.approx(logs, rel=1e-5)
     assert np.array_equal(ensemble.predict_classes(rdd), local.argmax(-1))
-    np.testing.assert_allclose(np.stack(ensemble.predict(rdd, collect=False).collect()), local, atol=1e-6)
     pairs = ensemble.predict(rdd.zipWithIndex().map(lambda row: row[::-1]), keyed=True)
     assert [key for key, _ in pairs] == list(range(len(local)))
-    np.testing.assert_allclose([prediction for _, prediction in pairs], local, atol=1e-6)
-    frame = to_data_frame(spark, x, y)
+    frame = to_data_frame(spark, x, y, sample_weight=weights)
     assert ensemble.evaluate(frame) == pytest.approx(logs, rel=1e-5)
     scored = ensemble.predict(frame, output_col="digit")
-    assert scored.columns == ["features", "label", "digit"]
+    assert scored.columns == [*frame.columns, "digit"]
     np.testing.assert_allclose([row.digit for row in scored.select("digit").collect()], local, atol=1e-6)
     with pytest.raises(ConfigurationError, match="predict_classes returns an array"):
         ensemble.predict_classes(frame)
-
-
-def test_greedy_selection_on_frames_and_rdds_equals_that_on_arrays(sc, spark, members, digits):
-    x, y, weights = digits[2][:120], digits[3][:120], np.linspace(0.5, 2, 120)
+    renamed = frame.withColumnsRenamed({"features": "pixels", "label": "digit"}).coalesce(1)
     named = {"features": "pixels", "label": "digit", "sample_weight": "weight"}
-    frame = to_data_frame(spark, x, y, sample_weight=weights).withColumnsRenamed({"features": "pixels", "label": "digit"})
-    rdd = to_simple_rdd(sc, x, y, num_slices=3).filter(lambda row: True)
-    for found, expected in (
-        (greedy_ensemble(members, rdd, metric="accuracy", size=6), greedy_ensemble(members, x, y, "accuracy", 6)),
-        (
-            greedy_ensemble(members, frame.coalesce(1), metric="loss", size=4, **named),
-            greedy_ensemble(members, x, y, "loss", 4, sample_weight=weights),
-        ),
-    ):
-        assert (found.models, found.weights) == (expected.models, expected.weights)
-
-
-@pytest.mark.parametrize(  # tests/sources/test_frame.py has the others
-    ("given", "error", "message"),
-    [
-        ({"features": "pixel"}, DataError, "no column 'pixel'.*Did you mean 'pixels'"),
-        ({"y_val": np.zeros(3)}, ConfigurationError, "y is only for arrays"),
-        ({"metric": "acuracy"}, ConfigurationError, "metric='acuracy' cannot be computed"),
-    ],
-)
-def test_frames_that_greedy_selection_cannot_use_are_reported(spark, members, digits, given, error, message):
-    frame = to_data_frame(spark, digits[0][:4], digits[1][:4], features="pixels", label="digit")
-    with pytest.raises(error, match=message):
-        greedy_ensemble(members, **({"x_val": frame, "features": "pixels", "label": "digit"} | given))
+    found = greedy_ensemble(members, renamed, metric="loss", size=4, **named)
+    expected = greedy_ensemble(members, x, y, "loss", 4, sample_weight=weights)
+    assert (found.models, found.weights) == (expected.models, expected.weights)
 
 
 # Training
@@ -102,18 +71,17 @@ def test_frames_that_greedy_selection_cannot_use_are_reported(spark, members, di
 
 def test_members_train_in_parallel(sc, spark, digits):
     x, y, x_test, y_test = digits
-    spark_ensemble = SparkEnsemble(build, 3, sampling="bootstrap", seed=1)
+    spark_ensemble = SparkEnsemble(build, 2, sampling="bootstrap", seed=1)
     before = [model.evaluate(x_test, y_test, verbose=0)[0] for model in spark_ensemble.models]
     frame = to_data_frame(spark, x, y, features="pixels", label="digit")
     columns = {"features": "pixels", "label": "digit"}
-    histories = spark_ensemble.fit(frame, epochs=4, validation_split=0.1, verbose=0, **columns)
+    histories = spark_ensemble.fit(frame, epochs=3, validation_split=0.1, verbose=0, **columns)
     assert histories is spark_ensemble.histories
-    assert [set(history.history) for history in histories] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 3
-    assert [history.epoch for history in histories] == [[0, 1, 2, 3]] * 3
-    alone = [model.evaluate(x_test, y_test, verbose=0) for model in spark_ensemble.models]
-    assert all(mine[0] < 0.7 * loss for mine, loss in zip(alone, before, strict=True))
-    together = spark_ensemble.evaluate(x_test, y_test)
-    assert together[0] < np.mean([logs[0] for logs in alone])
+    assert [set(history.history) for history in histories] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 2
+    assert [history.epoch for history in histories] == [[0, 1, 2]] * 2
+    alone = [model.evaluate(x_test, y_test, verbose=0)[0] for model in spark_ensemble.models]
+    assert all(mine < 0.7 * loss for mine, loss in zip(alone, before, strict=True))
+    assert spark_ensemble.evaluate(x_test, y_test)[0] < np.mean(alone)
     assert spark_ensemble.evaluate(frame) == spark_ensemble.evaluate(frame, **columns)
     assert "prediction" in spark_ensemble.predict(frame).columns
     assert spark_ensemble.ensemble.models == tuple(spark_ensemble.models)
@@ -123,16 +91,14 @@ def test_models_of_a_list_are_trained_in_place_and_can_continue(sc, digits, tmp_
     x, y = digits[0][:320], digits[1][:320]
     models = [build(0), build(1)]
     spark_ensemble = SparkEnsemble(models, seed=0)
-    spark_ensemble.fit(to_simple_rdd(sc, x, y), epochs=1, verbose=0)
+    spark_ensemble.fit(to_simple_rdd(sc, x, y), verbose=0)
     assert spark_ensemble.models == models
     losses = [history.history["loss"][0] for history in spark_ensemble.histories]
-    histories = spark_ensemble.fit(x, y, epochs=2, verbose=0)
-    assert all(history.history["loss"][0] < loss for history, loss in zip(histories, losses, strict=True))
-    assert int(models[0].optimizer.iterations) == 3 * 10
     spark_ensemble.save(tmp_path / "ensemble.zip")
     again = SparkEnsemble(list(load_ensemble_model(tmp_path / "ensemble.zip").models))
-    again.fit(x, y, epochs=1, verbose=0)
-    assert int(again.models[0].optimizer.iterations) == 4 * 10
+    histories = again.fit(x, y, epochs=2, verbose=0)
+    assert all(history.history["loss"][0] < loss for history, loss in zip(histories, losses, strict=True))
+    assert int(again.models[0].optimizer.iterations) == 3 * 10
 
 
 # Errors
@@ -181,34 +147,32 @@ def test_trained_members_are_not_trained_again(sc, digits, tmp_path, monkeypatch
 
 
 def test_failures_leave_the_members_unchanged_and_no_files(sc, digits):
-    x, y, *_ = digits
+    x, y = digits[0][:200], digits[1][:200]
     models = [build(0), build(1)]
     spark_ensemble = SparkEnsemble(models)
-    before = [model.get_weights() for model in models]
+    before = [value.tolist() for model in models for value in model.get_weights()]
     folder = Path(sc._temp_dir)
     files = sorted(folder.iterdir())
     with pytest.raises(WorkerError, match="boom") as failure:
-        spark_ensemble.fit(x[:200], y[:200], verbose=0, worker_callbacks=Boom())
+        spark_ensemble.fit(x, y, verbose=0, worker_callbacks=Boom())
     assert "on_epoch_end" in failure.value.worker_traceback
-    for model, weights in zip(models, before, strict=True):
-        assert all(np.array_equal(one, two) for one, two in zip(model.get_weights(), weights, strict=True))
+    assert [value.tolist() for model in models for value in model.get_weights()] == before
     assert sorted(folder.iterdir()) == files
-    with pytest.raises(ConfigurationError, match="has not been trained yet: call fit first"):
+    with pytest.raises(ConfigurationError, match="has not been trained"):
         spark_ensemble.predict(x)
 
 
 def test_data_that_does_not_fit_is_reported_before_a_job(sc, digits, tmp_path):
     x, y, *_ = digits
-    spark_ensemble = SparkEnsemble(build, 3, sampling="partition")
-    with pytest.raises(ConfigurationError, match="each of the 3 members needs a partition"):
+    spark_ensemble, other = SparkEnsemble(build, 3, sampling="partition"), build(1)
+    with pytest.raises(ConfigurationError, match="members needs a partition"):
         spark_ensemble.fit(x[:2], y[:2], verbose=0)
-    other = build(1)
     other.compile("sgd", "categorical_crossentropy")
     with pytest.raises(DataError, match="expects one-hot rows"):
         SparkEnsemble([build(0), other]).fit(x, y, verbose=0)
-    with pytest.raises(TypeError, match="SparkEnsemble.fit takes no argument 'callbacks'.*'worker_callbacks'"):
+    with pytest.raises(TypeError, match="no argument 'callbacks'.*'worker_callbacks'"):
         spark_ensemble.fit(x, y, callbacks=[])
-    with pytest.raises(ConfigurationError, match=r"Checkpoint\(every=2\): each member of an ensemble is written when"):
+    with pytest.raises(ConfigurationError, match=r"Checkpoint\(every=2\)"):
         spark_ensemble.fit(x, y, checkpoint=Checkpoint(tmp_path, every=2))
 
 
@@ -217,11 +181,10 @@ def test_data_that_does_not_fit_is_reported_before_a_job(sc, digits, tmp_path):
     [
         ((build,), ConfigurationError, "num_models is missing"),
         ((build, 0), ConfigurationError, "num_models=0"),
-        ((3, 3), ConfigurationError, "models is int 3; expected a function"),
-        (([build(0), build(1)], 3), ConfigurationError, "num_models=3, but the list contains 2 models"),
-        (([],), ModelError, "models is empty"),
-        ((lambda: 3, 2), ModelError, r"models\[0\]: expected a keras.Model"),
-        (([build(0)] * 2,), ModelError, "contains the same model twice"),
+        ((3, 3), ConfigurationError, "models is int 3"),
+        (([build(0)], 3), ConfigurationError, "num_models=3, .* 1 model"),
+        ((lambda: 3, 2), ModelError, r"models\[0\]"),
+        (([build(0)] * 2,), ModelError, "same model twice"),
         (([keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])],), ModelError, "is not compiled"),
     ],
 )
@@ -230,8 +193,6 @@ def test_invalid_models_are_reported(given, error, message):
         SparkEnsemble(*given)
 
 
-def test_other_invalid_arguments_are_reported():
-    with pytest.raises(ConfigurationError, match="sampling='bagging' is not known.*'bootstrap'"):
+def test_an_unknown_sampling_is_reported():
+    with pytest.raises(ConfigurationError, match="sampling='bagging'.*'bootstrap'"):
         SparkEnsemble(build, 2, sampling="bagging")
-    with pytest.raises(TypeError, match="takes no argument 'num_workers'"):
-        SparkEnsemble(build, 2, num_workers=3)
