@@ -66,21 +66,6 @@ def test_http_transport(sc):
 # Data
 
 
-def test_data_in_an_rdd_or_a_data_frame(sc, spark, digits):
-    x, y = digits[0][:200], digits[1][:200]
-    rdd = to_simple_rdd(sc, x, y, num_slices=1)
-    frame = to_data_frame(spark, x, y).coalesce(1).withColumnRenamed("label", "digit")
-
-    def compared(params, data):
-        features, labels = data
-        return {"loss": 0.0, "same": np.array_equal(features, x) and np.array_equal(labels, y)}
-
-    for given in ({"data": rdd}, {"data": frame, "label": "digit"}):
-        assert search_of(sc, objective=compared, max_evals=1, **given).best_trial.extra == {"same": True}
-    # The names of columns are not those of rows to validate on, which are in an RDD.
-    search_of(sc, model=build, space=SPACE, data=frame, label="digit", validation_data=rdd, max_evals=1, epochs=1)
-
-
 @pytest.fixture
 def large(sc, monkeypatch):
     """All data on Spark counts as too large to be sent by the driver. Afterwards Spark keeps no rows of it."""
@@ -92,16 +77,22 @@ def large(sc, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["DataFrame", "RDD"])
-def test_large_data_is_in_one_file_of_each_machine_in_its_order(sc, spark, digits, large, kind):
+def test_an_objective_gets_all_rows_in_their_order_from_one_file_if_there_are_many(sc, spark, digits, request, kind):
     x, y, _, _ = digits
-    data = to_data_frame(spark, x, y) if kind == "DataFrame" else to_simple_rdd(sc, x, y, num_slices=5)
+    if kind == "DataFrame":
+        given = {"data": to_data_frame(spark, x, y).withColumnRenamed("label", "digit"), "label": "digit"}
+    else:
+        given = {"data": to_simple_rdd(sc, x, y, num_slices=5)}
 
     def compared(params, data):
         features, labels = data
         same = np.array_equal(features, x) and np.array_equal(labels, y)
-        return {"loss": 0.0, "same": same, "file": features.filename}
+        return {"loss": 0.0, "same": same, "file": getattr(features, "filename", None)}
 
-    trials = search_of(sc, objective=compared, data=data, max_evals=4).trials
+    small = search_of(sc, objective=compared, max_evals=1, **given).best_trial
+    assert small.extra == {"same": True, "file": None}
+    request.getfixturevalue("large")
+    trials = search_of(sc, objective=compared, max_evals=4, **given).trials
     assert [trial.extra["same"] for trial in trials] == [True] * 4
     (file,) = {trial.extra["file"] for trial in trials}
     assert not Path(file).parent.parent.exists()
@@ -109,10 +100,12 @@ def test_large_data_is_in_one_file_of_each_machine_in_its_order(sc, spark, digit
 
 def test_models_train_on_large_data_batch_by_batch(sc, spark, digits, large):
     x, y, _, _ = digits
-    arguments = {"model": build, "space": SPACE, "max_evals": 1, "epochs": 3}
+    frame = to_data_frame(spark, x[:1000], y[:1000]).withColumnRenamed("label", "digit")
+    arguments = {"model": build, "space": SPACE, "max_evals": 1, "epochs": 3, "label": "digit"}
     held_out = x[750:1000], y[750:1000]
-    split = search_of(sc, data=to_data_frame(spark, x[:1000], y[:1000]), validation_split=0.25, **arguments)
-    separate = search_of(sc, data=(x[:750], y[:750]), validation_data=to_data_frame(spark, *held_out), **arguments)
+    split = search_of(sc, data=frame, validation_split=0.25, **arguments)
+    # The names of columns are not those of rows to validate on, which are in an RDD.
+    separate = search_of(sc, data=frame, validation_data=to_simple_rdd(sc, *held_out), **arguments)
     for search in (split, separate):
         assert search.best_value == min(search.best_trial.history["val_loss"]) < 2.3
         assert search.best_model.evaluate(*held_out, verbose=0)[0] == pytest.approx(search.best_value, rel=1e-4)
