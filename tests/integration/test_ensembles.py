@@ -1,7 +1,5 @@
 """Ensembles on Spark: members trained in parallel, and predictions for RDDs and DataFrames."""
 
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from sparkkeras import (
     EnsembleModel,
     ModelError,
     SparkEnsemble,
-    WorkerError,
     greedy_ensemble,
     load_ensemble_model,
     to_data_frame,
@@ -104,11 +101,6 @@ def test_models_of_a_list_are_trained_in_place_and_can_continue(sc, digits, tmp_
 # Errors
 
 
-class Boom(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        raise RuntimeError("boom")
-
-
 def test_trained_members_are_not_trained_again(sc, digits, tmp_path, monkeypatch):
     x, y, *_ = digits
     x, y = x[:90], y[:90]
@@ -146,27 +138,13 @@ def test_trained_members_are_not_trained_again(sc, digits, tmp_path, monkeypatch
     assert jobs == []
 
 
-def test_failures_leave_the_members_unchanged_and_no_files(sc, digits):
-    x, y = digits[0][:200], digits[1][:200]
-    models = [build(0), build(1)]
-    spark_ensemble = SparkEnsemble(models)
-    before = [value.tolist() for model in models for value in model.get_weights()]
-    folder = Path(sc._temp_dir)
-    files = sorted(folder.iterdir())
-    with pytest.raises(WorkerError, match="boom") as failure:
-        spark_ensemble.fit(x, y, verbose=0, worker_callbacks=Boom())
-    assert "on_epoch_end" in failure.value.worker_traceback
-    assert [value.tolist() for model in models for value in model.get_weights()] == before
-    assert sorted(folder.iterdir()) == files
-    with pytest.raises(ConfigurationError, match="has not been trained"):
-        spark_ensemble.predict(x)
-
-
 def test_data_that_does_not_fit_is_reported_before_a_job(sc, digits, tmp_path):
     x, y, *_ = digits
     spark_ensemble, other = SparkEnsemble(build, 3, sampling="partition"), build(1)
     with pytest.raises(ConfigurationError, match="members needs a partition"):
         spark_ensemble.fit(x[:2], y[:2], verbose=0)
+    with pytest.raises(ConfigurationError, match="has not been trained"):
+        spark_ensemble.predict(x)
     other.compile("sgd", "categorical_crossentropy")
     with pytest.raises(DataError, match="expects one-hot rows"):
         SparkEnsemble([build(0), other]).fit(x, y, verbose=0)

@@ -25,7 +25,6 @@ from sparkkeras import (
     SparkModel,
     SparkRunner,
     UnknownArgumentError,
-    WorkerError,
     errors,
     load_spark_model,
     to_simple_rdd,
@@ -368,26 +367,6 @@ def test_transforms(sc, spark_model, rows):
     ]:
         with pytest.raises((DataError, ConfigurationError), match=words):
             spark_model.fit(sc.parallelize(rows, 2), transform=transform)
-
-
-def test_a_workers_traceback_is_in_the_message(sc, spark_model, rows):
-    def explode(row):
-        raise RuntimeError("kaboom in my map")
-
-    class Explode(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise RuntimeError("kaboom in my callback")
-
-    before = spark_model.model.get_weights()
-    with pytest.raises(WorkerError, match="kaboom in my map") as raised:
-        spark_model.fit(sc.parallelize(rows, 2).map(explode))
-    assert "in explode" in raised.value.worker_traceback
-    with pytest.raises(WorkerError, match="kaboom in my callback") as raised:
-        spark_model.fit(sc.parallelize(rows, 2), worker_callbacks=[Explode()], verbose=0)
-    assert "on_epoch_end" in str(raised.value)
-    assert raised.value.__cause__ is not None
-    for mine, other in zip(spark_model.model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, other)
 
 
 def test_evaluate_and_predict(sc, spark_model, rows, arrays):
