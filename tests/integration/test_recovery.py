@@ -18,6 +18,7 @@ import pytest
 
 from sparkkeras import Checkpoint, ConfigurationError, DataError, DriverConnectionError, SparkModel, WorkerError
 from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.rpc.acceptor import _ConnectionAcceptor
 from sparkkeras.sources import partitions, spark_dataset
 from sparkkeras.spark import filesystem
 from tests.conftest import long
@@ -71,33 +72,26 @@ def assert_same_bits(mine, other):
         np.testing.assert_array_equal(one, two)
 
 
-class RemoveFiles(keras.callbacks.Callback):
-    """Removes a partition's files after the first epoch, as a job that cleans temporary folders might."""
-
-    def __init__(self, folder, names):
-        super().__init__()
-        self.folder, self.names, self.removed = folder, names, []
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 0:
-            self.removed = [path for name in self.names for path in Path(self.folder).rglob(f"{name}/part-0-*")]
-            for path in self.removed:
-                shutil.rmtree(path)
-
-
 def test_missing_files_are_written_again(sc, arrays, monkeypatch):
-    names, store = [], partitions.StoreRows
+    names, removed, store = [], [], partitions.StoreRows
 
     def noted(name):
         names.append(name)
         return store(name)
 
+    def remove(epoch, logs):
+        """As a job that cleans temporary folders might."""
+        if epoch == 0:
+            removed.extend(path for name in names for path in folder.rglob(f"{name}/part-0-*"))
+            for path in removed:
+                shutil.rmtree(path)
+
     monkeypatch.setattr(partitions, "StoreRows", noted)
     expected = train(rows(sc, arrays))
-    folder = sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first()
-    remover = RemoveFiles(folder, names)
+    folder = Path(sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first())
+    remover = keras.callbacks.LambdaCallback(on_epoch_end=remove)
     assert_same_bits(train(rows(sc, arrays), callbacks=[remover]), expected)
-    assert len(remover.removed) == 1
+    assert len(removed) == 1
 
 
 class Kill(keras.callbacks.Callback):
@@ -417,34 +411,27 @@ def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witnes
     check(trained, history)
 
 
-class CutOff(keras.callbacks.Callback):
-    """Closes the server's socket and all connections at the end of the first epoch."""
+@pytest.mark.cluster
+def test_a_server_that_does_not_respond_is_reported(sc, tmp_path):
+    """Workers give up, the driver raises an error, nothing remains, and the next fit works."""
+    mark = tmp_path / "mark"
 
-    def __init__(self, mark):
-        super().__init__()
-        self.mark = mark
-
-    def on_epoch_end(self, epoch, logs=None):
-        from sparkkeras.rpc.acceptor import _ConnectionAcceptor
-
+    def cut_off(epoch, logs):
+        """Close the server's socket and all connections."""
         acceptors = [each for each in gc.get_objects() if isinstance(each, _ConnectionAcceptor)]
         (server,) = [each for each in acceptors if each._listener.fileno() != -1]
         server._listener.close()
         for connection in server._threads.values():
             with contextlib.suppress(OSError):  # it has ended already
                 connection.shutdown(socket.SHUT_RDWR)
-        self.mark.touch()
+        mark.touch()
 
-
-@pytest.mark.cluster
-def test_a_server_that_does_not_respond_is_reported(sc, tmp_path):
-    """Workers give up, the driver raises an error, nothing remains, and the next fit works."""
-    mark = tmp_path / "mark"
     trained = spark_model("socket", 5, port=free_port(), timeout=3.0)
     data = rdd(sc, *faults.arrays())
     trained.fit(data, verbose=0)  # the workers have loaded Keras and traced the model
+    given = {"callbacks": [keras.callbacks.LambdaCallback(on_epoch_end=cut_off)]}
     with nothing_left(sc, 90), pytest.raises(DriverConnectionError, match="no reply from the driver"):
-        trained.fit(data, epochs=4, verbose=0, callbacks=[CutOff(mark)], worker_callbacks=[WaitForMark(1, mark)])
+        trained.fit(data, epochs=4, verbose=0, worker_callbacks=[WaitForMark(1, mark)], **given)
     trained.training_histories.clear()
     check(trained, trained.fit(data, verbose=0), epochs=1)
 
