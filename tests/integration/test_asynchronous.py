@@ -45,23 +45,17 @@ def parts_of(sc, x, y, *sizes):
     return sc.parallelize(range(len(sizes)), len(sizes)).flatMap(lambda part: parts[part])
 
 
-def same(mine, other):
-    for one, two in zip(mine, other, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
 # Smaller steps at the end make training converge in any order of updates, which are summed over both workers.
 SETTLING = keras.optimizers.schedules.ExponentialDecay(0.003, 3 * 44, 0.6)
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("frequency", "mode", "transport", "epochs"), [(10, "asynchronous", "socket", 8), long("epoch", "hogwild", "http", 18)]
 )
-def test_training_on_separate_executors_learns_digits(sc, digits, frequency, mode, transport, epochs):
+def test_training_learns_digits(sc, digits, frequency, mode, transport, epochs):
     x, y, x_test, y_test = digits
     model = classifier(optimizer=keras.optimizers.Adam(SETTLING))
-    spark_model = distributed(model, mode, frequency, None, transport=transport, options={"warmup_timeout": 240.0})
+    spark_model = distributed(model, mode, frequency, None, transport=transport)
     measured = []
     measure = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: measured.append(model.evaluate(x_test, y_test, verbose=0))
@@ -182,23 +176,14 @@ def test_nothing_remains_and_the_next_fit_works(sc, digits):
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 1:
-                raise RuntimeError("kaboom in my callback")
-
-    def explode(x, y):
-        if np.asarray(x).any():
-            raise RuntimeError("kaboom in my transform")
-        return x, y
+                raise RuntimeError("kaboom")
 
     spark_model = distributed(frequency=2)
     with nothing_left(sc):
         spark_model.fit(to_simple_rdd(sc, x, y), epochs=2, validation_split=0.1, verbose=0)
-        before = spark_model.model.get_weights()
-        for arguments, words in (({"transform": explode}, "in explode"), ({"worker_callbacks": Fail()}, "in on_epoch_end")):
-            with pytest.raises(WorkerError, match="kaboom in my") as raised:
-                spark_model.fit(to_simple_rdd(sc, x, y), epochs=3, verbose=0, **arguments)
-            assert words in raised.value.worker_traceback
-            if "transform" in arguments:
-                same(spark_model.model.get_weights(), before)
+        with pytest.raises(WorkerError, match="kaboom") as raised:
+            spark_model.fit(to_simple_rdd(sc, x, y), epochs=3, verbose=0, worker_callbacks=Fail())
+        assert "in on_epoch_end" in raised.value.worker_traceback
         assert np.isfinite(spark_model.fit(x, y, verbose=0, validation_data=(x, y)).history["val_loss"]).all()
 
 
@@ -221,7 +206,8 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path
         with interrupted_when(mark.exists, seconds=45):
             spark_model.fit(x, y, epochs=3, verbose=0, callbacks=[noted], worker_callbacks=[Slow()])
         assert len(kept) == 1
-        same(spark_model.model.get_weights(), kept[0])
+        for mine, other in zip(spark_model.model.get_weights(), kept[0], strict=True):
+            np.testing.assert_array_equal(mine, other)
         assert spark_model.parameter_server_stats.pushes >= 2
         spark_model.fit(x, y, verbose=0)
 

@@ -18,6 +18,7 @@ import pytest
 
 from sparkkeras import Checkpoint, ConfigurationError, DataError, DriverConnectionError, SparkModel, WorkerError
 from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.hyperopt import HyperParamModel, uniform
 from sparkkeras.rpc.acceptor import _ConnectionAcceptor
 from sparkkeras.sources import partitions, spark_dataset
 from sparkkeras.spark import filesystem
@@ -434,6 +435,15 @@ def test_a_server_that_does_not_respond_is_reported(sc, tmp_path):
         trained.fit(data, epochs=4, verbose=0, worker_callbacks=[WaitForMark(1, mark)], **given)
     trained.training_histories.clear()
     check(trained, trained.fit(data, verbose=0), epochs=1)
+
+
+# --- Separate executors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_trials_with_more_cores_than_an_executor_has_are_refused(sc):
+    with pytest.raises(ConfigurationError, match="no executor has"):
+        HyperParamModel(sc, cores_per_trial=2).minimize(objective=abs, space={"x": uniform(0, 1)}, max_evals=1)
 
 
 # --- Executors that hang, and speculative copies ---------------------------------------------------------------------
