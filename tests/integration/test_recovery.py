@@ -23,7 +23,6 @@ from sparkkeras.rpc.acceptor import _ConnectionAcceptor
 from sparkkeras.sources import partitions, spark_dataset
 from sparkkeras.spark import filesystem
 from tests.conftest import long
-from tests.integration import faults
 from tests.integration.faults import (
     BATCHES,
     EPOCHS,
@@ -35,6 +34,7 @@ from tests.integration.faults import (
     KillWorkers,
     WaitForMark,
     Witness,
+    arrays,
     await_mark,
     await_slots,
     check,
@@ -52,18 +52,8 @@ from tests.processes import free_port, interrupted_when
 # --- Synchronous training --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def arrays():
-    generator = np.random.default_rng(0)
-    return generator.random((240, 64)).astype(np.float32), generator.integers(0, 10, 240)
-
-
-def rows(sc, arrays):
-    return sc.parallelize(list(zip(*arrays, strict=True)), 2)
-
-
 def train(*data, epochs=3, **arguments):
-    trained = SparkModel(classifier(), seed=4)
+    trained = SparkModel(classifier(8, 16, 4), seed=4)
     trained.fit(*data, epochs=epochs, batch_size=16, verbose=0, **arguments)
     return trained.model.get_weights()
 
@@ -73,7 +63,7 @@ def assert_same_bits(mine, other):
         np.testing.assert_array_equal(one, two)
 
 
-def test_missing_files_are_written_again(sc, arrays, monkeypatch):
+def test_missing_files_are_written_again(sc, monkeypatch):
     names, removed, store = [], [], partitions.StoreRows
 
     def noted(name):
@@ -88,10 +78,10 @@ def test_missing_files_are_written_again(sc, arrays, monkeypatch):
                 shutil.rmtree(path)
 
     monkeypatch.setattr(partitions, "StoreRows", noted)
-    expected = train(rows(sc, arrays))
+    expected = train(rdd(sc, *arrays()))
     folder = Path(sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first())
     remover = keras.callbacks.LambdaCallback(on_epoch_end=remove)
-    assert_same_bits(train(rows(sc, arrays), callbacks=[remover]), expected)
+    assert_same_bits(train(rdd(sc, *arrays()), callbacks=[remover]), expected)
     assert len(removed) == 1
 
 
@@ -136,10 +126,10 @@ class Idle(Kill):
         (True, 1, 3, "global"),
     ],
 )
-def test_a_killed_worker_or_executor_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch, shuffle):
-    expected = train(rows(sc, arrays), shuffle=shuffle)
+def test_a_killed_worker_or_executor_changes_no_bit(sc, tmp_path, executor, epoch, batch, shuffle):
+    expected = train(rdd(sc, *arrays()), shuffle=shuffle)
     mark = tmp_path / "mark"
-    killed = train(rows(sc, arrays), worker_callbacks=[Kill(str(mark), epoch, batch, executor)], shuffle=shuffle)
+    killed = train(rdd(sc, *arrays()), worker_callbacks=[Kill(str(mark), epoch, batch, executor)], shuffle=shuffle)
     assert mark.exists()
     assert_same_bits(killed, expected)
 
@@ -150,36 +140,36 @@ class Fail(keras.callbacks.Callback):
 
 
 @pytest.mark.cluster
-def test_arrays_reach_separate_executors_on_which_no_files_remain(sc, arrays):
-    trained = SparkModel(classifier(), num_workers=2)
-    trained.fit(*arrays, validation_data=arrays, verbose=0)
+def test_arrays_reach_separate_executors_on_which_no_files_remain(sc):
+    trained = SparkModel(classifier(8, 16, 4), num_workers=2)
+    trained.fit(*arrays(), validation_data=arrays(), verbose=0)
     assert sorted(report["rows"] for report in trained.training_histories) == [120, 120]
     with pytest.raises(WorkerError):
-        train(rows(sc, arrays), worker_callbacks=[Fail()])
+        train(rdd(sc, *arrays()), worker_callbacks=[Fail()])
     assert sc.parallelize(range(4), 4).flatMap(folders_of_an_executor).collect() == []
 
 
-def test_nothing_remains(sc, arrays):
+def test_nothing_remains(sc):
     def state():
         closures = len(list(Path(sc._temp_dir).iterdir()))
         return leftovers(sc), closures, threading.active_count(), dict(sc.environment)
 
-    train(rows(sc, arrays), epochs=1)
+    train(rdd(sc, *arrays()), epochs=1)
     before = state()
     assert before[0]["files"] == []
-    train(rows(sc, arrays), validation_split=0.1, epochs=1)
-    train(*arrays, validation_data=arrays, epochs=1)
-    for data in ([rows(sc, arrays)], arrays):
+    train(rdd(sc, *arrays()), validation_split=0.1, epochs=1)
+    train(*arrays(), validation_data=arrays(), epochs=1)
+    for data in ([rdd(sc, *arrays())], arrays()):
         with pytest.raises(WorkerError):
             train(*data, worker_callbacks=[Fail()])
     with pytest.raises(DataError):
-        train(rows(sc, arrays).map(lambda row: (row[0] * np.nan, row[1])))
-    SparkModel(classifier()).predict(arrays[0])
-    SparkModel(classifier()).evaluate(*arrays)
+        train(rdd(sc, *arrays()).map(lambda row: (row[0] * np.nan, row[1])))
+    SparkModel(classifier(8, 16, 4)).predict(arrays()[0])
+    SparkModel(classifier(8, 16, 4)).evaluate(*arrays())
     assert state() == before
 
 
-def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path):
+def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, tmp_path):
     """Ctrl-C during the second epoch."""
     mark = tmp_path / "mark"
 
@@ -191,8 +181,8 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path
 
     kept = []
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(trained.model.get_weights()))
-    trained = SparkModel(classifier(), seed=4)
-    data = rows(sc, arrays)
+    trained = SparkModel(classifier(8, 16, 4), seed=4)
+    data = rdd(sc, *arrays())
     with nothing_left(sc), interrupted_when(mark.exists, seconds=20):
         trained.fit(data, epochs=3, verbose=0, callbacks=[keep], worker_callbacks=[Slow()])
     assert len(kept) == 1
@@ -239,14 +229,14 @@ def test_a_partition_larger_than_memory_is_trained_on(sc):
     assert trained.training_histories[0]["rows"] == count
 
 
-def test_a_source_is_read_once(sc, arrays):
+def test_a_source_is_read_once(sc):
     read = sc.accumulator(0)
 
     def count(row):
         read.add(1)
         return row
 
-    train(rows(sc, arrays).map(count), epochs=3, validation_split=0.1)
+    train(rdd(sc, *arrays()).map(count), epochs=3, validation_split=0.1)
     assert read.value == 240
 
 
@@ -261,14 +251,14 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, arrays, tmp_path):
-    x, y = arrays[0][:120], arrays[1][:120]
+def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, tmp_path):
+    x, y = arrays(120)
 
     def fit(spark_model, epochs=3, **arguments):
         return spark_model.fit(x, y, epochs=epochs, validation_split=0.1, verbose=0, **arguments).history
 
     def new(seed=3):
-        return SparkModel(classifier(), num_workers=2, batch_size=16, seed=seed, rule="slowmo")
+        return SparkModel(classifier(8, 16, 4), num_workers=2, batch_size=16, seed=seed, rule="slowmo")
 
     whole = new()
     expected = fit(whole)
@@ -277,7 +267,7 @@ def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, arrays, tmp_path):
         fit(new(), checkpoint=checkpoint, callbacks=[Interrupt()])
     assert len(CheckpointStore(str(tmp_path / "run")).names()) == 2
     with pytest.raises(ConfigurationError, match="rule.name: .* in the checkpoint"):
-        fit(SparkModel(classifier(), num_workers=2, batch_size=16), checkpoint=checkpoint, resume=True)
+        fit(SparkModel(classifier(8, 16, 4), num_workers=2, batch_size=16), checkpoint=checkpoint, resume=True)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     resumed, again = SparkModel.from_checkpoint(tmp_path / "run"), new(seed=4)  # the seed of the checkpoint counts
     assert fit(resumed, checkpoint=checkpoint, resume=True) == expected
@@ -362,7 +352,7 @@ def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency
     lease_seconds = PATIENT if transport == "socket" else 6.0
     trained = spark_model(transport, frequency, lease_seconds=lease_seconds)
     kill = KillWorkers(tmp_path, {0: one, 1: other})
-    history = trained.fit(rdd(sc, *faults.arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[kill])
+    history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[kill])
     for worker in range(2):
         assert (tmp_path / f"fault-{worker}").exists()
         assert_taken_over(witness, worker, transport, lease_seconds)
@@ -377,11 +367,11 @@ def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, witness, tr
     kill = KillInValidation(str(tmp_path), 0, 4)  # 3 batches of each epoch, 4 with validation_data
     trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
     if split:
-        data, how = rdd(sc, *faults.arrays(held_out=24)), {"validation_split": 0.2}
+        data, how = rdd(sc, *arrays(held_out=24)), {"validation_split": 0.2}
     else:
-        x, y = faults.arrays(64)
+        x, y = arrays(64)
         x[:, 0] = HELD_OUT
-        data, how = rdd(sc, *faults.arrays()), {"validation_data": (x, y)}
+        data, how = rdd(sc, *arrays()), {"validation_data": (x, y)}
     history = trained.fit(data, epochs=EPOCHS, verbose=0, transform=kill, **how)
     assert (tmp_path / "fault-0").exists()
     assert len(witness.leases(0)) == 2
@@ -405,7 +395,7 @@ def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witnes
     trained = spark_model("socket", 5, lease_seconds=PATIENT)
     kill = KillWithoutFiles(tmp_path, {0: ("batch_end", 1, 3)})
     wait = WaitForMark(LAST, tmp_path / "repaired")  # no worker ends its last epoch before the partition is read again
-    history = trained.fit(rdd(sc, *faults.arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[wait, kill])
+    history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[wait, kill])
     assert repairs[0] == ([0], False)
     assert len(witness.leases(0)) == 3  # killed; without files; with files
     assert sum(call.name == "release" for call in witness.calls) == 1
@@ -428,7 +418,7 @@ def test_a_server_that_does_not_respond_is_reported(sc, tmp_path):
         mark.touch()
 
     trained = spark_model("socket", 5, port=free_port(), timeout=3.0)
-    data = rdd(sc, *faults.arrays())
+    data = rdd(sc, *arrays())
     trained.fit(data, verbose=0)  # the workers have loaded Keras and traced the model
     given = {"callbacks": [keras.callbacks.LambdaCallback(on_epoch_end=cut_off)]}
     with nothing_left(sc, 90), pytest.raises(DriverConnectionError, match="no reply from the driver"):
@@ -509,7 +499,7 @@ def hung(sc, folder, transport, executor):
             return any(call.rejected and call.lease == witness.leases(0)[0].lease for call in witness.calls)
 
         history = trained.fit(
-            rdd(sc, *faults.arrays()),
+            rdd(sc, *arrays()),
             epochs=4,
             verbose=0,
             callbacks=[Continue(folder, 1, rejected)],
@@ -533,7 +523,7 @@ def hung_into_the_next(sc, folder, transport, port):
         return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
     trained = spark_model(transport, 5, port=port, lease_seconds=2.0, timeout=5.0)
-    data = rdd(sc, *faults.arrays())
+    data = rdd(sc, *arrays())
     stop = Stop(folder, {0: ("batch_end", 0, 3)}, True)
     check(trained, trained.fit(data, epochs=3, verbose=0, worker_callbacks=[stop]))
     pid = int((Path(folder) / "stopped").read_text().split()[-1])
