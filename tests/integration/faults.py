@@ -22,7 +22,6 @@ from sparkkeras import SparkModel
 from sparkkeras.parameter.service import ParameterService
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.rpc.transport import RefusedError
-from tests.conftest import settle
 from tests.models import classifier
 
 ROWS, WORKERS, BATCH_SIZE, EPOCHS = 240, 2, 8, 3
@@ -231,7 +230,7 @@ def folders_of_an_executor(_):
 def leftovers(sc):
     """Everything that a call might leave on the driver and on the executors."""
     folders = sc.parallelize(range(4), 4).flatMap(folders_of_an_executor).collect()
-    settle(sc)
+    sc._jsc.sc().listenerBus().waitUntilEmpty()  # Spark has processed the events of all jobs
     sc._jvm.java.lang.System.gc()  # Spark keeps only weak references to cached RDDs
     driver = psutil.Process()
     return {
