@@ -128,26 +128,18 @@ def finished(number, value=0.5, **fields):
 
 
 def test_the_result_of_a_trial_is_kept_with_its_times():
-    bench = Bench()
+    bench = Bench(max_evals=1)
     bench.clock.advance(5)
     _, lease = bench.ask("host/1")
     bench.clock.advance(3)
+    assert not bench.ledger.is_over
     bench.finish(lease, 0.25, best_epoch=2, history={"loss": [1.0]})
     (trial,) = bench.ledger.finished
     assert (trial.value, trial.status, trial.best_epoch, trial.history) == (0.25, OK, 2, {"loss": [1.0]})
     assert (trial.seconds, trial.ended, trial.worker) == (3, 8, "host/1")
     assert bench.ended == [trial]
     assert bench.ledger.running == []
-
-
-def test_a_search_is_over_when_all_trials_have_ended():
-    bench = Bench(max_evals=2)
-    (_, one), (_, two) = bench.ask(), bench.ask()
-    bench.finish(one, 0.1)
-    assert not bench.ledger.is_over
-    bench.finish(two, None, FAILED)
-    assert bench.ledger.is_over
-    assert bench.ledger.reason == ""
+    assert (bench.ledger.is_over, bench.ledger.reason) == (True, "")
     assert bench.ledger.ask(Worker("w")) is None
 
 
@@ -157,7 +149,8 @@ def test_a_search_is_over_when_all_trials_have_ended():
 def test_a_worker_without_heartbeats_loses_its_trial_to_the_next_that_asks():
     bench = Bench(max_evals=1)
     _, old = bench.ask("a")
-    bench.report(old, 0.1)
+    bench.clock.advance(100 * LEASE_SECONDS)
+    assert bench.report(old, 0.1) == CONTINUE  # no other worker has asked meanwhile
     bench.clock.advance(LEASE_SECONDS - 0.1)
     assert bench.ledger.ask(Worker("b")) is None
     bench.clock.advance(0.2)
@@ -179,22 +172,11 @@ def test_a_heartbeat_keeps_the_lease(heartbeat):
         assert bench.ledger.ask(Worker("other")) is None
 
 
-def test_a_slow_worker_keeps_its_trial_while_no_other_worker_asks():
-    bench = Bench(max_evals=1)
-    _, lease = bench.ask()
-    bench.clock.advance(100 * LEASE_SECONDS)
-    bench.ledger.expire(lease)
-    assert bench.ledger.renew(lease) == CONTINUE
-    assert bench.ledger.ask(Worker("other")) is None
-    bench.finish(lease, 0.5)
-    assert bench.numbers == [0]
-
-
 def test_an_upload_extends_the_lease_for_each_piece_until_the_next_heartbeat():
     bench = Bench(max_evals=1)
     _, lease = bench.ask()
-    for _ in range(3):
-        assert bench.ledger.extend_for_upload(lease) == bench.running()
+    for _ in range(2):
+        bench.ledger.extend_for_upload(lease)
         bench.clock.advance(LEASE_SECONDS + UPLOAD_SECONDS - 1)
         assert bench.ledger.ask(Worker("other")) is None
         assert bench.ledger.is_uploading
@@ -224,19 +206,21 @@ def test_calls_with_an_old_lease_are_rejected():
     _, old = bench.ask("a")
     bench.clock.advance()
     _, new = bench.ask("b")
-    trial = bench.running()
-    assert_lease_lost(bench.ledger.renew, old)
-    assert_lease_lost(bench.ledger.report, old, 1, 0.1)
-    assert_lease_lost(bench.ledger.extend_for_upload, old)
-    assert_lease_lost(bench.ledger.release, old, "it crashed")
-    assert_lease_lost(bench.ledger.finish, old, replace(trial, value=0.1, status=OK))
-    assert not bench.ledger.is_done(old)
-    bench.ledger.expire(old)
-    assert bench.ledger.ask(Worker("c")) is None
-    assert bench.ledger.running == [trial]
-    assert bench.ended == []
+    trial, ledger = bench.running(), bench.ledger
+    for call, *given in (
+        (ledger.renew,),
+        (ledger.report, 1, 0.1),
+        (ledger.extend_for_upload,),
+        (ledger.release, "it crashed"),
+        (ledger.finish, replace(trial, value=0.1, status=OK)),
+    ):
+        assert_lease_lost(call, old, *given)
+    assert not ledger.is_done(old)
+    ledger.expire(old)
+    assert ledger.ask(Worker("c")) is None
+    assert ledger.running == [trial]
     bench.finish(new, 0.7)
-    assert [trial.value for trial in bench.ledger.finished] == [0.7]
+    assert [trial.value for trial in bench.ended] == [0.7]
 
 
 def test_trials_of_a_closed_connection_are_assigned_again_immediately_before_new_ones():
@@ -248,29 +232,17 @@ def test_trials_of_a_closed_connection_are_assigned_again_immediately_before_new
     assert bench.ledger.renew(one) == CONTINUE
 
 
-def test_after_the_loss_of_all_workers_trials_without_attempts_left_fail():
-    bench = Bench(max_evals=2)
-    _, other = bench.ask()
-    bench.finish(other, 0.5)
-    for _ in range(ATTEMPTS):
-        assert not bench.ledger.is_over
-        assert bench.ask()[0] == 1
-        bench.clock.advance(2)
-        bench.ledger.expire_all()
-    assert bench.ledger.is_over  # although no worker asks
-    trial = bench.ledger.finished[-1]
-    assert (trial.number, trial.status, trial.attempts, trial.seconds) == (1, FAILED, ATTEMPTS, 2)
-    assert f"lost {ATTEMPTS} times, the last time because the process was killed" in trial.error
-    assert bench.ended[-1] == trial
-
-
-def test_after_the_loss_of_all_workers_trials_with_attempts_left_continue():
+def test_after_the_loss_of_all_workers_trials_continue_or_fail_without_attempts_left():
     bench = Bench(max_evals=2)
     for _ in range(ATTEMPTS - 1):
         bench.ledger.release(bench.ask()[1], "its process was killed by SIGKILL")
     (number, _), (other, _) = bench.ask(), bench.ask()
+    bench.clock.advance(2)
     bench.ledger.expire_all()
-    assert bench.numbers == [number]
+    (trial,) = bench.ledger.finished  # although no worker asks
+    assert (trial.number, trial.status, trial.attempts, trial.seconds) == (number, FAILED, ATTEMPTS, 2)
+    assert f"lost {ATTEMPTS} times" in trial.error
+    assert bench.ended == [trial]
     assert [trial.number for trial in bench.ledger.running] == [other]
     assert bench.ask()[0] == other
 
@@ -280,18 +252,17 @@ def test_after_the_loss_of_all_workers_trials_with_attempts_left_continue():
 
 def test_a_copy_of_a_worker_waits_while_the_worker_has_a_trial():
     """Spark ends the other attempts of a task when one has finished, so the copy must not finish first."""
-    bench = Bench(max_evals=2)
-    copy, other = Worker("b", task=3, attempt=1), Worker("c", task=4, attempt=1)
-    (_, one), (_, two) = bench.ask("a", task=3), bench.ask("d", task=5)
+    bench = Bench(max_evals=1)
+    copy = Worker("b", task=3, attempt=1)
+    _, lease = bench.ask("a", task=3)
     assert bench.ledger.ask(copy) is None
     assert bench.ledger.should_wait(copy)
-    assert not bench.ledger.should_wait(other)
+    assert not bench.ledger.should_wait(Worker("c", task=4, attempt=1))
     assert not bench.ledger.should_wait(Worker("a", task=3))  # itself
     bench.ledger.stop("enough")
     assert bench.ledger.should_wait(copy)
-    bench.finish(one, 0.5)
+    bench.finish(lease, 0.5)
     assert not bench.ledger.should_wait(copy)
-    bench.finish(two, 0.5)
 
 
 def test_a_trial_that_loses_too_many_workers_fails():
@@ -301,10 +272,9 @@ def test_a_trial_that_loses_too_many_workers_fails():
         assert (number, bench.ledger.running[0].attempts) == (0, attempt + 1)
         bench.ledger.release(lease, "its process was killed by SIGKILL")
     assert bench.ask()[0] == 1
-    (trial,) = bench.ledger.finished
+    (trial,) = bench.ended
     assert (trial.number, trial.status, trial.attempts, trial.value) == (0, FAILED, ATTEMPTS, None)
-    assert trial.error == f"its worker was lost {ATTEMPTS} times, the last time because its process was killed by SIGKILL"
-    assert bench.ended == [trial]
+    assert "killed by SIGKILL" in trial.error
 
 
 # Intermediate values and pruners
@@ -321,48 +291,29 @@ def test_a_repeated_report_counts_once():
 
 
 def test_epochs_without_a_report_get_the_previous_value():
-    """For example with ``validation_freq``; pruners compare trials epoch by epoch."""
-    bench = Bench()
-    _, lease = bench.ask()
-    bench.ledger.report(lease, 3, 0.5)
-    assert bench.running().intermediate_values == (0.5, 0.5, 0.5)
-    bench.ledger.report(lease, 4, 0.4)
-    bench.ledger.report(lease, 7, 0.3)
-    assert bench.running().intermediate_values == (0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.3)
-    bench.ledger.stop("enough")
-    bench.ledger.end_running()
-    assert (bench.ledger.finished[0].value, bench.ledger.finished[0].best_epoch) == (0.3, 7)
-
-
-def test_the_pruner_sees_epochs_without_a_report():
-    """One of them may be a rung."""
+    """For example with ``validation_freq``; pruners compare trials epoch by epoch, and one of them may be a rung."""
     bench = Bench(prune=lambda number, epoch, value: epoch == 3)
     _, lease = bench.ask()
     assert [bench.ledger.report(lease, epoch, epoch / 10) for epoch in (2, 4, 4)] == [CONTINUE, PRUNE, PRUNE]
     assert bench.study.reports[:4] == [(0, 1, 0.2), (0, 2, 0.2), (0, 3, 0.2), (0, 4, 0.4)]
-
-
-def test_the_end_of_the_search_takes_precedence_over_the_pruner():
-    bench = Bench(prune=lambda *report: True)
-    _, lease = bench.ask()
-    bench.ledger.stop("enough")
-    assert bench.report(lease, 1.0) == STOP
+    assert bench.running().intermediate_values == (0.2, 0.2, 0.2, 0.4)
 
 
 # The end of a search
 
 
 def test_the_timeout_ends_running_trials_and_assigns_no_more():
-    bench = Bench(timeout=60.0)
+    bench = Bench(timeout=60.0, prune=lambda *report: True)
     bench.clock.advance(1000)  # Spark may have no free slots for the workers yet
     bench.ledger.check_limits()
     _, lease = bench.ask()
     bench.clock.advance(59)
     assert bench.ledger.renew(lease) == CONTINUE
     bench.clock.advance(1)
-    assert bench.ledger.renew(lease) == bench.report(lease, 0.5) == STOP
-    assert bench.ledger.ask(Worker("w")) is None
-    assert bench.ledger.reason == "timeout=60 seconds have passed"
+    assert bench.ledger.renew(lease) == bench.report(lease, 0.5) == STOP  # which takes precedence over the pruner
+    bench.ledger.expire(lease)
+    assert bench.ledger.ask(Worker("w")) is None  # lost trials are not assigned again
+    assert "timeout=60" in bench.ledger.reason
     assert not bench.ledger.is_over
     bench.finish(lease, 0.5, STOPPED)
     assert bench.ledger.is_over
@@ -379,7 +330,7 @@ def test_loss_threshold_ends_the_search(sign, threshold, value, ends):
     assert not bench.ledger.is_over
     bench.run(value)
     assert bench.ledger.is_over is ends
-    assert bench.ledger.reason == (f"a value reached loss_threshold={threshold:g}" if ends else "")
+    assert (f"loss_threshold={threshold:g}" in bench.ledger.reason) is ends
 
 
 @pytest.mark.parametrize("most", [0, 2])
@@ -389,7 +340,7 @@ def test_max_failures_ends_the_search(most):
     bench.finish(bench.ask()[1], 0.5, PRUNED)
     assert bench.ledger.reason == ""
     bench.run(None)
-    assert bench.ledger.reason == f"more trials failed than max_failures={most}"
+    assert f"max_failures={most}" in bench.ledger.reason
     assert bench.ledger.is_over
 
 
@@ -401,16 +352,18 @@ def test_a_stop_function_is_called_again_for_earlier_trials():
         seen.append([trial.number for trial in trials])
         return len(seen) == 3
 
-    earlier = [finished(2), finished(0), finished(1, None, status=FAILED)]
-    bench = Bench(early_stop=stop, earlier=earlier)
+    bench = Bench(early_stop=stop, earlier=[finished(2), finished(0), finished(1, None, status=FAILED)])
     assert seen == [[0], [0, 1, 2]]
     bench.run(None, 0.4)
     assert seen == [[0], [0, 1, 2], [0, 1, 2, 3, 4]]
-    assert (bench.ledger.reason, bench.ledger.failure) == ("early_stop_fn requested it", None)
+    assert "early_stop_fn" in bench.ledger.reason
+    assert bench.ledger.failure is None
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
-@pytest.mark.parametrize(("function", "name"), [("suggest", "algo="), ("prune", "pruner="), ("early_stop", "early_stop_fn")])
+@pytest.mark.parametrize(
+    ("function", "name", "error"),
+    [("suggest", "algo=", ZeroDivisionError), ("prune", "pruner=", SystemExit), ("early_stop", "early_stop_fn", SystemExit)],
+)
 def test_a_function_of_the_user_that_raises_or_exits_ends_the_search_with_its_traceback(function, name, error):
     """They run in threads of the driver, which an exit would end silently."""
 
@@ -426,30 +379,10 @@ def test_a_function_of_the_user_that_raises_or_exits_ends_the_search_with_its_tr
     first, _, rest = str(bench.ledger.failure).partition("\n\n")
     assert isinstance(bench.ledger.failure, ConfigurationError)
     assert name in first
-    assert f"failed: {error.__name__}: it broke" in first
+    assert f"{error.__name__}: it broke" in first
     assert rest.startswith("Traceback")
     assert bench.ledger.reason == f"ConfigurationError: {first}"
-    assert bench.ledger.ask(Worker("w")) is None
     assert bench.ledger.is_over
-
-
-def test_the_first_reason_is_kept():
-    bench = Bench()
-    bench.ledger.stop("first")
-    bench.ledger.stop("second")
-    bench.ledger.fail(ValueError("third"))
-    bench.ledger.fail(ValueError("fourth"))
-    assert bench.ledger.reason == "first"
-    assert str(bench.ledger.failure) == "third"
-
-
-def test_a_stopped_search_does_not_assign_lost_trials_again():
-    bench = Bench()
-    _, lease = bench.ask()
-    bench.ledger.expire(lease)
-    bench.ledger.stop("enough")
-    assert bench.ledger.ask(Worker("w")) is None
-    assert not bench.ledger.is_over
 
 
 @pytest.mark.parametrize(
@@ -479,8 +412,7 @@ def test_a_trial_that_is_stopped_while_the_search_continues_is_lost():
     bench.report(lease, 0.5)
     bench.finish(lease, 0.5, STOPPED)
     assert bench.ledger.finished == bench.ended == []
-    assert not bench.ledger.is_over
-    assert bench.ledger.has_value() is False
+    assert not bench.ledger.has_value()
     _, again = bench.ask("b")
     trial = bench.running()
     assert (trial.attempts, trial.intermediate_values, trial.status, trial.value) == (2, (), RUNNING, None)
@@ -497,7 +429,7 @@ def test_trials_that_are_stopped_with_the_search_are_not_written():
     bench.finish(two, 0.4)
     bench.finish(three, 0.3, PRUNED)
     assert [(trial.number, trial.status) for trial in bench.ended] == [(1, OK), (2, PRUNED)]
-    stopped = next(trial for trial in bench.ledger.finished if trial.number == 0)
+    stopped = bench.ledger.finished[0]
     assert (stopped.value, stopped.best_epoch) == (0.5, 4)  # what its worker reported
 
 
@@ -516,18 +448,15 @@ def test_a_sparkkeras_error_of_the_suggest_function_is_not_wrapped():
 
 
 def test_a_search_without_further_suggestions_ends_after_its_running_trials():
-    bench = Bench(suggest=lambda number, trials: suggested(number) if number < 2 else None)
-    (_, one), (_, two) = bench.ask(), bench.ask()
+    bench = Bench(suggest=lambda number, trials: suggested(number) if number < 1 else None)
+    _, lease = bench.ask()
     assert bench.ledger.ask(Worker("w")) is None
     assert not bench.ledger.is_over
-    bench.ledger.expire(two)
-    _, again = bench.ask()
-    bench.finish(one, 0.5)
-    bench.finish(again, 0.5)
-    assert bench.ledger.is_over
+    bench.ledger.expire(lease)
+    bench.finish(bench.ask()[1], 0.5)
+    assert (bench.ledger.is_over, bench.ledger.reason) == (True, "")
     assert bench.ledger.ask(Worker("w")) is None
-    assert len(bench.study.suggest_calls) == 3
-    assert bench.ledger.reason == ""
+    assert len(bench.study.suggest_calls) == 2
 
 
 def test_trials_are_not_saved_after_a_failure():
@@ -535,8 +464,10 @@ def test_trials_are_not_saved_after_a_failure():
     (_, one), (_, two) = bench.ask(), bench.ask()
     bench.finish(one, 0.5)
     bench.ledger.fail(OSError("no space left"))
+    bench.ledger.fail(OSError("a later one"))
     bench.finish(two, 0.5)
     assert bench.ledger.reason == "OSError: no space left"
+    assert str(bench.ledger.failure) == "no space left"
     assert [trial.number for trial in bench.ended] == [0]
     assert bench.numbers == [0, 1]
 
@@ -545,7 +476,7 @@ def test_trials_are_not_saved_after_a_failure():
 
 
 def test_a_trial_counts_as_finished_when_it_is_saved():
-    bench = Bench(save=lambda trial, model: None, max_evals=2, loss_threshold=0.5)
+    bench = Bench(save=lambda trial, model: None, loss_threshold=0.5)
     _, lease = bench.ask("a")
     bench.finish(lease, 0.5)
     assert (bench.ledger.is_saving, bench.numbers, bench.running().status) == (True, [], RUNNING)
@@ -565,15 +496,9 @@ def test_a_worker_waits_for_a_new_trial_until_its_last_one_is_saved():
     assert bench.ledger.should_wait(one)
     assert bench.ledger.ask(other).number == 1  # other workers do not wait
     bench.ledger.saved(0)
-    assert bench.ledger.ask(one).number == 2
-
-
-def test_a_worker_does_not_wait_at_the_end_of_a_search():
-    bench = Bench(save=lambda trial, model: None, max_evals=1)
-    _, lease = bench.ask("a")
-    bench.finish(lease, 0.5)
-    assert bench.ledger.ask(Worker("a")) is None
-    assert not bench.ledger.should_wait(Worker("a"))
+    bench.finish(bench.ledger.ask(one).lease, 0.5)
+    assert bench.ledger.ask(one) is None
+    assert not bench.ledger.should_wait(one)  # it was the last trial of the search
     assert not bench.ledger.is_over
 
 
@@ -590,16 +515,12 @@ def test_a_resumed_search_adds_to_its_duration_and_has_the_whole_timeout():
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
-    [
-        ({"loss_threshold": 0.5}, "a value reached loss_threshold=0.5"),
-        ({"max_failures": 0}, "more trials failed than max_failures=0"),
-        ({"max_evals": 2}, ""),
-    ],
+    [({"loss_threshold": 0.5}, "loss_threshold"), ({"max_failures": 0}, "max_failures"), ({"max_evals": 2}, "")],
 )
 def test_a_finished_search_does_not_resume(limits, reason):
     bench = Bench(earlier=[finished(0), finished(1, None, status=FAILED)], **limits)
     assert bench.ledger.is_over
-    assert bench.ledger.reason == reason
+    assert reason in bench.ledger.reason
     assert bench.ledger.ask(Worker("w")) is None
     assert bench.study.suggest_calls == []
 
