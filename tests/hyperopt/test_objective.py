@@ -1,7 +1,7 @@
-"""The objectives of trials and their outcomes, in this process."""
+"""The objectives of trials, their reports and their outcomes, in this process."""
 
 import math
-from functools import partial
+from contextlib import suppress
 
 import keras
 import numpy as np
@@ -30,14 +30,17 @@ DATA = {"x": X, "y": X[:, :1] * 2}
 
 
 class Driver:
-    """Records reports, and returns the given replies in order."""
+    """Records reports, and replies with the given replies or raises them, in order."""
 
     def __init__(self, *replies):
         self.reports, self._replies = [], list(replies)
 
     def __call__(self, epoch, loss):
         self.reports.append((epoch, loss))
-        return self._replies.pop(0) if self._replies else CONTINUE
+        reply = self._replies.pop(0) if self._replies else CONTINUE
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
 
 
 def build(params):
@@ -59,17 +62,17 @@ class RaiseAt(keras.callbacks.Callback):
 
 
 class SetWeights(keras.callbacks.Callback):
-    """Sets all weights to a given value in each epoch."""
+    """Sets all weights to a given value in each epoch; the last one counts for all later epochs."""
 
     def __init__(self, *values):
         super().__init__()
         self.values = values
 
-    def on_train_batch_end(self, batch, logs=None):
-        self.model.set_weights([np.full_like(weight, self.values[self.epoch]) for weight in self.model.get_weights()])
-
     def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
+        self.value = self.values[min(epoch, len(self.values) - 1)]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.set_weights([np.full_like(weight, self.value) for weight in self.model.get_weights()])
 
 
 def run_fit(build=build, params=None, data=DATA, *, metric="loss", send=None, seed=3, sign=1.0, has_rows=True, **arguments):
@@ -118,24 +121,25 @@ def test_a_tuple_of_inputs_has_the_order_in_which_the_model_was_built():
         b, c, a = (keras.Input((2,), name=name) for name in "bca")
         output = keras.layers.Dense(1)(keras.layers.Concatenate()([a, b, c]))
         model = keras.Model({"b": b, "others": {"c": c, "a": a}}, output)
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         return model
 
     given = {"b": X, "others": {"c": 2 * X, "a": 3 * X}}
     values = [
-        run_fit(in_a_dict, data={"x": x, "y": DATA["y"], "validation_data": (x, DATA["y"])}, epochs=1).history["loss"]
+        run_fit(in_a_dict, data={"x": x, "y": DATA["y"], "validation_data": (x, DATA["y"])}, epochs=1).history
         for x in (given, [X, 2 * X, 3 * X], {"b": X, "others/a": 3 * X, "others/c": 2 * X})
     ]
     assert values[0] == values[1] == values[2]
 
 
-def test_fit_keeps_the_weights_of_its_best_epoch():
-    driver = Driver()
-    outcome = run_fit(
-        metric="val_loss", send=driver, epochs=3, validation_data=(X, X[:, :1]), callbacks=[SetWeights(3.0, 0.5, 2.0)]
-    )
+@pytest.mark.parametrize("last", [CONTINUE, StopWork()], ids=["ends", "is stopped during the report"])
+def test_fit_keeps_the_weights_of_its_best_epoch(last):
+    driver = Driver(CONTINUE, last)
+    given = {"validation_data": (X, X[:, :1]), "callbacks": [SetWeights(3.0, 0.5, 2.0)]}
+    outcome = run_fit(metric="val_loss", send=driver, **given)
     values = outcome.history["val_loss"]
-    assert (outcome.status, outcome.value, outcome.best_epoch, outcome.error) == (OK, values[1], 2, "")
+    assert (outcome.status, outcome.error) == (OK if last == CONTINUE else STOPPED, "")
+    assert (outcome.value, outcome.best_epoch) == (values[1], 2)
     assert set(outcome.history) == {"loss", "val_loss"}
     assert driver.reports == list(enumerate(values, 1))
     assert outcome.suffix == "npz"
@@ -143,48 +147,33 @@ def test_fit_keeps_the_weights_of_its_best_epoch():
 
 
 def test_fit_arguments_may_come_from_hyper_parameters_and_the_builder():
-    plain = run_fit(params={"lr": 0.1, "epochs": 2.0, "batch_size": 4.0})
-    assert len(plain.history["loss"]) == 2
+    plain = run_fit(params={"lr": 0.1, "epochs": 2.0, "batch_size": 4.0, "callbacks": [SetWeights(0.0)]}, epochs=1)
     from_builder = run_fit(lambda params: (build(params), {"epochs": 4}), {"lr": 0.1, "epochs": 2})
-    assert len(from_builder.history["loss"]) == 4
-    with_callbacks = run_fit(params={"lr": 0.1, "callbacks": [SetWeights(0.0, 0.0, 0.0)]})
-    assert with_callbacks.history["loss"][1] == with_callbacks.history["loss"][2]
+    assert (len(plain.history["loss"]), len(from_builder.history["loss"])) == (2, 4)
+    assert set(unpack_weights(plain.model)[0].ravel()) == {0.0}
 
 
-@pytest.mark.parametrize(("reply", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])
-def test_a_pruned_or_stopped_fit_keeps_its_best_epoch(reply, status):
-    outcome = run_fit(send=Driver(CONTINUE, reply), epochs=9)
-    assert (outcome.status, outcome.best_epoch, len(outcome.history["loss"])) == (status, 2, 2)
-    assert outcome.model
-    assert outcome.error == ""
-
-
-@pytest.mark.parametrize(("epoch", "value"), [(1, False), (3, True)])
-def test_a_fit_stopped_by_a_signal_keeps_its_best_epoch(epoch, value):
-    outcome = run_fit(epochs=9, callbacks=[RaiseAt(StopWork(), epoch)])
-    assert (outcome.status, outcome.error, outcome.is_definition_error) == (STOPPED, "", False)
-    assert (outcome.value is not None, bool(outcome.model)) == (value, value)
-    assert outcome.best_epoch == (2 if value else None)
-
-
-def test_a_fit_that_diverges_later_keeps_its_best_epoch():
-    outcome = run_fit(epochs=5, callbacks=[SetWeights(0.5, math.nan, 0.1, 0.1, 0.1)])
-    assert (outcome.status, outcome.best_epoch, outcome.value) == (OK, 2, outcome.history["loss"][1])
-    assert outcome.error == "the value of epoch 3 is not finite: training diverged there"
-    assert len(outcome.history["loss"]) == 3
-
-
-def test_a_fit_that_diverges_in_its_first_epoch_fails():
-    outcome = run_fit(params={"lr": math.nan}, batch_size=1)
-    assert (outcome.status, outcome.value, outcome.model, outcome.is_definition_error) == (FAILED, None, b"", False)
-    assert outcome.error == "the value of epoch 1 is not finite: training diverged there"
-
-
-def test_a_fit_that_raises_fails_with_its_traceback():
-    outcome = run_fit(callbacks=[RaiseAt(ValueError("too large\nby far"), 2)])
-    assert (outcome.status, outcome.error, outcome.is_definition_error) == (FAILED, "ValueError: too large\nby far", False)
-    assert "on_epoch_begin" in outcome.traceback
-    assert len(outcome.history["loss"]) == 1
+@pytest.mark.parametrize(
+    ("given", "status", "best_epoch", "epochs", "error"),
+    [
+        ({"send": Driver(CONTINUE, PRUNE)}, PRUNED, 2, 2, ""),
+        ({"send": Driver(CONTINUE, STOP)}, STOPPED, 2, 2, ""),
+        ({"callbacks": [RaiseAt(StopWork(), 1)]}, STOPPED, None, 0, ""),
+        ({"callbacks": [RaiseAt(StopWork(), 3)]}, STOPPED, 2, 2, ""),
+        ({"callbacks": [SetWeights(0.5, math.nan)]}, OK, 2, 3, "epoch 3 is not finite"),
+        ({"params": {"lr": math.nan}, "batch_size": 1}, FAILED, None, 1, "epoch 1 is not finite"),
+        ({"callbacks": [RaiseAt(ValueError("too large\nby far"), 2)]}, FAILED, None, 1, "ValueError: too large\nby far"),
+    ],
+    ids=range(7),
+)
+def test_a_fit_that_ends_early_keeps_its_best_epoch(given, status, best_epoch, epochs, error):
+    outcome = run_fit(epochs=9, **given)
+    losses = outcome.history.get("loss", [])
+    assert (outcome.status, outcome.best_epoch, len(losses)) == (status, best_epoch, epochs)
+    assert outcome.value == (losses[best_epoch - 1] if best_epoch else None)
+    assert bool(outcome.model) == bool(best_epoch)
+    assert error in outcome.error if error else outcome.error == ""
+    assert not outcome.is_definition_error
 
 
 def not_compiled(params):
@@ -208,33 +197,25 @@ def classifier(params):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "words"),
     [
-        ({"build": lambda params: None}, "returned None; expected a compiled keras.Model, or"),
-        ({"build": lambda params: (build(params), 3)}, "returned .*expected a compiled keras.Model, or"),
-        ({"build": lambda params: (build(params), {"epoch": 3})}, "'epoch' as an argument of fit. .*'epochs'"),
-        ({"build": not_compiled}, "cannot be trained: .*compile"),
-        ({"build": neither}, "is not compiled: call model.compile"),
-        ({"build": not_built, "has_rows": False}, "is not built, .*: start the model with keras.Input"),
-        ({"metric": "val_loss"}, "metric='val_loss' is not in the logs .*validation_split= or validation_data="),
-        ({"epochs": 0}, "metric='loss' is not in the logs"),
-        (
-            {"data": {**DATA, "validation_data": (X, DATA["y"])}, "validation_split": 0.5},
-            "one of validation_split and validation_data",
-        ),
-        (
-            {"data": {"x": X[:, :1], "y": DATA["y"]}},
-            "x does not fit the model.s input.*shape .2,., received .*.1,.. Reshape the data.$",
-        ),
-        ({"build": classifier, "data": {"x": X, "y": np.arange(8) % 4}}, "labels must be .*from 0 to 2, but .*from 0 to 3"),
+        ({"build": lambda params: None}, "returned None"),
+        ({"build": lambda params: (build(params), {"epoch": 3})}, "'epoch'"),
+        ({"build": not_compiled}, "cannot be trained"),
+        ({"build": neither}, "model.compile"),
+        ({"build": not_built, "has_rows": False}, "keras.Input"),
+        ({"metric": "val_loss"}, "validation_split="),
+        ({"epochs": 0}, "metric='loss'"),
+        ({"data": {**DATA, "validation_data": (X, DATA["y"])}, "validation_split": 0.5}, "one of validation_split"),
+        ({"data": {"x": X[:, :1], "y": DATA["y"]}}, "Reshape"),
+        ({"build": classifier, "data": {"x": X, "y": np.arange(8) % 4}}, "from 0 to 3"),
     ],
-    ids=range(11),
+    ids=range(10),
 )
-def test_errors_that_every_trial_would_raise_are_marked_as_definition_errors(given, message):
+def test_errors_that_every_trial_would_raise_are_marked_as_definition_errors(given, words):
     outcome = run_fit(**given)
     assert (outcome.status, outcome.is_definition_error) == (FAILED, True)
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(outcome.error)
+    assert words in outcome.error
 
 
 def test_an_unbuilt_model_is_built_from_the_rows():
@@ -247,42 +228,37 @@ def test_epochs_without_validation_are_not_reported():
     outcome = run_fit(metric="val_loss", send=driver, epochs=4, validation_split=0.5, validation_freq=2)
     assert [epoch for epoch, _ in driver.reports] == [2, 4]
     assert outcome.best_epoch in (2, 4)
+    assert len(outcome.history["loss"]) == 4
 
 
 def test_weights_of_any_type_can_be_packed():
-    weights = [
-        np.arange(3),
-        np.float16([[0.5]]),
-        np.zeros((0, 2)),
-        keras.ops.convert_to_numpy(keras.ops.ones(2, "bfloat16")),
-    ]
-    *again, last = unpack_weights(pack_weights(weights))
-    assert [(one.dtype, one.tolist()) for one in again] == [(one.dtype, one.tolist()) for one in weights[:-1]]
-    assert (last.dtype, last.tolist()) == (np.float32, [1.0, 1.0])
+    weights = [np.arange(3), np.zeros((0, 2)), keras.ops.convert_to_numpy(keras.ops.ones(2, "bfloat16"))]
+    packed = [(each.dtype, each.tolist()) for each in unpack_weights(pack_weights(weights))]
+    assert packed == [(np.int64, [0, 1, 2]), (np.float64, []), (np.float32, [1.0, 1.0])]
 
 
 # Functions
 
 
-def test_an_objective_may_return_a_loss_in_several_forms():
-    for given in (0.25, np.float32(0.25), np.array(0.25), {"loss": 0.25}, {"loss": 0.25, "status": "ok"}):
-        outcome = run_objective(lambda params, given=given: given)
-        assert (outcome.status, outcome.value, outcome.best_epoch) == (OK, 0.25, None)
-        assert (outcome.error, outcome.model, outcome.extra) == ("", b"", {})
+@pytest.mark.parametrize("given", [np.float32(0.25), np.array(0.25), {"loss": 0.25}, {"loss": 0.25, "status": "ok"}])
+def test_an_objective_may_return_a_loss_in_several_forms(given):
+    outcome = run_objective(lambda params: given)
+    assert (outcome.status, outcome.value, outcome.best_epoch) == (OK, 0.25, None)
+    assert (outcome.error, outcome.model, outcome.extra) == ("", b"", {})
 
 
 def test_a_loss_equal_to_the_best_report_has_its_epoch():
-    def objective(params, result):
+    def objective(params):
         for value in (0.5, 0.0, 0.75, 0.0):
             report(np.float32(value), accuracy=1 - value)
-        return result
+        return params
 
     driver = Driver()
-    outcome = run_objective(partial(objective, result=0.0), send=driver)
+    outcome = run_objective(objective, 0.0, send=driver)
     assert (outcome.value, outcome.best_epoch) == (0.0, 2)
     assert outcome.history == {"loss": [0.5, 0.0, 0.75, 0.0], "accuracy": [0.5, 1.0, 0.25, 1.0]}
     assert driver.reports == [(1, 0.5), (2, 0.0), (3, 0.75), (4, 0.0)]
-    assert run_objective(partial(objective, result=-0.1)).best_epoch is None
+    assert run_objective(objective, -0.1).best_epoch is None
 
 
 def test_further_results_of_an_objective_become_json_values_of_limited_length():
@@ -294,96 +270,67 @@ def test_further_results_of_an_objective_become_json_values_of_limited_length():
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("given", "words", "extra"),
     [
-        ({"status": "fail", "why": "cold"}, "the objective returned status 'fail': {'why': 'cold'}"),
-        (math.nan, "the objective returned the loss nan"),
-        ({"loss": -math.inf, "why": "cold"}, "the objective returned the loss -inf"),
+        ({"status": "fail", "why": "cold"}, "'fail'", {"why": "cold"}),
+        (math.nan, "loss nan", {}),
+        ({"loss": -math.inf, "why": "cold"}, "loss -inf", {"why": "cold"}),
     ],
     ids=repr,
 )
-def test_a_result_without_a_finite_loss_is_a_failure(given, error):
+def test_a_result_without_a_finite_loss_is_a_failure(given, words, extra):
     outcome = run_objective(lambda params: given)
     assert (outcome.status, outcome.value, outcome.is_definition_error) == (FAILED, None, False)
-    assert outcome.error.startswith(error)
-    if isinstance(given, dict) and "why" in given:
-        assert outcome.extra == {"why": "cold"}
+    assert words in outcome.error
+    assert outcome.extra == extra
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("given", "words"),
     [
-        ({"loss": 0.5, "model": "m"}, "the objective returned 'm' as its model; expected a keras.Model"),
-        ("0.5", "the objective returned '0.5'; expected a number, or a dict with 'loss' and 'status'."),
-        (
-            None,
-            "the objective returned None; expected a number, or a dict with 'loss' and 'status'. Is its return statement",
-        ),
-        ({}, "the objective returned a dict without the key 'loss' (its keys: none); add 'loss' with a number, or return"),
-        ({"loss": "low" * 99}, f"the objective returned '{('low' * 99)[:199]}... (str) as its loss; expected a number."),
-        ({"loss": 0.5, "status": "yes"}, "the objective returned the status 'yes'; expected 'ok' (hyperopt.STATUS_OK)"),
-        ({"loss": 0.5, "status": "suspended"}, "the objective returned the status 'suspended' (which means that a trial"),
+        ({"loss": 0.5, "model": "m"}, "'m' as its model"),
+        ("0.5", "returned '0.5'"),
+        (None, "return statement"),
+        ({}, "key 'loss'"),
+        ({"loss": "low" * 99}, "... (str)"),
+        ({"loss": 0.5, "status": "yes"}, "status 'yes'"),
+        ({"loss": 0.5, "status": "suspended"}, "has not ended"),
     ],
     ids=repr,
 )
-def test_an_invalid_result_of_an_objective_is_a_definition_error(given, error):
+def test_an_invalid_result_of_an_objective_is_a_definition_error(given, words):
     outcome = run_objective(lambda params: given)
     assert (outcome.status, outcome.value, outcome.is_definition_error) == (FAILED, None, True)
-    assert outcome.error.startswith(error)
+    assert words in outcome.error
 
 
-@pytest.mark.parametrize("reported", [0.75, math.inf])
-def test_a_loss_that_is_not_finite_leaves_the_best_reported_value(reported):
-    def objective(params):
-        report(0.5)
-        report(reported)
-        return math.nan
-
-    driver = Driver()
-    outcome = run_objective(objective, send=driver)
-    assert (outcome.status, outcome.value, outcome.best_epoch, len(outcome.history["loss"])) == (OK, 0.5, 1, 2)
-    if reported == math.inf:
-        assert driver.reports == [(1, 0.5)]
-        assert outcome.error.startswith("the value of epoch 2 is not finite")
-    else:
-        assert outcome.error == "the objective returned the loss nan"
-
-
-@pytest.mark.parametrize(("reply", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])
-def test_a_pruned_or_stopped_objective_keeps_its_best_report(reply, status):
-    def objective(params):
-        for value in (0.5, 0.75, 0.1):
-            report(value)
-        return 0.0
-
-    outcome = run_objective(objective, send=Driver(CONTINUE, reply))
-    assert (outcome.status, outcome.value, outcome.best_epoch) == (status, 0.5, 1)
-    assert outcome.history == {"loss": [0.5, 0.75]}
-
-
-@pytest.mark.parametrize("reports", [[], [0.5, 0.25]])
-def test_an_objective_stopped_by_a_signal_keeps_its_best_report(reports):
+@pytest.mark.parametrize(
+    ("reports", "end", "replies", "status", "best", "error"),
+    [
+        ([0.75, 0.5, 0.8], 0.0, [CONTINUE, PRUNE], PRUNED, (0.5, 2), ""),
+        ([0.75, 0.5, 0.8], 0.0, [CONTINUE, STOP], STOPPED, (0.5, 2), ""),
+        ([0.75, 0.5], StopWork(), [], STOPPED, (0.5, 2), ""),
+        ([], StopWork(), [], STOPPED, (None, None), ""),
+        ([0.75, 0.5], math.nan, [], OK, (0.5, 2), "the loss nan"),
+        ([0.75, math.inf], 0.0, [], OK, (0.75, 1), "epoch 2 is not finite"),
+        ([0.75, 0.5], SystemExit(3), [], FAILED, (None, None), "SystemExit: 3"),
+    ],
+    ids=range(7),
+)
+def test_an_objective_that_ends_early_keeps_its_best_report(reports, end, replies, status, best, error):
     def objective(params):
         for value in reports:
             report(value)
-        raise StopWork
+        if isinstance(end, BaseException):
+            raise end
+        return end
 
-    outcome = run_objective(objective)
-    assert (outcome.status, outcome.error, outcome.traceback) == (STOPPED, "", "")
-    assert (outcome.value, outcome.best_epoch) == ((0.25, 2) if reports else (None, None))
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError("text"), SystemExit(3)], ids=["error", "exit"])
-def test_an_objective_that_raises_fails(error):
-    def objective(params):
-        report(0.5)
-        raise error
-
-    outcome = run_objective(objective)
-    assert (outcome.status, outcome.value, outcome.is_definition_error) == (FAILED, None, False)
-    assert outcome.error == f"{type(error).__name__}: {error}"
-    assert "in objective" in outcome.traceback
-    assert outcome.history == {"loss": [0.5]}
+    outcome = run_objective(objective, send=Driver(*replies))
+    assert (outcome.status, (outcome.value, outcome.best_epoch)) == (status, best)
+    assert error in outcome.error if error else outcome.error == ""
+    assert outcome.history == ({"loss": reports[:2]} if reports else {})
+    assert ("in objective" in outcome.traceback) == (status == FAILED)
+    assert not outcome.is_definition_error
 
 
 def test_a_long_traceback_keeps_its_end():
@@ -406,7 +353,7 @@ def test_keyboard_interrupt_is_not_a_failure_of_the_trial():
 @pytest.mark.parametrize("epochs", [2.5, "3"])
 def test_epochs_are_whole_numbers(epochs):
     assert fit_arguments_of({"epochs": 3.0, "batch_size": np.int64(8)}) == {"epochs": 3, "batch_size": 8}
-    with pytest.raises(ConfigurationError, match=rf"'epochs' is {epochs!r}, and fit takes whole numbers: use integer"):
+    with pytest.raises(ConfigurationError, match=rf"'epochs' is {epochs!r}"):
         fit_arguments_of({"epochs": epochs})
 
 
@@ -426,30 +373,28 @@ class Size(keras.callbacks.Callback):
 
 def test_the_metrics_of_the_best_epoch_count():
     driver = Driver()
-    callbacks = [SetWeights(1.0, 0.25, 0.5), Size(7, 8, 9)]
-    outcome = run_fit(metric=("loss", "size"), send=driver, callbacks=callbacks)
-    best = int(np.argmin([loss for _, loss in driver.reports]))
-    assert outcome.values == (driver.reports[best][1], (7.0, 8.0, 9.0)[best])
-    assert (outcome.value, outcome.best_epoch) == (outcome.values[0], best + 1)
+    outcome = run_fit(metric=("loss", "size"), send=driver, callbacks=[SetWeights(1.0, 0.25, 0.5), Size(7, 8, 9)])
+    losses = [loss for _, loss in driver.reports]
+    assert outcome.values == (min(losses), (7.0, 8.0, 9.0)[np.argmin(losses)])
+    assert (outcome.value, outcome.best_epoch) == (min(losses), np.argmin(losses) + 1)
     assert outcome.history["size"] == [7.0, 8.0, 9.0]
 
 
 def test_a_second_metric_that_is_missing_or_not_finite():
     outcome = run_fit(metric=("loss", "size"))
     assert outcome.is_definition_error
-    assert outcome.error.startswith("metric='size' is not in the logs of fit. Known: 'loss'.")
+    assert "metric='size'" in outcome.error
 
     outcome = run_fit(metric=("loss", "size"), callbacks=[Size(7, math.nan, 9)])
     assert (outcome.best_epoch, outcome.values[1], len(outcome.history["size"])) == (1, 7.0, 2)
-    assert outcome.error == "the value of 'size' in epoch 2 is not finite: the trial ended there"
+    assert "'size' in epoch 2" in outcome.error
 
 
 def test_a_callback_that_reports_more_metrics_than_the_search_has():
     """The trial is pruned with the value of the first one; those that follow may be anything."""
 
     def objective(params):
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model = build({"lr": 0.01})
         for _ in range(2):  # the second call ends at its begin
             model.fit(**DATA, epochs=3, verbose=0, callbacks=[Size(7, math.nan, 9), ReportCallback(("loss", "size"))])
         return 0.5
@@ -468,13 +413,13 @@ def test_an_objective_may_return_several_losses(returned):
 def test_an_objective_must_return_a_number_for_each_metric(returned):
     outcome = run_objective(lambda params: returned, metrics=("loss", "size"))
     assert outcome.is_definition_error
-    assert "expected a sequence of 2 numbers (loss, size)" in outcome.error
+    assert "2 numbers (loss, size)" in outcome.error
 
 
 def test_one_of_several_losses_that_is_not_finite():
     outcome = run_objective(lambda params: (0.5, math.nan), metrics=("loss", "size"))
     assert (outcome.status, outcome.value, outcome.values) == (FAILED, None, ())
-    assert outcome.error == "the objective returned the loss (0.5, nan)"
+    assert "(0.5, nan)" in outcome.error
 
 
 def test_reports_of_an_objective_are_of_the_first_metric():
@@ -488,3 +433,80 @@ def test_reports_of_an_objective_are_of_the_first_metric():
     assert (outcome.values, outcome.best_epoch, len(driver.reports)) == ((0.25, 3.0), 2, 3)
     stopped = run_objective(objective, send=Driver(CONTINUE, STOP), metrics=("loss", "size"))
     assert (stopped.status, stopped.value) == (STOPPED, None)  # the others are unknown
+
+
+# The callback
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Starts a trial in this process; returns its reporter."""
+
+    def begin(*replies):
+        driver = Driver(*replies)
+        reporter = reporting.Reporter(driver, 1.0)
+        monkeypatch.setattr(reporting, "current", reporter)
+        return reporter, driver
+
+    return begin
+
+
+def run_epochs(callback, *epochs):
+    """Call the callback for epochs with these logs; returns the model."""
+    model = build({"lr": 0.1})
+    callback.set_model(model)
+    callback.set_params({"epochs": 99})
+    for epoch, logs in enumerate(epochs):
+        callback.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    return model
+
+
+def test_reports_outside_of_a_search_do_nothing():
+    assert report(math.nan, accuracy=0.9) is None
+    callback = ReportCallback("no such metric")
+    assert not run_epochs(callback, {"loss": 0.5}, {"loss": math.nan}).stop_training
+    assert callback.best_weights is None
+
+
+def test_the_users_exception_handlers_do_not_catch_the_end_of_a_trial():
+    def objective(params):
+        with suppress(Exception):
+            report(0.5)
+        raise AssertionError("the trial continues")
+
+    assert run_objective(objective, send=Driver(STOP)).status == STOPPED
+
+
+@pytest.mark.parametrize(("reply", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])
+def test_fit_may_be_called_for_one_epoch_at_a_time(reply, status):
+    def objective(epochs):
+        model, callback = build({"lr": 0.01}), ReportCallback("loss")
+        for _ in range(epochs):
+            model.fit(**DATA, batch_size=8, verbose=0, callbacks=[callback])
+        return 7.0
+
+    outcome = run_objective(objective, 9, send=Driver(CONTINUE, reply))
+    assert (outcome.status, outcome.best_epoch, len(outcome.history["loss"])) == (status, 2, 2)
+    assert run_objective(objective, 2, send=Driver(CONTINUE, reply)).status == OK  # it was the last epoch
+
+
+def test_other_metrics_may_be_lists_or_not_finite(begin):
+    reporter, _ = begin()
+    logs = {"loss": math.nan, "val_loss": 0.5, "f1_score": np.array([0.25, 1.0], np.float32)}
+    assert not run_epochs(ReportCallback("val_loss"), logs).stop_training
+    assert reporter.best == 0.5
+    assert (reporter.history["val_loss"], reporter.history["f1_score"]) == ([0.5], [[0.25, 1.0]])
+    with pytest.raises(ConfigurationError, match="'f1_score' has 2 values"):
+        run_epochs(ReportCallback("f1_score"), logs)
+
+
+@pytest.mark.parametrize(("frequency", "validated"), [([2, 3], [2, 3]), (1, [1, 3])])
+def test_epochs_may_have_no_validation(begin, frequency, validated):
+    epochs = [{"loss": 1.0, **({"val_loss": 1 / epoch} if epoch in validated else {})} for epoch in range(1, 5)]
+    _, driver = begin()
+    run_epochs(ReportCallback("val_loss", frequency), *epochs)
+    assert [epoch for epoch, _ in driver.reports] == validated
+    with pytest.raises(ConfigurationError, match="metric='val_acc'"):
+        run_epochs(ReportCallback("val_acc", frequency), *epochs)
