@@ -1,8 +1,6 @@
 """The journal of a search on disk, and resuming from it."""
 
-import gc
 import math
-import os
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
@@ -122,22 +120,22 @@ def test_a_search_resumes_wherever_its_driver_was_killed(segments):
 
     tests/hyperopt/test_study.py tests this on a local path.
     """
-    with search(segments, max_evals=13) as ledger:
-        assert run(ledger) == 13
+    with search(segments, max_evals=4) as ledger:
+        assert run(ledger) == 4
         expected = ledger.finished
     known, names = 0, filesystem.names_in(f"{segments}/journal")
     for count in range(len(names) + 1):
         start = f"{segments}-{count}"
         for name in names[:count]:
             filesystem.write_bytes(f"{start}/journal/{name}", filesystem.read_bytes(f"{segments}/journal/{name}"))
-        with search(start, max_evals=13) as ledger:
+        with search(start, max_evals=4) as ledger:
             finished = ledger.finished
             assert finished == expected[: len(finished)]
             assert len(finished) >= known
-            assert run(ledger) == 13 - len(finished)
+            assert run(ledger) == 4 - len(finished)
             assert ledger.finished == expected
         known = len(finished)
-    assert known == 13
+    assert known == 4
 
 
 def test_a_line_that_was_cut_off_is_removed(folder):
@@ -158,6 +156,9 @@ def test_trials_that_were_running_keep_number_and_parameters(any_folder):
     with search(any_folder) as ledger:
         (one, _), (two, lease) = ask(ledger), ask(ledger)
         ledger.finish(lease, replace(two, status=OK, value=0.5))
+    with search(any_folder, max_evals=1) as ledger:
+        assert ledger.is_over
+        assert ledger.running == []
     with search(any_folder, seed=None, max_evals=2) as ledger:
         assert not ledger.is_over
         again, lease = ask(ledger)
@@ -166,45 +167,34 @@ def test_trials_that_were_running_keep_number_and_parameters(any_folder):
         assert ledger.is_over
 
 
-def test_trials_that_were_running_do_not_exceed_max_evals(folder):
-    with search(folder) as ledger:
-        _, (two, lease) = ask(ledger), ask(ledger)
-        ledger.finish(lease, replace(two, status=OK, value=0.5))
-    with search(folder, max_evals=1) as ledger:
-        assert ledger.is_over
-        assert ledger.running == []
-
-
 def test_a_trial_that_runs_again_is_pruned_by_new_epochs_only(folder):
-    class Always(optuna.pruners.BasePruner):
+    class Late(optuna.pruners.BasePruner):
         def prune(self, study, trial):
-            return trial.last_step > 2
+            return trial.last_step > 1
 
-    with search(folder, pruner=Always()) as ledger:
+    with search(folder, pruner=Late()) as ledger:
+        for _ in range(2):
+            trial, lease = ask(ledger)
+            assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2)] == [CONTINUE, PRUNE]
+        ledger.finish(lease, replace(trial, status=PRUNED, value=0.5))
+    with search(folder, pruner=Late()) as ledger:
         _, lease = ask(ledger)
-        assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2)] == [CONTINUE, CONTINUE]
-        other, last = ask(ledger)
-        assert ledger.report(last, 3, 0.5) == PRUNE
-        ledger.finish(last, replace(other, status=PRUNED, value=0.5))
-    with search(folder, pruner=Always()) as ledger:
-        _, lease = ask(ledger)
-        assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2, 3)] == [CONTINUE, CONTINUE, PRUNE]
+        assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2)] == [CONTINUE, PRUNE]
 
 
 def test_optuna_reads_the_journal_while_a_search_writes_it(any_folder):
-    with search(any_folder, max_evals=3) as ledger:
+    with search(any_folder, max_evals=2) as ledger:
         backends = [JournalBackend(any_folder)]
         if not filesystem.has_scheme(any_folder):
             backends.append(JournalFileBackend(str(log_of(any_folder))))
         studies = [optuna.load_study(study_name="sparkkeras", storage=JournalStorage(each)) for each in backends]
-        for number in range(3):
+        for number, value in enumerate((0.5, 0.25)):
             trial, lease = ask(ledger)
             ledger.report(lease, 1, 0.75)
-            ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=0.5 - number / 10))
+            ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=value))
             for study in studies:
-                assert [each.value for each in study.trials] == [0.5, 0.4, 0.3][: number + 1]
-                assert study.trials[number].params == trial.chosen
-                assert study.trials[number].intermediate_values == {1: 0.75}
+                found = study.trials[number]
+                assert (found.value, found.params, found.intermediate_values) == (value, trial.chosen, {1: 0.75})
                 assert study.best_trial.number == number
 
 
@@ -221,43 +211,23 @@ def test_trials_are_restored_exactly(any_folder):
         "traceback": "Traceback",
         "extra": {"note": [1, {"a": None}], "x": -math.inf},
     }
-    with search(any_folder, space={"f": choice(abs, max), "lr": loguniform(1e-4, 1)}) as ledger:
+    space = {"f": choice(abs, max), "lr": loguniform(1e-4, 1)}
+    with search(any_folder, space=space) as ledger:
         for fields in (full, {"status": FAILED, "error": "it raised"}, {"status": OK, "value": -math.inf}):
             _, lease = ask(ledger)
             ledger.report(lease, 1, math.nan)
             ledger.finish(lease, replace(ledger.extend_for_upload(lease), **fields))
         trials = ledger.finished
-    with search(any_folder, space={"f": choice(abs, max), "lr": loguniform(1e-4, 1)}) as ledger:
+    with search(any_folder, space=space) as ledger:
         assert repr(ledger.finished) == repr(trials)  # NaN does not equal itself
-
-
-def test_entries_that_could_not_be_written_are_written_again(folder, monkeypatch):
-    append = JournalFileBackend.append_logs
-
-    def full(self, logs):
-        append(self, logs)
-        os.truncate(self._file_path, os.stat(self._file_path).st_size - 9)
-        raise OSError(28, "No space left on device")
-
-    with search(folder) as ledger:
-        trial, lease = ask(ledger)
-        with monkeypatch.context() as patch:
-            patch.setattr(JournalFileBackend, "append_logs", full)
-            with pytest.raises(StorageError, match="the journal in .* cannot be written: .*No space left"):
-                ledger.finish(lease, replace(trial, status=OK, value=0.5))
-        ledger.finish(lease, replace(trial, status=OK, value=0.5))
-        expected = ledger.finished
-    with search(folder) as ledger:
-        assert ledger.finished == expected
 
 
 @pytest.mark.parametrize("damage", [b"{", b"null", b"{}"])
 def test_a_damaged_journal_is_reported(folder, damage):
     with search(folder, max_evals=1) as ledger:
         run(ledger)
-    first, _, rest = log_of(folder).read_bytes().partition(b"\n")
-    log_of(folder).write_bytes(first + b"\n" + damage + b"\n" + rest)
-    with pytest.raises(StorageError, match="the journal in '.*' is damaged"), search(folder):
+    log_of(folder).write_bytes(log_of(folder).read_bytes().replace(b"\n", b"\n" + damage + b"\n", 1))
+    with pytest.raises(StorageError, match="is damaged"), search(folder):
         pass
 
 
@@ -265,24 +235,18 @@ def test_a_damaged_journal_is_reported(folder, damage):
 
 
 @pytest.mark.parametrize(
-    ("settings", "difference"),
+    ("settings", "words"),
     [
-        ({"metrics": {"loss": -1.0}}, "its mode differs .'min' there, 'max' now"),
-        ({"metrics": {"mse": 1.0}, "seed": 8}, "its metric differs .'loss' there, 'mse' now.; its seed differs .7 there, 8"),
-        (
-            {"space": {"x": uniform(-1, 1), "y": uniform(0, 1)}},
-            "the labels of its space differ .only there: 'optimizer', 'optimizer.momentum'; only now: 'y'.. Resume",
-        ),
-        (
-            {"space": {**SPACE, "x": uniform(-1, 2)}},
-            "the ranges, options or conditions of its space differ .the labels are the same.. Resume it",
-        ),
+        ({"metrics": {"loss": -1.0}}, "mode .* 'min' there, 'max' now"),
+        ({"metrics": {"mse": 1.0}, "seed": 8}, "metric differs .* seed differs"),
+        ({"space": {"x": uniform(-1, 1), "y": uniform(0, 1)}}, "only there: 'optimizer', .* only now: 'y'"),
+        ({"space": {**SPACE, "x": uniform(-1, 2)}}, "ranges"),
     ],
 )
-def test_a_search_with_other_settings_cannot_resume(folder, settings, difference):
+def test_a_search_with_other_settings_cannot_resume(folder, settings, words):
     with search(folder, max_evals=1) as ledger:
         run(ledger)
-    with pytest.raises(ConfigurationError, match=f"holds another search: {difference}"), search(folder, **settings):
+    with pytest.raises(ConfigurationError, match=f"another search: .*{words}"), search(folder, **settings):
         pass
     with search(folder) as ledger:
         assert len(ledger.finished) == 1
@@ -301,47 +265,36 @@ def test_another_search_may_start_in_a_folder_without_finished_trials(any_folder
             assert all(2 <= each.params["x"] <= 3 for each in ledger.finished)
 
 
-@pytest.mark.parametrize("scheme", ["", "file:"])
-def test_two_searches_cannot_run_in_one_folder(folder, scheme):
+def test_two_searches_cannot_run_in_one_folder(folder):
     with search(folder, max_evals=1) as ledger:
-        with (
-            pytest.raises(ConfigurationError, match="another search is running in this folder"),
-            search(f"{scheme}{folder}/"),
-        ):
+        with pytest.raises(ConfigurationError, match="another search is running"), search(f"file:{folder}/"):
             pass
         run(ledger)
-    with search(f"{scheme}{folder}/") as ledger:
+    with search(f"file:{folder}/") as ledger:
         assert len(ledger.finished) == 1
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot .*file/search.*: Not a directory"):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="Not a directory"):
         add(Journal(str(tmp_path / "file" / "search"), 10, 1.0))
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "data/", "models/resnet.keras", "models/00001.keras"])
+@pytest.mark.parametrize("name", ["thesis.tex", "data/", "models/00001.keras"])
 def test_a_folder_with_other_files_is_rejected_and_unchanged(folder, name):
     path = Path(folder) / name
     path.parent.mkdir(parents=True)
-    path.mkdir() if name.endswith("/") else path.write_text("text")
-    with pytest.raises(ConfigurationError, match=rf"holds other files \({name}\): give a new or empty folder"):
+    path.mkdir() if name.endswith("/") else path.touch()
+    with pytest.raises(ConfigurationError, match=rf"other files \({name}\)"):
         add(Journal(folder, 10, 1.0))
     assert [each for each in Path(folder).rglob("*") if each.name != "models"] == [path]
 
 
 def test_a_search_that_was_killed_at_its_start_may_start_again(folder):
     (Path(folder) / "models").mkdir(parents=True)
-    (Path(folder) / "search.lock").write_text("")
+    (Path(folder) / "search.lock").touch()
     with search(folder, max_evals=1) as ledger:
         assert run(ledger) == 1
-
-
-def test_unfinished_drafts_are_removed(folder):
-    journal = Journal(folder, None, 1.0)
-    with journal.opened():
-        journal.draft(3).write_bytes(b"half")
-    assert not journal.draft(3).exists()
 
 
 # Models
@@ -382,27 +335,15 @@ def test_a_model_is_removed_only_after_the_better_trial_is_written(folder):
         assert models(journal) == ["00000.npz", "00001.npz"]
     shutil.copytree(folder, f"{folder}-written")
     for name, trials, data in (("", [first], b"weights0"), ("-written", [first, trial(1, 0.25)], b"better")):
-        crashed = Journal(folder + name, 1, 1.0)
+        crashed, number = Journal(folder + name, 1, 1.0), len(trials) - 1
         add(crashed, *trials)
-        best = f"{len(trials) - 1:05d}.npz"
-        assert models(crashed) == [best]
-        assert crashed.model_file(len(trials) - 1) == (best, data)
-
-
-def test_only_models_that_could_be_kept_are_wanted(folder):
-    journal = Journal(folder, 2, -1.0)
-    with journal.opened():
-        assert journal.wants(-100.0)
-        keep(journal, 0, 0.5)
-        keep(journal, 1, 0.7)
-        assert not journal.wants(0.4)
-        assert journal.wants(0.6)
-    assert not Journal(folder, 0, 1.0).wants(-1e9)
-    assert Journal(folder, None, 1.0).wants(1e9)
+        assert models(crashed) == [f"{number:05d}.npz"]
+        assert crashed.model_file(number) == (f"{number:05d}.npz", data)
 
 
 def test_models_of_an_earlier_call_count(folder):
     first = Journal(folder, None, 1.0)
+    assert first.wants(1e9)
     with first.opened():
         trials = [keep(first, number, value) for number, value in enumerate([0.5, 0.4, 0.6])]
     journal = Journal(folder, 2, 1.0)
@@ -410,7 +351,7 @@ def test_models_of_an_earlier_call_count(folder):
         journal.add(trials)
         assert models(journal) == ["00000.npz", "00001.npz"]
         assert journal.model_file(1) == ("00001.npz", b"weights1")
-        assert not journal.wants(0.55)
+        assert [journal.wants(0.55), journal.wants(0.45)] == [False, True]
         keep(journal, 3, 0.45)
     assert models(journal) == ["00001.npz", "00003.npz"]
 
@@ -419,9 +360,9 @@ def test_models_without_a_trial_are_removed(folder):
     journal = Journal(folder, 3, 1.0)
     with journal.opened():
         trials = [keep(journal, 0, 0.5), trial(2, None, FAILED)]
-    others = [".00003.npz.swp", "00001.npz.bak", "resnet.keras", "strange", "²²²²².npz"]
+    others = [".00003.npz.swp", "00001.npz.bak", "resnet.keras", "²²²²².npz"]
     for name in ("00001.npz", "00002.keras", f".00000.npz.{'5f' * 16}.tmp", *others):
-        (Path(folder) / "models" / name).write_bytes(b"leftover")
+        (Path(folder) / "models" / name).touch()
     again = Journal(folder, 3, 1.0)
     add(again, *trials)
     assert models(again) == sorted(["00000.npz", *others])
@@ -434,21 +375,5 @@ def test_a_missing_model_file_is_reported(folder):
     with journal.opened():
         keep(journal, 0, 0.5)
     (Path(folder) / "models" / "00000.npz").unlink()
-    with pytest.raises(StorageError, match="cannot read .*00000.npz"):
+    with pytest.raises(StorageError, match="00000.npz"):
         journal.model_file(0)
-
-
-# Temporary folders
-
-
-def test_a_temporary_folder_is_removed_with_its_journal():
-    journal = Journal(None, 3, 1.0)
-    with journal.opened():
-        keep(journal, 0, 0.5)
-    folder = Path(journal.folder)
-    assert (folder / "models" / "00000.npz").exists()
-    drafts = journal.draft(1).parent
-    del journal
-    gc.collect()
-    assert not folder.exists()
-    assert not drafts.exists()

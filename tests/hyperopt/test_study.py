@@ -1,20 +1,34 @@
-"""The study of a search: samplers by name and as objects, resumed searches, several metrics, pruners, importances."""
+"""Searches by ask and tell: samplers and pruners, several metrics, importances, what a resumed search has."""
 
 import importlib.util
 import json
 import math
+import os
+import pickle
 import shutil
+import threading
 from contextlib import suppress
 from functools import partial
 
 import numpy as np
 import optuna
 import pytest
-from hyperopt import hp, rand, tpe
+from hyperopt import rand, tpe
+from optuna.storages.journal import JournalFileBackend
 
 import sparkkeras.hyperopt
-from sparkkeras.errors import ConfigurationError, SearchError
-from sparkkeras.hyperopt import HyperParamModel, Search, choice, integer, loguniform, normal, report, uniform
+from sparkkeras.errors import ConfigurationError, SearchError, StorageError, UnknownArgumentError
+from sparkkeras.hyperopt import (
+    HyperParamModel,
+    JournalBackend,
+    Search,
+    choice,
+    integer,
+    loguniform,
+    normal,
+    report,
+    uniform,
+)
 from sparkkeras.hyperopt.algorithms import PRUNERS, SAMPLERS, make_algorithm
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.workers import LocalWorkers
@@ -60,11 +74,12 @@ def params_of(search):
     return [trial.params for trial in search.trials]
 
 
-def cut_off(whole, since):
-    """The folders that a driver leaves when it dies while it writes a line of the journal, since the start of a trial."""
+def cut_off(whole, *trials):
+    """The folders that a driver leaves when it dies while it writes any line of the journal about these trials."""
     lines = (whole / "journal.log").read_bytes().splitlines(keepends=True)
     started = [number for number, line in enumerate(lines) if json.loads(line)["op_code"] == 4]
-    for cut in range(started[since], len(lines)):
+    ends = [*started[1:], len(lines)]
+    for cut in (cut for trial in trials for cut in range(started[trial], ends[trial])):
         folder = whole.with_name(str(cut))
         folder.mkdir()
         (folder / "journal.log").write_bytes(b"".join(lines[:cut]) + lines[cut][:9])
@@ -77,7 +92,7 @@ def cut_off(whole, since):
 @pytest.mark.filterwarnings("error", "ignore:CUDA:UserWarning")
 @pytest.mark.parametrize("name", INSTALLED)
 def test_suggestions_depend_only_on_the_seed_and_are_silent(name, caplog):
-    count = 12 if name == "gp" else 25  # it takes a second for each trial after the tenth
+    count = 11 if name == "gp" else 25  # it takes a second for each trial after the tenth
     optuna.logging.enable_propagation()
     try:
         search = run(Search(SPACE, algo=name, seed=1), count)
@@ -86,7 +101,7 @@ def test_suggestions_depend_only_on_the_seed_and_are_silent(name, caplog):
     assert caplog.records == []
     assert len({params["x"] for params in params_of(search)}) > 10
     assert params_of(run(Search(SPACE, algo=name, seed=1), count)) == params_of(search)
-    assert run(Search(SPACE, algo=name, seed=2), 1).trials[0].params != search.trials[0].params
+    assert Search(SPACE, algo=name, seed=2).ask().params != search.trials[0].params
 
 
 def test_tpe_learns_from_the_trials():
@@ -100,13 +115,13 @@ def test_tpe_learns_from_the_trials():
     ("algo", "count", "metrics"),
     [
         ("tpe", 12, {"metric": ("a", "b"), "mode": ("min", "max")}),
-        ("nsgaii", 4, {}),
-        ("anneal", 5, {}),
+        ("nsgaii", 3, {}),
+        ("anneal", 3, {}),
         (tpe.suggest, 22, {}),
     ],
 )
 def test_a_search_that_is_cut_off_anywhere_continues_as_if_it_was_not(algo, count, metrics, tmp_path):
-    """Its driver died while it wrote any line of the journal, from the last trial but one."""
+    """Its driver died while it wrote any line of the journal about the last trial but one."""
 
     def searched(folder):
         with Search(SPACE, algo=algo, seed=3, save_to=folder, **metrics) as search:
@@ -117,7 +132,7 @@ def test_a_search_that_is_cut_off_anywhere_continues_as_if_it_was_not(algo, coun
         return [(trial.number, trial.params, trial.chosen, trial.drawn, trial.values) for trial in search.trials]
 
     expected = searched(tmp_path / "whole")
-    for folder, line in cut_off(tmp_path / "whole", since=-2):
+    for folder, line in cut_off(tmp_path / "whole", -2):
         assert searched(folder) == expected, line
 
 
@@ -137,12 +152,13 @@ def test_a_search_may_be_resumed_with_another_algorithm(tmp_path):
 
 def test_the_trials_of_a_sampler_are_those_of_optuna():
     """tests/hyperopt/test_hypermodel.py tests this with a single metric."""
-    study = optuna.create_study(
-        sampler=optuna.samplers.NSGAIISampler(seed=1, population_size=8), directions=["minimize", "maximize"]
-    )
+
+    def sampler():
+        return optuna.samplers.NSGAIISampler(seed=1, population_size=8)
+
+    study = optuna.create_study(sampler=sampler(), directions=["minimize", "maximize"])
     study.optimize(lambda trial: two_losses({"x": trial.suggest_float("x", 0, 2), "n": trial.suggest_int("n", 1, 9)}), 25)
-    sampler = optuna.samplers.NSGAIISampler(seed=1, population_size=8)
-    own = run(Search(LINE, algo=sampler, metric=("a", "b"), mode=("min", "max")), 25, two_losses)
+    own = run(Search(LINE, algo=sampler(), metric=("a", "b"), mode=("min", "max")), 25, two_losses)
     assert params_of(own) == [trial.params for trial in study.trials]
     assert {trial.number for trial in own.pareto_front} == {trial.number for trial in study.best_trials}
 
@@ -155,19 +171,16 @@ def test_a_sampler_sees_pending_and_failed_trials_and_reports():
             seen[:] = [(each.state.name, each.value, each.intermediate_values) for each in study.trials[: trial.number]]
 
     search = Search({"x": uniform(0, 1)}, algo=Sampler(seed=1), metric="accuracy", pruner="asha")
-    first, second, third = (search.ask() for _ in range(3))
+    _, second, third = (search.ask() for _ in range(3))
     assert seen == [("RUNNING", None, {})] * 2
     search.tell(second, error="it broke")
     search.report(third, 0.25)
     search.tell(third)
     search.ask()
     assert seen == [("RUNNING", None, {}), ("FAIL", None, {}), ("COMPLETE", 0.25, {1: 0.25})]
-    search.tell(first, 0.5)
-    search.ask()
-    assert seen[0] == ("COMPLETE", 0.5, {})
 
 
-def test_a_trial_is_suggested_again_if_the_sampler_raises_an_error():
+def test_a_trial_is_suggested_again_if_the_sampler_raises_an_error(tmp_path):
     class Sampler(optuna.samplers.RandomSampler):
         fails = False
 
@@ -177,14 +190,16 @@ def test_a_trial_is_suggested_again_if_the_sampler_raises_an_error():
             return super().sample_independent(study, trial, param_name, param_distribution)
 
     sampler = Sampler(seed=1)
-    search = run(Search(LINE, algo=sampler), 2, lambda params: params["x"])
+    search = run(Search(LINE, algo=sampler, save_to=tmp_path), 2, lambda params: params["x"])
     for errors, numbers in ((1, [2, 3]), (2, [5, 6])):  # the second time, trial 4 counts as failed
         sampler.fails = True
         for _ in range(errors):
-            with pytest.raises(ConfigurationError, match=r"the search algorithm \(algo=\) failed: RuntimeError: it broke"):
+            with pytest.raises(ConfigurationError, match=r"algo=.*it broke"):
                 search.ask()
         sampler.fails = False
         assert [search.ask().number, search.ask().number] == numbers
+    search.tell(6, 0.5)
+    assert saved_values(tmp_path)[6] == 0.5
 
 
 def test_a_resumed_search_does_not_repeat_the_suggestions_of_a_sampler_with_a_seed(tmp_path):
@@ -205,16 +220,13 @@ def test_a_search_with_inexact_steps_can_be_resumed(tmp_path):
     assert len(search.trials) == 28
 
 
-@pytest.mark.parametrize("num_pending", [1, 4])
-def test_a_sampler_that_tries_everything_once_ends_the_search(num_pending):
-    search, pending = (
-        Search({"n": integer(1, 3), "o": choice("one", [2])}, algo=optuna.samplers.BruteForceSampler(seed=1)),
-        [],
-    )
+def test_a_sampler_that_tries_everything_once_ends_the_search():
+    space, pending = {"n": integer(1, 3), "o": choice("one", [2])}, []
+    search = Search(space, algo=optuna.samplers.BruteForceSampler(seed=1))
     with suppress(SearchError):
         while len(search.trials) < 99:
             pending.append(search.ask())
-            if len(pending) == num_pending:
+            if len(pending) == 4:
                 search.tell(pending.pop(0), 1.0)
     tried = sorted((params["n"], str(params["o"])) for params in params_of(search))
     assert tried == [(n, option) for n in (1, 2, 3) for option in ("[2]", "one")]
@@ -231,7 +243,7 @@ def test_a_grid_that_is_cut_off_anywhere_is_completed(tmp_path):
         return sorted((params["rate"], str(params["o"])) for params in params_of(search))
 
     assert searched(tmp_path / "whole") == points
-    for folder, line in cut_off(tmp_path / "whole", since=0):
+    for folder, line in cut_off(tmp_path / "whole", 0, -2, -1):
         assert searched(folder) == points, line
 
 
@@ -239,74 +251,57 @@ def test_a_grid_that_is_cut_off_anywhere_is_completed(tmp_path):
 
 
 def test_algorithms_have_names_for_display():
-    def own(new_ids, domain, trials, seed):
-        return rand.suggest(new_ids, domain, trials, seed)
-
     names = {
-        "anneal": "anneal",
         tpe.suggest: "tpe.suggest",
         partial(tpe.suggest, n_startup_jobs=5): "tpe.suggest(n_startup_jobs=5)",
-        own: "own",
         optuna.samplers.TPESampler(): "TPESampler",
     }
-    space = Space({"x": hp.uniform("x", 0, 1)})
+    space = Space({"x": uniform(0, 1)})
     assert {each: make_algorithm(each, space, {"loss": 1.0})[1] for each in names} == names
 
 
 @pytest.mark.parametrize(
-    ("algo", "message"),
+    ("given", "words"),
     [
-        (3, r"is not known.*a sampler of Optuna.*Known: 'anneal', 'atpe', .*'tpe'"),
-        ("TPE", "Did you mean 'tpe'"),
-        (optuna.samplers.RandomSampler, "algo=RandomSampler is a class; expected an object"),
-        (
-            optuna.samplers.GridSampler({"x": [1]}),
-            "algo=GridSampler cannot search this .*Give another sampler, such as 'tpe'",
-        ),
+        ({"algo": 3}, "algo=3 is not known"),
+        ({"algo": "TPE"}, "Did you mean 'tpe'"),
+        ({"algo": optuna.samplers.RandomSampler}, "expected an object"),
+        ({"algo": optuna.samplers.GridSampler({"x": [1]})}, "cannot search this"),
+        ({"pruner": ["asha"]}, "is not known"),
+        ({"pruner": "Median"}, "Did you mean 'median'"),
+        ({"pruner": optuna.pruners.MedianPruner}, "expected an object"),
     ],
+    ids=range(7),
 )
-def test_invalid_algorithms_are_rejected(algo, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Search(SPACE, algo=algo)
+def test_invalid_algorithms_and_pruners_are_rejected(given, words):
+    with pytest.raises(ConfigurationError, match=words):
+        Search(SPACE, **given)
 
 
 def test_algorithms_name_the_packages_that_are_missing(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name, packages in (("cmaes", "cmaes"), ("gp", "scipy torch"), ("atpe", "lightgbm scikit-learn")):
-        with pytest.raises(ConfigurationError, match=f"algo='{name}' needs .*: pip install {packages}"):
+        with pytest.raises(ConfigurationError, match=f"pip install {packages}"):
             Search(SPACE, algo=name)
 
 
 # Several metrics
 
 
-def test_a_search_of_several_metrics_is_resumed_with_the_same_ones(tmp_path):
-    with Search(LINE, save_to=tmp_path, **TWO) as search:
-        run(search, 1, two_losses)
-    with pytest.raises(ConfigurationError, match=r"its metric differs \(\['loss', 'size'\] there, \['size', 'loss'\] now\)"):
-        Search(LINE, save_to=tmp_path, metric=("size", "loss"), mode="min")
-
-
 def test_telling_several_values():
     search = Search(LINE, algo="random", **TWO)
     assert search.pareto_front == []
     trial = search.ask()
-    for value, message in (
-        (0.3, r"value=0.3: expected a sequence of 2 numbers \(loss, size\)"),
-        ((1, 2, 3), "expected a sequence of 2 numbers"),
-        ((1, "2"), "value='2': expected a number"),
-        (None, r"trial 0 has no value: tell\(trial, \(loss, size\)\)"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
+    for value, words in ((0.3, "value=0.3"), ((1, 2, 3), "2 numbers"), ((1, "2"), "value='2'"), (None, "no value")):
+        with pytest.raises(ConfigurationError, match=words):
             search.tell(trial, value)
-    assert not search.report(trial, 0.5)
-    assert not search.report(trial, 0.25)
-    with pytest.raises(ConfigurationError, match="trial 0 has no value"):
+    assert [search.report(trial, value) for value in (0.5, 0.25)] == [False, False]
+    with pytest.raises(ConfigurationError, match="no value"):
         search.tell(trial)
     told = search.tell(trial, np.array([0.25, 3.0]))
     assert (told.status, told.value, told.values, told.best_epoch) == ("ok", 0.25, (0.25, 3.0), 2)
     failed = search.tell(search.ask(), (0.1, math.nan))
-    assert (failed.status, failed.error, failed.values) == ("failed", "its value is nan, not a finite number", ())
+    assert (failed.status, failed.values) == ("failed", ())
     diverged = search.ask()
     assert search.report(diverged, math.inf)
     assert search.tell(diverged).status == "failed"
@@ -318,88 +313,77 @@ def test_several_metrics_have_no_best_trial():
     assert search.minimize(objective=two_losses, space=LINE, max_evals=2, verbose=0, **TWO) is None
     assert search.metric == ("loss", "size")
     for access in (lambda: search.best_params, lambda: search.best_model, search.best_models):
-        with pytest.raises(ConfigurationError, match=r"\(loss, size\) has no best trial: .* pareto_front, .* model_of\("):
+        with pytest.raises(ConfigurationError, match="no best trial.*pareto_front"):
             access()
 
 
 def test_arguments_that_do_not_suit_several_metrics():
-    for arguments, message in (
-        ({"algo": "anneal"}, "algo='anneal' searches a single metric, and metric= names 2: use 'tpe', 'nsgaii'"),
-        ({"algo": tpe.suggest}, "algo='tpe.suggest' searches a single metric"),
-        ({"pruner": "asha"}, "pruner='asha' decides by a single value.*Omit pruner="),
-        ({"mode": "auto"}, "metric='size': cannot infer.*give mode= a sequence"),
-        ({"mode": ("min",)}, "has 2 names, and mode=.* 1 mode: give one mode for each metric"),
-        ({"metric": ("loss", "loss")}, "names a metric twice"),
-        ({"metric": ("loss", 3)}, "metric=3: expected the name of a metric"),
+    for given, words in (
+        ({"algo": "anneal"}, "algo='anneal'"),
+        ({"pruner": "asha"}, "pruner='asha'"),
+        ({"mode": "auto"}, "metric='size'"),
+        ({"mode": ("min",)}, "one mode for each"),
+        ({"metric": ("loss", "loss")}, "twice"),
+        ({"metric": ("loss", 3)}, "metric=3"),
+        ({"metric": ()}, r"metric=\(\)"),
     ):
-        with pytest.raises(ConfigurationError, match=message):
-            Search(LINE, **{**TWO, **arguments})
-    with pytest.raises(ConfigurationError, match=r"metric=\(\): expected the name of a metric"):
-        Search(LINE, metric=())
-    for name, value in (("pruner", "asha"), ("loss_threshold", 0.1), ("early_stop_fn", lambda trials: (False, []))):
-        with pytest.raises(ConfigurationError, match=f"{name}=.* decides by a single value"):
+        with pytest.raises(ConfigurationError, match=words):
+            Search(LINE, **{**TWO, **given})
+    for name, value in (("loss_threshold", 0.1), ("early_stop_fn", lambda trials: (False, []))):
+        with pytest.raises(ConfigurationError, match=f"{name}=.* single value"):
             HyperParamModel(LocalWorkers()).minimize(objective=two_losses, space=LINE, max_evals=1, **TWO, **{name: value})
 
 
 # Pruners
 
 
-def curve(params):
-    """An objective of 9 epochs, of which the third is the best."""
-    for epoch in range(1, 10):
-        report(params["x"] + abs(epoch - 3) / 100)
-    return params["x"]
+def curved(**arguments):
+    """A search whose trials have 9 epochs, of which the third is the best."""
+
+    def curve(params):
+        for epoch in range(1, 10):
+            report(params["x"] + abs(epoch - 3) / 100)
+        return params["x"]
+
+    search = HyperParamModel(LocalWorkers())
+    space = {"x": uniform(0, 1)}
+    search.minimize(objective=curve, space=space, max_evals=40, algo="random", seed=1, verbose=0, **arguments)
+    return search
+
+
+@pytest.fixture(scope="module")
+def unpruned():
+    return curved()
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", PRUNERS)
-def test_pruners_end_trials_that_are_worse_than_others(name):
-    def searched(**arguments):
-        search = HyperParamModel(LocalWorkers())
-        arguments = {"max_evals": 40, "algo": "random", "seed": 1, "verbose": 0, **arguments}
-        search.minimize(objective=curve, space={"x": uniform(0, 1)}, **arguments)
-        return search
-
-    pruned, everything = searched(pruner=name), searched()
-    assert pruned.best_value == everything.best_value
-    assert sum(trial.epochs for trial in pruned.trials) < 0.9 * sum(trial.epochs for trial in everything.trials)
-    for trial in pruned.trials:
+def test_pruners_end_trials_that_are_worse_than_others(name, unpruned):
+    pruned = curved(pruner=name)
+    assert pruned.best_value == unpruned.best_value
+    assert sum(trial.epochs for trial in pruned.trials) < 0.9 * sum(trial.epochs for trial in unpruned.trials)
+    for trial, frozen in zip(pruned.trials, pruned.study.trials, strict=True):
+        assert frozen.state.name == ("PRUNED" if trial.status == "pruned" else "COMPLETE")
         assert trial.status == "pruned" or trial.epochs == 9
         assert trial.value == trial.params["x"] + max(0, 3 - trial.epochs) / 100
-    assert [trial.state.name for trial in pruned.study.trials] == [
-        {"ok": "COMPLETE", "pruned": "PRUNED"}[trial.status] for trial in pruned.trials
-    ]
 
 
 def test_a_pruner_of_the_user_gets_the_study_and_the_reports():
     class Pruner(optuna.pruners.BasePruner):
         def prune(self, study, trial):
-            return study.trials[trial.number].intermediate_values == {1: 1, 2: 2, 3: 4}
+            return study.trials[trial.number].intermediate_values == {1: 1, 2: 2}
 
     search = Search({"x": uniform(0, 1)}, pruner=Pruner())
-    for values, replies in (((1, 2, 3, 4), [False] * 4), ((1, 2, 4), [False, False, True])):
+    for values, replies in (((1, 3), [False, False]), ((1, 2), [False, True])):
         trial = search.ask()
         assert [search.report(trial, value) for value in values] == replies
         search.tell(trial)
     assert [trial.status for trial in search.trials] == ["ok", "pruned"]
 
 
-@pytest.mark.parametrize(
-    ("pruner", "message"),
-    [
-        (["asha"], "is not known. Give None, a name, or a pruner of Optuna.*Known: 'asha'"),
-        ("Median", "Did you mean 'median'"),
-        (optuna.pruners.MedianPruner, r"pruner=MedianPruner is a class; expected an object: MedianPruner\(\)"),
-    ],
-)
-def test_invalid_pruners_are_rejected(pruner, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Search(LINE, pruner=pruner)
-
-
 def test_importing_an_earlier_pruner_names_what_replaces_it():
-    for name, words in (("ASHAPruner", 'use pruner="asha", or'), ("Pruner", "use a subclass of")):
-        with pytest.raises(ImportError, match=f"{name}: pruners are Optuna's: {words}"):
+    for name, words in (("ASHAPruner", 'pruner="asha"'), ("Pruner", "a subclass of")):
+        with pytest.raises(ImportError, match=words):
             getattr(sparkkeras.hyperopt, name)
 
 
@@ -412,27 +396,25 @@ def test_the_importance_for_one_of_several_metrics():
     run(search, 40, lambda params: (params["x"], -params["y"]))
     assert list(search.importances()) == list(search.importances("loss")) == ["x", "y"]
     assert list(search.importances("accuracy")) == ["y", "x"]
-    with pytest.raises(ConfigurationError, match="metric='sizes' is not known. Known: 'accuracy', 'loss'"):
+    with pytest.raises(ConfigurationError, match="metric='sizes'"):
         search.importances("sizes")
 
 
 @pytest.mark.filterwarnings("error")
 def test_importances_need_trials_with_different_values():
     search = HyperParamModel(LocalWorkers())
-    with pytest.raises(SearchError, match="there are no trials yet"):
+    with pytest.raises(SearchError, match="no trials yet"):
         search.importances()
-    arguments = {"space": {"x": uniform(0, 1)}, "seed": 1, "verbose": 0}
-    search.minimize(objective=lambda params: 0.5, max_evals=3, **arguments)
-    with pytest.raises(SearchError, match="importances need trials with different values: search further"):
-        search.importances()
-    search.minimize(objective=lambda params: params["x"], max_evals=3, **arguments)
-    assert search.importances() == {"x": 1.0}
+    search = Search({"x": uniform(0, 1)}, seed=1)
+    with pytest.raises(SearchError, match="different values"):
+        run(search, 2, lambda params: 0.5).importances()
+    assert run(search, 3, lambda params: params["x"]).importances() == {"x": 1.0}
 
 
 @pytest.mark.filterwarnings("ignore:The value .* is out of range")
 def test_units_of_grids_are_checked():
     grid = optuna.samplers.GridSampler({"scale": [5.0, 6.0]})
-    with pytest.raises(ConfigurationError, match="value .* for 'scale', of a grid.*gets its quantile"):
+    with pytest.raises(ConfigurationError, match="'scale', of a grid"):
         Search({"scale": normal(0, 1)}, algo=grid).ask()
 
 
@@ -459,3 +441,193 @@ def test_errors_of_the_settings_release_the_folder(tmp_path):
         Search(LINE, seed=2, save_to=tmp_path)
     Search(LINE, seed=1, save_to=tmp_path).close()
     assert caught  # whose traceback keeps what failed
+
+
+# Asking and telling
+
+
+def saved_values(folder):
+    """The values in the journal of a search, as Optuna reads them."""
+    storage = optuna.storages.JournalStorage(JournalBackend(str(folder)))
+    trials = optuna.load_study(study_name="sparkkeras", storage=storage).trials
+    return {trial.number: trial.value for trial in trials if trial.state.is_finished()}
+
+
+def test_a_search_on_workers_has_the_same_trials_and_continues_it(tmp_path):
+    def minimized(count, **given):
+        search = HyperParamModel(LocalWorkers())
+        search.minimize(objective=loss, space=SPACE, max_evals=count, verbose=0, **given)
+        return [(trial.number, trial.params, trial.value) for trial in search.trials]
+
+    with Search(SPACE, seed=7, save_to=tmp_path / "search") as search:
+        run(search, 12)
+    assert search.best_value == loss(search.best_params) == min(trial.value for trial in search.trials)
+    own = [(trial.number, trial.params, trial.value) for trial in search.trials]
+    assert own == minimized(12, seed=7)
+    continued = minimized(14, save_to=tmp_path / "search")
+    assert (continued[:12], len(continued)) == (own, 14)
+
+
+def test_threads_may_share_a_search():
+    search = Search(SPACE, algo="random", seed=1)
+    threads = [threading.Thread(target=run, args=(search, 10)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [trial.number for trial in search.trials] == list(range(40))
+    assert all(trial.value == loss(trial.params) for trial in search.trials)
+
+
+def test_a_failed_trial_has_its_error():
+    search = Search(SPACE, seed=1)
+    text, exception, nan = (search.ask() for _ in range(3))
+    search.tell(text, error="out of memory")
+    try:
+        raise RuntimeError("it broke")
+    except RuntimeError as error:
+        search.tell(exception.number, error=error)
+    assert "nan" in search.tell(nan, math.nan).error
+    assert [trial.status for trial in search.trials] == ["failed"] * 3
+    assert [trial.error for trial in search.trials[:2]] == ["out of memory", "RuntimeError: it broke"]
+    assert "test_study.py" in search.trials[1].traceback
+    with pytest.raises(SearchError, match="see trials"):
+        _ = search.best_params
+
+
+def test_without_a_value_the_best_report_counts():
+    search = Search(SPACE, seed=1)
+    trial, other = search.ask(), search.ask()
+    assert [search.report(trial, value) for value in (0.5, 0.25, 0.75)] == [False, False, False]
+    told = search.tell(trial)
+    assert (told.status, told.value, told.best_epoch, told.epochs) == ("ok", 0.25, 2, 3)
+    assert told.history == {"loss": [0.5, 0.25, 0.75]}
+    search.report(other, 0.5)
+    assert search.tell(other, 0.125).best_epoch is None
+
+
+def test_a_report_that_is_not_finite_ends_the_trial():
+    search = Search(SPACE, seed=1)
+    one, other = search.ask(), search.ask()
+    assert [search.report(one, 2.0), search.report(one, math.nan), search.report(other, math.inf)] == [False, True, True]
+    assert search.tell(one).value == 2.0
+    told = search.tell(other)
+    assert (told.status, told.value) == ("failed", None)
+    assert "inf" in told.error
+
+
+def test_a_closed_search_takes_no_results():
+    search = Search(SPACE)
+    trial = search.ask()
+    search.ask()
+    search.tell(trial, 0.5)
+    assert repr(search) == "Search(metric='loss', trials=2, pending=1)"
+    search.close()
+    with pytest.raises(ConfigurationError, match="search was closed"):
+        search.tell(1, 1.0)
+    with pytest.raises(SearchError, match="it was closed"):
+        search.ask()
+
+
+def test_a_trial_that_cannot_be_saved_is_saved_by_the_next_call(tmp_path, monkeypatch):
+    append = JournalFileBackend.append_logs
+
+    def half(self, logs):
+        append(self, logs)
+        os.truncate(self._file_path, os.stat(self._file_path).st_size - 9)
+        raise OSError("no space left")
+
+    search = Search(SPACE, save_to=tmp_path / "search")
+    trial = search.ask()
+    monkeypatch.setattr(JournalFileBackend, "append_logs", half)
+    with pytest.raises(StorageError, match="journal in .* no space left"):
+        search.tell(trial, 0.5)
+    assert [each.status for each in search.trials] == ["running"]
+    monkeypatch.undo()
+    assert search.tell(trial, 0.25).value == search.best_value == 0.5  # the study was told the first value
+    assert saved_values(tmp_path / "search") == {0: 0.5}
+    with pytest.raises(ConfigurationError, match="has ended"):
+        search.tell(trial, 0.25)
+    assert search.ask().number == 1
+
+
+def test_trials_are_saved_after_an_error_of_the_pruner(tmp_path):
+    class Pruner(optuna.pruners.BasePruner):
+        fails = True
+
+        def prune(self, study, trial):
+            if self.fails:
+                raise RuntimeError("no idea")
+            return False
+
+    pruner = Pruner()
+    with Search(SPACE, pruner=pruner, seed=1, save_to=tmp_path) as search:
+        first, second = search.ask(), search.ask()
+        with pytest.raises(ConfigurationError, match="pruner=.*no idea"):
+            search.report(first, 0.5)
+        pruner.fails = False
+        assert search.report(second, 0.75) is False
+        search.tell(second)
+        search.tell(first, 0.5)
+        search.tell(search.ask(), 0.25)
+    assert saved_values(tmp_path) == {0: 0.5, 1: 0.75, 2: 0.25}
+
+
+def test_what_tell_and_report_refuse_says_why():
+    search, other = Search(SPACE, seed=1), Search(SPACE, seed=2)
+    ended, trial = search.ask(), search.ask()
+    search.tell(ended, 0.25)
+    foreign = [other.ask(), other.ask()][1]
+    for call in (search.tell, search.report):
+        for given, words in (
+            ((trial, "good"), "value='good'"),
+            ((trial, True), "value=True"),
+            ((foreign, 0.5), "trial 1 is of another"),
+            ((True, 0.5), r"Pending: \[1\]"),
+            (([], 1.0), "pending: expected"),
+            ((ended, 1.0), "has ended"),
+        ):
+            with pytest.raises(ConfigurationError, match=words):
+                call(*given)
+    with pytest.raises(ConfigurationError, match="no value"):
+        search.tell(trial)
+    with pytest.raises(ConfigurationError, match=r"value=3\.0 and error='no'"):
+        search.tell(trial, 3.0, error="no")
+    search.report(trial, 0.5)  # is still pending
+    search.tell(pickle.loads(pickle.dumps(trial)), 0.5)
+    search.ask()
+    assert search.tell(np.int64(2), 0.125).number == 2
+
+
+def test_an_algorithm_without_suggestions_ends_the_search():
+    with pytest.raises(SearchError, match="no more suggestions"):
+        Search(SPACE, algo=lambda new_ids, domain, trials, seed: []).ask()
+
+
+def test_arguments_are_checked():
+    with pytest.raises(UnknownArgumentError, match="'max_evals'"):
+        Search(SPACE, max_evals=3)
+    with pytest.raises(ConfigurationError, match="needs a space"):
+        Search(None)
+
+
+def test_models_in_a_folder_of_minimize_stay(tmp_path):
+    run(Search(LINE, seed=1, save_to=tmp_path), 1, lambda params: 1.0).close()
+    model = tmp_path / "models" / "00000.npz"
+    model.write_bytes(b"weights")
+    run(Search(LINE, seed=1, save_to=tmp_path), 1, lambda params: 0.5).close()
+    assert model.exists()
+
+
+def test_a_folder_of_a_later_version_is_rejected(tmp_path, monkeypatch):
+    with monkeypatch.context() as later:
+        later.setattr("sparkkeras.hyperopt.study._FORMAT", 2)
+        run(Search(SPACE, save_to=tmp_path / "search"), 1).close()
+    with pytest.raises(ConfigurationError, match="upgrade"):
+        Search(SPACE, save_to=tmp_path / "search")
+
+
+def test_reading_a_search_that_is_not_there_writes_nothing(tmp_path):
+    with pytest.raises(StorageError, match="no search in"):
+        JournalBackend(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
