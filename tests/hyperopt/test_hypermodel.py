@@ -1,17 +1,16 @@
 """Hyper-parameters that trials define while they run, in the style of KerasTuner and of Optuna."""
 
 import copy
-import json
 
 import keras
 import numpy as np
 import optuna
 import pytest
 
-from sparkkeras.errors import ConfigurationError, UnknownArgumentError
-from sparkkeras.hyperopt import HyperModel, HyperParameters, HyperParamModel
-from sparkkeras.hyperopt.distributions import Choice, Integer, LogUniform, Uniform
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt import HyperModel, HyperParameters, HyperParamModel, choice, integer, loguniform, uniform
 from sparkkeras.hyperopt.workers import LocalWorkers
+from tests.hyperopt.test_study import cut_off
 
 
 def objective(hp):
@@ -45,18 +44,12 @@ def test_an_objective_gets_the_values_that_optuna_suggests():
 
 
 def test_a_search_that_is_cut_off_anywhere_continues_as_if_it_was_not(tmp_path):
-    """Its driver died while it wrote any line of the journal, from the last trial but one."""
+    """Its driver died while it wrote any line of the journal about the last trial but one."""
     count = 12
     whole = minimize(max_evals=count, save_to=tmp_path / "whole").found
     assert {type(params["kind"]) for _, params, _ in whole} == {str, int, type(None), bool}
-    assert whole == minimize(max_evals=count).found
-    lines = (tmp_path / "whole" / "journal.log").read_bytes().splitlines(keepends=True)
-    started = [number for number, line in enumerate(lines) if json.loads(line)["op_code"] == 4]
-    for cut in range(started[-2], len(lines)):
-        folder = tmp_path / str(cut)
-        folder.mkdir()
-        (folder / "journal.log").write_bytes(b"".join(lines[:cut]) + lines[cut][:9])
-        assert minimize(max_evals=count, save_to=folder).found == whole, lines[cut]
+    for folder, line in cut_off(tmp_path / "whole", -2):
+        assert minimize(max_evals=count, save_to=folder).found == whole, line
     resumed = minimize(max_evals=count, save_to=tmp_path / "whole")  # there is nothing left to do
     assert resumed.found == whole
     assert resumed.best_params == min(whole, key=lambda trial: trial[2])[1]
@@ -66,7 +59,7 @@ def test_values_are_asked_for_once_and_have_the_distributions_of_the_calls():
     asked = []
 
     def ask(name, distribution):
-        asked.append((name, type(distribution), *vars(distribution).values()))
+        asked.append((name, repr(distribution)))
         return {"c": "y", "b": False}.get(name, 2)
 
     hp = HyperParameters({"given": 3}, ask)
@@ -78,15 +71,16 @@ def test_values_are_asked_for_once_and_have_the_distributions_of_the_calls():
         assert hp.Int("i", 1, 9, step=2) == 2
     assert (hp.Int("same", 4, 4), hp.Float("equal", 0.5, 0.5), hp.Fixed("fixed", "z"), hp.get("same")) == (4, 0.5, "z", 4)
     assert copy.deepcopy(hp).Int("i", 1, 9, step=2) == 2
-    assert asked == [
-        ("i", Integer, 1, 9, 2, False),
-        ("j", Integer, 1, 9, 1, True),
-        ("f", Uniform, 0.0, 1.0, 0.5),
-        ("h", LogUniform, 1.0, 2.0),
-        ("c", Choice, ("x", "y"), None),
-        ("b", Choice, (False, True), None),
-        ("d", Choice, (1, 2), None),
-    ]
+    expected = {
+        "i": integer(1, 9, step=2),
+        "j": integer(1, 9, log=True),
+        "f": uniform(0, 1, step=0.5),
+        "h": loguniform(1, 2),
+        "c": choice("x", "y"),
+        "b": choice(False, True),
+        "d": choice(1, 2),
+    }
+    assert asked == [(name, repr(distribution)) for name, distribution in expected.items()]
 
 
 def test_an_object_with_a_method_build_is_accepted():
@@ -94,30 +88,27 @@ def test_an_object_with_a_method_build_is_accepted():
         def build(self, hp):
             return hp.Int("n", 1, 2)
 
-    assert HyperModel(Tuned())(HyperParameters({"n": 2})) == HyperModel(Tuned())({"n": 2}) == 2
+    assert HyperModel(Tuned())({"n": 2}) == 2
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "words"),
     [
-        (lambda hp: hp.get("units"), r"hp.get\('units'\): there is no such hyper-parameter. Define it first"),
-        (lambda hp: hp.Int("n", 1, 9, sampling="reverse_log"), "sampling='reverse_log' of 'n' is not supported: expected"),
-        (lambda hp: hp.Int("n", 1, 9, 2, "log"), r"hp.Int\('n'\): step=2 cannot be combined with sampling='log'"),
-        (lambda hp: hp.suggest_float("x", 0.1, 1, step=0.1, log=True), "step=0.1 cannot be combined with log=True"),
-        (lambda hp: hp.Choice("c", []), r"choice\(\) has no options"),
-        (lambda hp: hp.Choice("c", [dict, "x"]), r"hp.Choice\('c'\): .*class 'dict'.*expected numbers or strings"),
-        (lambda hp: hp.Int("n", 1, 9, steps=2), r"hp.Int\('n'\): the argument 'steps'. Known: .* Did you mean 'step'"),
-        (lambda hp: hp.name_scope("a"), "hp.name_scope is not supported. Known: 'Boolean', 'Choice', .*'conditional_scope'"),
-        (lambda hp: hp.Int("n", 9, 1), r"integer\(9, 1\): low must be smaller than high"),
-        (
-            lambda hp: (hp.Int("a", 1, 5), hp.Float("a", 0.1, 0.2)),
-            "'a' is defined twice, as Integer.* and as Uniform.*rename",
-        ),
+        (lambda hp: hp.get("units"), "Define it first"),
+        (lambda hp: hp.Int("n", 1, 9, sampling="reverse_log"), "sampling='reverse_log'"),
+        (lambda hp: hp.Int("n", 1, 9, 2, "log"), "step=2 .* sampling='log'"),
+        (lambda hp: hp.suggest_float("x", 0.1, 1, step=0.1, log=True), "step=0.1 .* log=True"),
+        (lambda hp: hp.Choice("c", []), "no options"),
+        (lambda hp: hp.Choice("c", [dict, "x"]), "numbers or strings"),
+        (lambda hp: hp.Int("n", 1, 9, steps=2), "Did you mean 'step'"),
+        (lambda hp: hp.name_scope("a"), "hp.name_scope is not"),
+        (lambda hp: hp.Int("n", 9, 1), "low must be smaller"),
+        (lambda hp: (hp.Int("a", 1, 5), hp.Float("a", 0.1, 0.2)), "'a' is defined twice"),
     ],
 )
-def test_what_cannot_be_searched_ends_the_search(function, message):
+def test_what_cannot_be_searched_ends_the_search(function, words):
     search = HyperParamModel(LocalWorkers())
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=words):
         search.minimize(objective=function, max_evals=50, verbose=0)
     assert len(search.trials) == 1
 
@@ -131,24 +122,20 @@ def test_a_trial_fails_if_a_hyper_parameter_has_another_range_than_before():
     same = [trial for trial in others if trial.params["size"] == first.params["size"]]
     different = [trial for trial in others if trial not in same]
     assert {trial.status for trial in (first, *same)} == {"ok"}
-    for trial in different:
-        assert trial.status == "failed"
-        assert "the hyper-parameter 'n' is defined twice, as Integer(low=1, high=" in trial.error
+    assert {trial.status for trial in different} == {"failed"}
+    assert all("'n' is defined twice" in trial.error for trial in different)
     assert same
-    assert different
 
 
 def test_a_model_is_rebuilt_with_the_same_hyper_parameters():
-    with pytest.raises(ConfigurationError, match="the trial has no 'units': .* must define the same hyper-parameters"):
+    with pytest.raises(ConfigurationError, match="trial has no 'units'"):
         HyperModel(lambda hp: hp.Int("units", 1, 2))({"x": 0.7})
 
 
 def test_arguments_are_checked():
     for given in (3, keras.Model, keras.Sequential()):
-        with pytest.raises(ConfigurationError, match="expected a function of hp, or an object with a method build"):
+        with pytest.raises(ConfigurationError, match="function of hp"):
             HyperModel(given)
-    with pytest.raises(UnknownArgumentError, match="HyperModel takes no argument 'space'"):
-        HyperModel(objective, space={})
     for algo in ("anneal", "atpe"):
-        with pytest.raises(ConfigurationError, match=r"has to know the space before: give space=|needs lightgbm"):
+        with pytest.raises(ConfigurationError, match="give space=|needs lightgbm"):
             minimize(algo=algo)

@@ -6,7 +6,6 @@ import sqlite3
 import threading
 import time
 
-import hyperopt
 import keras
 import numpy as np
 import optuna
@@ -29,10 +28,10 @@ from sparkkeras.hyperopt import (
     HyperParamModel,
     ReportCallback,
     Search,
-    SparkTrials,
     choice,
     report,
 )
+from sparkkeras.hyperopt.arguments import sign_of
 from sparkkeras.hyperopt.workers import LocalWorkers
 
 LINE = {"x": hp.uniform("x", -10, 10)}
@@ -114,7 +113,7 @@ class TestResults:
         values = sorted(trial.value for trial in search.trials)
         assert losses_of(search.best_models(3)) == pytest.approx(values[:3])
         assert losses_of([search.best_model]) == pytest.approx([search.best_value])
-        with pytest.raises(ConfigurationError, match="only 3 of the models of the"):
+        with pytest.raises(ConfigurationError, match="only 3 of the"):
             search.best_models(4)
 
     def test_the_same_seed_gives_the_same_trials(self, rows):
@@ -132,8 +131,6 @@ class TestResults:
         assert search.best_value == max(trial.value for trial in search.trials)
         assert search.best_value == max(search.best_trial.history["val_accuracy"])
         assert list(search.best_trial.intermediate_values) == search.best_trial.history["val_accuracy"]
-        search = search_of(objective=parabola, mode="max")
-        assert search.best_value == max((trial.params["x"] - 3) ** 2 for trial in search.trials)
 
 
 class TestTrialInputs:
@@ -142,28 +139,26 @@ class TestTrialInputs:
         search = fits_of(rows, max_evals=2, epochs=9, callbacks=[stopping])
         assert [trial.epochs for trial in search.trials] == [2, 2]
 
-    def test_data_of_every_kind(self, rows):
+    def test_data_of_every_kind_is_read_once(self, rows, tmp_path):
         x, y = rows
-        kinds = {"arrays": (x, y), "dict": {"x": x, "y": y}, "function": lambda: (x, y)}
-        values = {name: fits_of(data, model=build, max_evals=1, epochs=1).best_value for name, data in kinds.items()}
-        assert len(set(values.values())) == 1, values
+
+        def read():
+            (tmp_path / str(time.time_ns())).touch()
+            return x, y
+
+        kinds = ((x, y), {"x": x, "y": y}, read)
+        values = [fits_of(data, model=build, max_evals=2, epochs=1).best_value for data in kinds]
+        assert len(set(values)) == 1, values
+        assert len(list(tmp_path.iterdir())) == 1
 
     def test_validation_data_and_weights(self, rows):
         x, y = rows
         one = {"model": build, "max_evals": 1, "epochs": 1, "validation_split": 0.0}
-        held = fits_of((x, y), validation_data=(x[:9], y[:9]), **one)
-        in_dict = fits_of({"x": x, "y": y, "validation_data": (x[:9], y[:9])}, **one)
-        weighted = fits_of((x, y, np.zeros(len(x))), metric="loss", **one)
-        assert held.best_value == in_dict.best_value
-        assert weighted.best_value == 0
-
-    def test_the_data_is_read_once(self, tmp_path):
-        def read():
-            (tmp_path / str(time.time_ns())).touch()
-            return 1
-
-        search_of(objective=parabola, data=read)
-        assert len(list(tmp_path.iterdir())) == 1
+        held, in_dict = {"validation_data": (x[:9], y[:9])}, {"x": x, "y": y, "validation_data": (x[:9], y[:9])}
+        assert fits_of((x, y), **held, **one).best_value == fits_of(in_dict, **one).best_value
+        assert fits_of((x, y, np.zeros(len(x))), metric="loss", **one).best_value == 0
+        with pytest.raises(DataError, match="both in the dict"):
+            fits_of(in_dict, **held, **one)
 
     def test_an_objective_may_return_hyperopts_dict_and_a_model(self, rows):
         def objective(params, data):
@@ -184,52 +179,34 @@ class TestTrialInputs:
         assert search_of(objective=lambda params: 7.0, data=5, max_evals=1).best_value == 7
 
 
-class TestEarlyStopping:
-    def test_timeout_keeps_the_best_reported_value(self):
-        def objective(params, data):
-            for _ in range(3000):
-                report(params["x"])
-                time.sleep(0.1)
-            return params["x"]
-
-        search = search_of(objective=objective, timeout=0.3)
-        assert "timeout=0.3" in search.reason
-        (trial,) = search.trials
-        assert trial.status == "stopped"
-        assert trial.value == trial.params["x"]
-
-    def test_loss_threshold_and_early_stop(self):
-        assert len(search_of(objective=parabola, loss_threshold=1000, max_evals=50).trials) == 1
-        stopped = search_of(objective=lambda params, data: 1.0, early_stop_fn=no_progress_loss(4), max_evals=50)
-        assert 4 <= len(stopped.trials) < 7
-        assert "early_stop_fn" in stopped.reason
+def test_loss_threshold_and_early_stop():
+    assert len(search_of(objective=parabola, loss_threshold=1000, max_evals=50).trials) == 1
+    stopped = search_of(objective=lambda params, data: 1.0, early_stop_fn=no_progress_loss(4), max_evals=50)
+    assert 4 <= len(stopped.trials) < 7
+    assert "early_stop_fn" in stopped.reason
 
 
-class TestDefineByRun:
-    """Trials that define their hyper-parameters while they run."""
+def test_a_function_in_the_style_of_keras_tuner(rows, tmp_path):
+    """Trials define their hyper-parameters while they run."""
 
-    def test_a_function_in_the_style_of_keras_tuner(self, rows, tmp_path):
-        def tuned(hp):
-            layers = [keras.Input((64,))]
-            for number in range(hp.Int("layers", 1, 2)):
-                layers.append(keras.layers.Dense(hp.Int(f"units_{number}", 8, 16, step=8)))
-                if hp.Boolean(f"drop_{number}"):
-                    layers.append(keras.layers.Dropout(hp.Float(f"rate_{number}", 0, 0.5, step=0.1)))
-            model = Quick([*layers, keras.layers.Dense(10, hp.Fixed("activation", "softmax"))])
-            rate = hp.Float("lr", 1e-3, 1, sampling="log")
-            model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
-            return model
+    def tuned(hp):
+        layers = [keras.Input((64,))]
+        for number in range(hp.Int("layers", 1, 2)):
+            layers.append(keras.layers.Dense(hp.Int(f"units_{number}", 8, 16, step=8)))
+        model = Quick([*layers, keras.layers.Dense(10, hp.Fixed("activation", "softmax"))])
+        rate = hp.Float("lr", 1e-3, 1, sampling="log")
+        model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
+        return model
 
-        arguments = {"model": tuned, "space": None, "keep_models": "all", "save_to": tmp_path / "search"}
-        search = fits_of(rows, max_evals=6, **arguments)
-        assert {trial.status for trial in search.trials} == {"ok"}
-        assert {("units_1" in trial.params) == (trial.params["layers"] == 2) for trial in search.trials} == {True}
-        assert search.best_value == pytest.approx(0.25 * search.best_params["lr"])
-        for trial in search.trials:
-            assert tuned(HyperParameters(trial.params)).count_params() == search.model_of(trial.number).count_params()
-        resumed = fits_of(rows, max_evals=8, **{**arguments, "model": HyperModel(tuned)})
-        assert resumed.trials[:6] == search.trials
-        assert losses_of([resumed.best_model]) == pytest.approx([resumed.best_value])
+    arguments = {"space": None, "keep_models": "all", "save_to": tmp_path / "search"}
+    search = fits_of(rows, model=tuned, max_evals=6, **arguments)
+    assert {("units_1" in trial.params) == (trial.params["layers"] == 2) for trial in search.trials} == {True}
+    assert search.best_value == pytest.approx(0.25 * search.best_params["lr"])
+    for trial in search.trials:
+        assert tuned(HyperParameters(trial.params)).count_params() == search.model_of(trial.number).count_params()
+    resumed = fits_of(rows, model=HyperModel(tuned), max_evals=8, **arguments)
+    assert resumed.trials[:6] == search.trials
+    assert losses_of([resumed.best_model]) == pytest.approx([resumed.best_value])
 
 
 class TestFailures:
@@ -240,11 +217,12 @@ class TestFailures:
             return params["x"]
 
         search = search_of(objective=objective, max_evals=8)
-        failed = [trial for trial in search.trials if trial.status == "failed"]
+        failed = [trial for trial in search.trials if trial.params["x"] < 0]
         assert failed
-        assert all("KeyError: 'no such thing'" in trial.error and "objective(params" in trial.traceback for trial in failed)
-        assert all(trial.value is None for trial in failed)
-        with pytest.raises(SearchError, match=r"trials failed.*no such thing"):
+        for trial in failed:
+            assert (trial.status, trial.value, trial.error) == ("failed", None, "KeyError: 'no such thing'")
+            assert "objective(params" in trial.traceback
+        with pytest.raises(SearchError, match="failed.*no such thing"):
             search_of(objective=objective, max_evals=8, max_failures=0)
 
     def test_the_search_fails_if_all_trials_fail(self):
@@ -252,13 +230,13 @@ class TestFailures:
             raise ValueError("an error")
 
         search = HyperParamModel(LocalWorkers())
-        with pytest.raises(SearchError, match="3 of 3 trials failed. The first of them, trial 0 .*an error"):
+        with pytest.raises(SearchError, match="3 of 3 trials.* an error"):
             search.minimize(objective=objective, space=LINE, max_evals=3, verbose=0)
-        with pytest.raises(SearchError, match="none of the 3 trials has a value: see trials for errors, and search again"):
+        with pytest.raises(SearchError, match="see trials"):
             _ = search.best_model
 
     def test_an_unknown_metric_is_reported(self, rows):
-        with pytest.raises(ConfigurationError, match="'val_los' is not in the logs.*Did you mean 'val_loss'"):
+        with pytest.raises(ConfigurationError, match="Did you mean 'val_loss'"):
             fits_of(rows, metric="val_los", mode="min", max_evals=99)
         with pytest.raises(ConfigurationError, match="need validation data"):
             fits_of(rows, validation_split=0.0, max_evals=99)
@@ -269,53 +247,47 @@ class TestResume:
         arguments = {"save_to": tmp_path / "search", "keep_models": 2}
         first = fits_of(rows, max_evals=3, **arguments)
         second = fits_of(rows, max_evals=5, **arguments)
-        assert [trial.number for trial in second.trials] == [0, 1, 2, 3, 4]
-        assert second.trials[:3] == first.trials
-        assert losses_of(second.best_models(2)) == pytest.approx(sorted(trial.value for trial in second.trials)[:2])
+        trials = second.trials
+        assert [trial.number for trial in trials] == [0, 1, 2, 3, 4]
+        assert trials[:3] == first.trials
+        assert losses_of(second.best_models(2)) == pytest.approx(sorted(trial.value for trial in trials)[:2])
         assert len(list((tmp_path / "search" / "models").iterdir())) == 2
-        assert fits_of(rows, max_evals=5, **arguments).trials == second.trials
-        values = [trial.value for trial in second.trials]
-        with pytest.raises(ConfigurationError, match="holds another search.*metric"):
+        assert fits_of(rows, max_evals=5, **arguments).trials == trials
+        with pytest.raises(ConfigurationError, match="another search.*metric"):
             second.minimize(model=quick, data=rows, space=SPACE, max_evals=9, metric="loss", verbose=0, **arguments)
-        assert [trial.value for trial in second.trials] == values  # a rejected call changes nothing
+        assert second.trials == trials  # a rejected call changes nothing
 
     def test_unreadable_data_fails_no_trials(self, rows, tmp_path):
         file = tmp_path / "exists"
-        file.touch()
 
         def read():
             file.read_bytes()
             return rows
 
         arguments = {"metric": "loss", "epochs": 1, "save_to": tmp_path / "search"}
-        fits_of(read, max_evals=2, **arguments)
-        file.unlink()
-        with pytest.raises(ConfigurationError, match="the function that reads the data failed: FileNotFoundError"):
+        with pytest.raises(ConfigurationError, match="data failed: FileNotFoundError"):
             fits_of(read, max_evals=9, **arguments)
         file.touch()
-        assert [trial.status for trial in fits_of(read, max_evals=4, **arguments).trials] == ["ok"] * 4
+        assert [trial.status for trial in fits_of(read, max_evals=2, **arguments).trials] == ["ok"] * 2
 
     def test_each_model_has_copies_of_the_objects_in_the_space(self, rows, tmp_path):
-        layer = keras.layers.Dense(8, "relu", name="first")
-
         def build(params):
             model = keras.Sequential([keras.Input((64,)), params["layer"], keras.layers.Dense(10, "softmax")])
             model.compile(keras.optimizers.SGD(params["lr"]), "sparse_categorical_crossentropy", run_eagerly=True)
             return model
 
-        def space(layer):
-            return {"layer": hp.choice("layer", [layer]), "lr": hp.uniform("lr", 0.01, 0.5)}
+        def fits(layer, max_evals):
+            space = {"layer": hp.choice("layer", [layer]), "lr": hp.uniform("lr", 0.01, 0.5)}
+            given = {"model": build, "metric": "loss", "epochs": 1, "save_to": tmp_path / "search"}
+            return fits_of(rows, space=space, max_evals=max_evals, **given)
 
-        arguments = {"model": build, "metric": "loss", "epochs": 1, "save_to": tmp_path / "search"}
-        search = fits_of(rows, space=space(layer), max_evals=2, **arguments)
-        one, other = search.best_models(2)
+        layer, another = keras.layers.Dense(8, "relu", name="first"), keras.layers.Dense(8, "relu")  # with a generated name
+        one, other = fits(layer, 2).best_models(2)
         assert not layer.built
         assert not np.allclose(one.get_weights()[0], other.get_weights()[0])
-        another = keras.layers.Dense(8, "relu")  # with a generated name
-        again = fits_of(rows, space=space(another), max_evals=3, **arguments)
-        assert [trial.params["layer"] for trial in again.trials] == [another] * 3
+        assert [trial.params["layer"] for trial in fits(another, 3).trials] == [another] * 3
 
-    def test_stopped_trials_run_again(self, tmp_path):
+    def test_trials_stopped_by_a_timeout_have_their_best_report_and_run_again(self, tmp_path):
         slow = tmp_path / "slow"
         slow.touch()
 
@@ -326,7 +298,10 @@ class TestResume:
             return params["x"]
 
         arguments = {"objective": objective, "save_to": tmp_path / "search", "max_evals": 4}
-        assert {trial.status for trial in search_of(timeout=0.3, **arguments).trials} == {"stopped"}
+        stopped = search_of(timeout=0.3, **arguments)
+        assert "timeout=0.3" in stopped.reason
+        (trial,) = stopped.trials
+        assert (trial.status, trial.value) == ("stopped", trial.params["x"])
         slow.unlink()
         assert [trial.status for trial in search_of(**arguments).trials] == ["ok"] * 4
 
@@ -353,13 +328,11 @@ class TestResume:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]) == -signal.SIGKILL
         with Search(LINE, save_to=tmp_path / "search") as opened:
-            recorded = [trial for trial in opened.trials if trial.status == "ok"]
+            recorded = [repr(trial.params["x"]) for trial in opened.trials if trial.status == "ok"]
         assert len(recorded) == 5
-        search = search_of(**arguments)
-        assert [trial.number for trial in search.trials] == list(range(9))
+        assert [trial.number for trial in search_of(**arguments).trials] == list(range(9))
         runs = (tmp_path / "runs").read_text().splitlines()
-        for trial in recorded:
-            assert runs.count(repr(trial.params["x"])) == 1
+        assert [runs.count(x) for x in recorded] == [1] * 5
 
 
 class Nowhere:
@@ -375,114 +348,82 @@ class Nowhere:
 
 class TestBadInput:
     @pytest.mark.parametrize(
-        ("arguments", "message"),
+        ("arguments", "words"),
         [
-            ({}, "give exactly one of model= .* and objective="),
-            ({"objective": 3}, "objective=3: expected a function"),
+            ({}, "exactly one of"),
+            ({"objective": 3}, "objective=3"),
             ({"objective": parabola, "max_evals": None}, "give max_evals="),
-            ({"objective": parabola, "max_evals": 0}, "max_evals=0: expected a positive whole number"),
-            ({"objective": parabola, "timeout": -1}, "timeout=-1: expected a positive number"),
-            ({"objective": parabola, "mode": "best"}, "mode='best' is not known"),
-            ({"objective": parabola, "keep_models": "some"}, "keep_models='some': .* at least 0, or \"all\""),
+            ({"objective": parabola, "max_evals": 0}, "max_evals=0"),
+            ({"objective": parabola, "mode": "best"}, "mode='best'"),
+            ({"objective": parabola, "keep_models": "some"}, "keep_models='some'"),
             ({"objective": parabola, "loss_threshold": "low"}, "loss_threshold='low'"),
-            ({"objective": parabola, "epochs": 3}, "epochs= works only with model="),
-            ({"objective": parabola, "space": (np.zeros(999),)}, r"space=\(array\(.{0,99}\) has no hyper-parameter"),
-            ({"objective": parabola, "early_stop_fn": 3}, "early_stop_fn=3: expected a function"),
-            ({"objective": lambda: 1}, r"expected a function of \(params, data\)"),
-            ({"objective": parabola, "save_to": 3}, "save_to=3: expected a path"),
-            ({"objective": parabola, "features": "a"}, "data is of type NoneType: give a DataFrame"),
+            ({"objective": parabola, "epochs": 3}, "epochs= works only"),
+            ({"objective": parabola, "space": (np.zeros(999),)}, r"space=\(array\(.{0,99}\) has no"),
+            ({"objective": lambda: 1}, r"\(params, data\)"),
+            ({"objective": parabola, "features": "a"}, "type NoneType"),
             ({"model": lambda: 1, "data": ([[1.0]], [1.0])}, r"build\(params\)"),
-            ({"model": build, "metric": "val_niceness"}, "cannot infer from its name whether to minimize or maximize"),
-            ({"model": build, "data": list, "validation_data": 3}, "let it return a dict"),
+            ({"model": build, "metric": "val_niceness"}, "cannot infer"),
+            ({"model": build, "data": list, "validation_data": 3}, "return a dict"),
+            ({"model": build, "data": lambda worker, num_workers: None}, "without arguments .*'worker'"),
         ],
     )
-    def test_arguments_are_checked_before_the_search_starts(self, arguments, message):
-        search = HyperParamModel(Nowhere())
-        with pytest.raises(ConfigurationError, match=message):
-            search.minimize(**{"space": LINE, "max_evals": 6, "verbose": 0, **arguments})
+    def test_arguments_are_checked_before_the_search_starts(self, arguments, words):
+        with pytest.raises(ConfigurationError, match=words):
+            HyperParamModel(Nowhere()).minimize(**{"space": LINE, "max_evals": 6, "verbose": 0, **arguments})
 
     def test_invalid_data_is_reported(self, rows):
         x, y = rows
-        for data, message in [
+        for data, words in (
             (None, "data is None"),
-            (x, "expected .x, y."),
-            ({"x": x, "labels": y}, "the key 'labels'"),
-            ((np.full_like(x, np.nan), y), "holds NaN .* Fix the data, or drop such rows.$"),
+            ({"x": x, "labels": y}, "'labels'"),
+            ((np.full_like(x, np.nan), y), "NaN"),
             ((x[:0], y[:0]), "no rows"),
-        ]:
-            with pytest.raises(DataError, match=message):
+        ):
+            with pytest.raises(DataError, match=words):
                 fits_of(data)
-        with pytest.raises(ConfigurationError, match="one of validation_split and validation_data"):
+        with pytest.raises(ConfigurationError, match="one of validation_split"):
             fits_of((x, y), validation_data=(x, y))
-        with pytest.raises(ConfigurationError, match="is a model; expected a function"):
+        with pytest.raises(ConfigurationError, match="is a model"):
             fits_of((x, y), model=build({"units": 8, "lr": 0.1}))
 
-    @pytest.mark.parametrize(
-        ("metric", "is_maximized"),
-        [
-            ("val_accuracy", True),
-            ("val_auc_1", True),
-            ("val_mean_io_u", True),
-            ("val_account_mae", False),
-            ("accuracy_loss", False),
-            ("val_false_positives", False),
-            ("val_false_alarm_auc", True),
-        ],
-    )
-    def test_the_direction_is_inferred_from_the_name_of_a_metric(self, metric, is_maximized):
-        from sparkkeras.hyperopt.arguments import sign_of
-
-        assert (sign_of(metric, "auto") < 0) == is_maximized
-        assert sign_of(metric, "max") < 0 < sign_of(metric, "min")
+    def test_the_direction_is_inferred_from_the_name_of_a_metric(self):
+        for metric in ("val_accuracy", "val_auc_1", "val_mean_io_u", "val_false_alarm_auc"):
+            assert sign_of(metric, "auto") < 0
+            assert sign_of(metric, "max") < 0 < sign_of(metric, "min")
+        for metric in ("val_account_mae", "accuracy_loss", "val_false_positives"):
+            assert sign_of(metric, "auto") > 0
 
     def test_an_objective_that_cannot_be_sent(self):
         lock = threading.Lock()
-        with pytest.raises(CustomObjectError, match="objective cannot be sent"):
+        with pytest.raises(CustomObjectError, match="objective"):
             search_of(objective=lambda params, data: lock.locked())
 
     def test_unknown_arguments(self):
-        with pytest.raises(UnknownArgumentError, match="takes no argument 'max_eval'.*Did you mean 'max_evals'"):
+        with pytest.raises(UnknownArgumentError, match="Did you mean 'max_evals'"):
             HyperParamModel().minimize(objective=parabola, space=LINE, max_eval=3)
-        with pytest.raises(ConfigurationError, match="server_options: ParameterServerOptions are for asynchronous"):
+        with pytest.raises(ConfigurationError, match="server_options: ParameterServerOptions"):
             HyperParamModel(server_options=ParameterServerOptions(max_staleness=3))
         with pytest.raises(ConfigurationError, match="sc='local'"):
             HyperParamModel("local")
 
     def test_more_workers_than_slots(self):
         search = HyperParamModel(LocalWorkers(), num_workers=9)
-        with pytest.warns(UserWarning, match="num_workers=9, but Spark has room for 1 trial: no more than 1") as caught:
+        with pytest.warns(UserWarning, match="num_workers=9.* no more than 1") as caught:
             search.minimize(objective=parabola, space=LINE, max_evals=1, seed=1, verbose=0)
-        (warning,) = caught
-        assert warning.filename == __file__
+        assert [warning.filename for warning in caught] == [__file__]
 
     def test_there_are_no_results_before_the_first_search(self):
         search = HyperParamModel()
         assert search.trials == []
         for access in (lambda: search.best_params, lambda: search.plot("search.png"), search.best_models):
-            with pytest.raises(SearchError, match="call minimize first"):
+            with pytest.raises(SearchError, match="minimize first"):
                 access()
 
 
-class TestSparkTrials:
-    def test_failures_do_not_end_the_search(self):
-        def objective(params):
-            if params["x"] < 0:
-                raise ValueError
-            return params["x"]
-
-        trials = SparkTrials(spark_session=LocalWorkers())
-        hyperopt.fmin(
-            objective, LINE, hyperopt.rand.suggest, 8, trials=trials, rstate=np.random.default_rng(1), verbose=False
-        )
-        assert {"ok", "fail"} == set(trials.statuses())
-
-
-def test_progress_lines_and_table_show_the_same_names(capsys):
+def test_progress_lines_show_names_of_options(capsys):
     space = {"fit": {"optimizer": choice("adam", "sgd")}, "x": hp.choice("place", [-1.5, 2.5])}
     search = search_of(objective=lambda params, data: abs(params["x"]), space=space, verbose=2)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Loading Keras, then searching on 1 worker."
-    assert lines[7].startswith("6/6 trials - best loss 1.5")
     for trial, line in zip(search.trials, lines[1:], strict=False):
         assert line.startswith(f"trial {trial.number} loss ")
         assert f"fit.optimizer={trial.params['fit']['optimizer']} place={trial.params['x']} (" in line
@@ -492,20 +433,16 @@ def test_several_searches_share_a_storage(tmp_path):
     url = f"sqlite:///{tmp_path}/search.db"
 
     def search(max_evals, **given):
-        made = HyperParamModel(LocalWorkers())
-        made.minimize(
-            objective=lambda params: params["lr"], space=SPACE, max_evals=max_evals, storage=url, verbose=0, **given
-        )
-        return made
+        return search_of(objective=lambda params: params["lr"], space=SPACE, max_evals=max_evals, storage=url, **given)
 
-    search(3, seed=1)
-    other = search(5)
-    assert (other.seed, [trial.number for trial in other.trials]) == (1, list(range(5)))
+    search(2, seed=1)
+    other = search(3, seed=None)
+    assert (other.seed, [trial.number for trial in other.trials]) == (1, [0, 1, 2])
     study = optuna.load_study(study_name="sparkkeras", storage=url)
     running = study.ask()  # of another program, which this one does not repeat
-    assert [trial.number for trial in search(6).trials] == [0, 1, 2, 3, 4, 6]
+    assert [trial.number for trial in search(4).trials] == [0, 1, 2, 4]
     assert study.trials[running.number].state.name == "RUNNING"
-    with pytest.raises(ConfigurationError, match="storage= holds another search: its seed differs"):
+    with pytest.raises(ConfigurationError, match="another search: its seed"):
         search(7, seed=2)
 
 
@@ -517,14 +454,12 @@ def test_a_database_that_fails_ends_the_search(tmp_path, table):
         report(0.5)
         return 1.0
 
-    search = HyperParamModel(LocalWorkers())
-    url = f"sqlite:///{tmp_path}/search.db"
-    with pytest.raises(StorageError, match=rf"the study \(storage=\) cannot be read or written: .*no such table: {table}"):
-        search.minimize(objective=objective, space=SPACE, max_evals=2, storage=url, verbose=0)
+    with pytest.raises(StorageError, match=f"storage=.* no such table: {table}"):
+        search_of(objective=objective, space=SPACE, max_evals=2, storage=f"sqlite:///{tmp_path}/search.db")
 
 
 @pytest.mark.parametrize("given", ["postgresql://me:secret@nowhere/db", 7])
 def test_storages_that_cannot_be_opened_are_rejected(given):
-    with pytest.raises(ConfigurationError, match="storage=.*: expected .*URL of a database") as caught:
-        HyperParamModel(LocalWorkers()).minimize(objective=lambda params: 1.0, space=SPACE, max_evals=1, storage=given)
+    with pytest.raises(ConfigurationError, match="storage=.* URL of") as caught:
+        search_of(objective=parabola, storage=given)
     assert "secret" not in str(caught.value)

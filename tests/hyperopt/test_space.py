@@ -1,4 +1,4 @@
-"""The structure of search spaces: encoding, digests, constants, and the names and texts for display."""
+"""Search spaces: the values that trials get, encoding, digests, what is rejected, and the texts for display."""
 
 import enum
 import functools
@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt import choice, normal, uniform
+from sparkkeras.hyperopt import Search, choice, integer, loguniform, normal, uniform
+from sparkkeras.hyperopt.distributions import Quantile
 from sparkkeras.hyperopt.space import Space, describe, shown
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.values import as_text, decode, encode
@@ -46,19 +47,102 @@ class Pair(NamedTuple):
     two: int
 
 
-THING, ARRAY = Optimizer(0.1), np.arange(3)
+THING, ARRAY, PAIR, NODE = Optimizer(0.1), np.arange(3), Pair(1, 2), uniform(0, 1)
 
 
 def nested():
     return {
-        "lr": hp.loguniform("lr", -9, -2),
-        "units": hp.choice("units", [32, 64, 128]),
-        "optimizer": hp.choice(
-            "optimizer",
-            [{"kind": "sgd", "momentum": hp.uniform("momentum", 0.5, 1)}, {"kind": "adam", "deep": [hp.randint("n", 3)]}],
+        "optimizer": choice(
+            {"kind": "sgd", "lr": loguniform(1e-3, 1), "momentum": uniform(0.5, 1)},
+            {"kind": "adam", "lr": hp.loguniform("lr", -9, -2)},
         ),
-        "fixed": (1, "two", None, 3.0, True),
+        "layers": [choice(32, 64), (integer(1, 3), "relu")],
+        "dropout": choice(0.0, uniform(0.1, 0.5)),
+        "fixed": (1, "two", [None, 3.0, True]),
     }
+
+
+def suggestions(given, count=40):
+    """The hyper-parameters of trials, as workers receive them."""
+    space, search = Space(given), Search(given, algo="random", seed=1)
+    return [decode(space.encode(search.ask().params), space.objects) for _ in range(count)]
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("distribution", "values"),
+    [
+        (integer(-1, 2), {-1, 0, 1, 2}),
+        (integer(0, 12, step=5), {0, 5, 10}),
+        (integer(1, 3, log=True), {1, 2, 3}),
+        (uniform(0, 1, step=0.4), {0.0, 0.4, 0.8}),
+        (uniform(0, 1, step=1 / 3), {0.0, 1 / 3, 2 / 3, 1.0}),
+        (uniform(0, 0.7, step=0.1), {0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7}),
+        (choice("x", None, 7), {"x", None, 7}),
+    ],
+)
+def test_all_values_occur_and_the_bounds_are_as_likely_as_the_others(distribution, values):
+    drawn = [params["a"] for params in suggestions({"a": distribution}, 300)]
+    assert set(drawn) == values
+    assert {type(value) for value in drawn} == {type(value) for value in values}
+    if not getattr(distribution, "log", False):
+        assert min(drawn.count(value) for value in values) > 0.6 * 300 / len(values)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "low", "middle", "high"),
+    [
+        (uniform(-1, 1), -1, 0, 1),
+        (loguniform(1e-4, 1), 1e-4, 1e-2, 1),
+        (integer(1, 1000, log=True), 1, 32, 1000),
+        (normal(100, 1), 90, 100, 110),
+    ],
+)
+def test_half_of_the_values_are_on_each_side_of_the_middle(distribution, low, middle, high):
+    values = [params["a"] for params in suggestions({"a": distribution}, 200)]
+    assert low <= min(values) < max(values) <= high
+    assert 0.4 < np.mean(np.array(values) < middle) < 0.6
+    assert {type(value) for value in values} <= {int, float}
+
+
+def test_trials_get_the_structure_of_the_space_with_values_of_the_chosen_options():
+    met = suggestions(nested(), 30)
+    for params in met:
+        sgd = params["optimizer"]["kind"] == "sgd"
+        assert set(params["optimizer"]) == {"kind", "lr"} | ({"momentum"} if sgd else set())
+        assert params["optimizer"]["lr"] >= 1e-3 or not sgd
+        assert params["layers"][0] in (32, 64)
+        assert isinstance(params["layers"], list)
+        assert isinstance(params["layers"][1], tuple)
+        assert params["fixed"] == (1, "two", [None, 3.0, True])
+    assert {params["dropout"] == 0.0 for params in met} == {True, False}
+
+
+def test_choices_of_choices():
+    space = {"a": choice(choice({"v": integer(0, 1)}, {"v": integer(2, 3)}), {"v": integer(4, 5)}), "b": choice(PAIR, 3)}
+    met = suggestions(space, 60)
+    assert {params["a"]["v"] for params in met} == {0, 1, 2, 3, 4, 5}
+    assert {type(params["b"]) for params in met} == {Pair, int}
+
+
+@given(
+    st.floats(-100, 100),
+    st.floats(0.01, 100),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1, 1.0, 3.0]),
+    st.floats(1e-6, 1 - 1e-6),
+)
+def test_a_value_is_found_again_at_its_quantile(first, width, is_normal, is_log, step, quantile):
+    first, width = (first / 20, width / 20) if is_log else (first, width)
+    distribution = Quantile(first, width if is_normal else first + width, is_normal, is_log, step)
+    value = distribution.value(quantile)
+    if step:
+        assert value / step == pytest.approx(round(value / step))
+    else:
+        assert distribution.quantile(value) == pytest.approx(quantile, abs=1e-6)
 
 
 # Encoding
@@ -66,8 +150,8 @@ def nested():
 
 def test_each_object_is_sent_once_and_referred_to_by_index():
     space = Space({"a": hp.choice("a", [THING, one_way]), "b": choice(one_way, another_way, 3), "c": THING})
-    assert len(space.objects) == 3
     assert {id(each) for each in space.objects} == {id(THING), id(one_way), id(another_way)}
+    assert len(space.objects) == 3
     encoded = space.encode({"a": THING, "c": one_way})
     elsewhere = [Optimizer(0.5) if each is THING else each for each in space.objects]
     assert decode(encoded, elsewhere)["a"].rate == 0.5
@@ -94,17 +178,12 @@ class Settings(dict):
     """A subclass of dict."""
 
 
-@pytest.mark.parametrize(
-    "value",
-    [MappingProxyType({"a": 1}), Settings(a=1), Pair(1, 2), Kind.SGD, {"x"}, THING],
-    ids=lambda value: type(value).__name__,
-)
+@pytest.mark.parametrize("value", [MappingProxyType({"a": 1}), Settings(a=1), Pair(1, 2), Kind.SGD, {"x"}], ids=str)
 def test_values_that_json_cannot_preserve_are_encoded_as_objects(value):
     """JSON would convert it to a plain type."""
-    encoded = encode({"a": [value, 1]}, [THING, value])
-    assert encoded == {"dict": [["a", {"list": [{"object": 0 if value is THING else 1}, 1]}]]}
-    assert decode(json.loads(json.dumps(encoded)), [THING, value])["a"][0] is value
-    with pytest.raises(ConfigurationError, match="is computed within the space"):
+    encoded = json.loads(json.dumps(encode({"a": [value, 1]}, [THING, value])))
+    assert decode(encoded, [THING, value])["a"][0] is value
+    with pytest.raises(ConfigurationError, match="computed within the space"):
         encode({"a": value}, [])
 
 
@@ -145,60 +224,97 @@ def test_a_digest_is_the_same_in_another_process():
 
 
 def test_different_spaces_have_different_digests():
-    spaces = [
-        {"a": uniform(0, 1)},
-        {"a": uniform(0, 2)},
-        {"a": uniform(0, 1, step=0.5)},
-        {"a": hp.uniform("b", 0, 1)},
-        {"b": hp.uniform("a", 0, 1)},
-        {"a": choice(1, 2)},
-        {"a": choice(2, 1)},
-        {"a": choice("1", 2)},
-        {"a": hp.pchoice("a", [(0.4, 1), (0.6, 2)])},
-        {"a": choice(one_way, 2)},
-        {"a": choice(another_way, 2)},
-        {"a": choice({"x", "y"}, 2)},
-        {"a": choice({"x", "z"}, 2)},
-        {"a": choice({"x": "y"}, 2)},
-        {"a": uniform(0, 1), "c": 1},
+    nodes = [
+        uniform(0, 1),
+        uniform(0, 2),
+        uniform(0, 1, step=0.5),
+        hp.uniform("b", 0, 1),
+        choice(1, 2),
+        choice(2, 1),
+        choice("1", 2),
+        hp.pchoice("a", [(0.4, 1), (0.6, 2)]),
+        choice(one_way, 2),
+        choice(another_way, 2),
+        choice({"x", "y"}, 2),
+        choice({"x", "z"}, 2),
+        choice({"x": "y"}, 2),
     ]
+    spaces = [*({"a": node} for node in nodes), {"b": hp.uniform("a", 0, 1)}, {"a": uniform(0, 1), "c": 1}]
     assert len({Space(each).digest for each in spaces}) == len(spaces)
 
 
 # Constants, and spaces that are rejected
 
 
-@pytest.mark.parametrize("space", [{}, {"units": [32, 64]}, "units"], ids=repr)
-def test_spaces_without_hyper_parameters_are_rejected(space):
-    with pytest.raises(ConfigurationError, match="has no hyper-parameter to choose"):
-        Space(space)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: choice(), "no options"),
+        (lambda: choice(np.array([32, 64])), "type ndarray"),
+        (lambda: integer(1, 2.5), "high=2.5"),
+        (lambda: integer(4, 4), "low must be smaller"),
+        (lambda: integer(1, 4, step=0), "positive step"),
+        (lambda: integer(0, 4, log=True), "low=0 must be positive"),
+        (lambda: integer(1, 4, log="yes"), "log='yes'"),
+        (lambda: integer(1, 8, step=2, log=True), "cannot be combined"),
+        (lambda: loguniform(-7, -2), "unlike in hyperopt"),
+        (lambda: normal(0, 0), "stddev=0.0"),
+        (lambda: normal("a", 1), "mean='a'"),
+        (lambda: uniform(0, float("inf")), "high=inf"),
+        (lambda: uniform(0, 0.3, step=0.301), "positive step"),
+        (lambda: uniform(0, 1, 0.1), "2 arguments by position"),
+        (lambda: Space({"a": Pair(1, uniform(0, 1))}), r"Pair\(\.\.\.\)"),
+        (lambda: Space({"a.b": uniform(0, 1), "a": {"b": uniform(0, 1)}}), "the name 'a.b'"),
+        (lambda: Space({"units": [32, 64]}), "no hyper-parameter"),
+        (lambda: Space("units"), "no hyper-parameter"),
+    ],
+)
+def test_errors_name_what_was_given_and_what_was_expected(make, words):
+    with pytest.raises(ConfigurationError, match=words):
+        make()
 
 
 @pytest.mark.parametrize(
-    ("space", "name"),
+    ("space", "name", "shown"),
     [
-        ({"units": [32, 64], "lr": uniform(0, 1)}, "units"),
-        ({"optimizer": {"kind": ["sgd", "adam"]}, "lr": uniform(0, 1)}, "optimizer.kind"),
-        ({"units": list(range(20)), "lr": uniform(0, 1)}, "units"),
+        ({"optimizer": {"kind": ["sgd", "adam"]}, "lr": uniform(0, 1)}, "optimizer.kind", "'sgd', 'adam'"),
+        ({"units": list(range(20)), "lr": uniform(0, 1)}, "units", r"\*items"),
     ],
 )
-def test_a_list_that_is_perhaps_meant_as_a_choice_gives_a_warning(space, name):
-    with pytest.warns(
-        UserWarning, match=rf"'{name}' is the list .* write choice\((32, 64|'sgd', 'adam'|\*items)\)"
-    ) as caught:
+def test_a_list_that_is_perhaps_meant_as_a_choice_gives_a_warning(space, name, shown):
+    with pytest.warns(UserWarning, match=rf"'{name}' .* choice\({shown}\)") as caught:
         Space(space)
     assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "constant", [(32, 64), [32], [uniform(0, 1), 3], choice([32, 64], [64]), choice({"units": [32, 64]}, None), [np.ones(2)]]
-)
-def test_other_constants_give_no_warning(constant):
-    Space({"constant": constant, "lr": uniform(0, 1)})
+def test_other_constants_give_no_warning():
+    options = choice([32, 64], [64], {"units": [32, 64]})
+    Space({"a": (32, 64), "b": [32], "c": [uniform(0, 1), 3], "d": options, "e": [np.ones(2)]})
 
 
 # Display
+
+
+@pytest.mark.parametrize(
+    ("space", "labels"),
+    [
+        (nested(), "optimizer, optimizer.lr, optimizer.momentum, lr, layers.0, layers.1.0, dropout, dropout (uniform)"),
+        ({"x": hp.choice("z", [1, {"k": hp.normal("w", 0, 1)}])}, "z, w"),
+        (choice({"a": uniform(0, 1)}, {"b": 2}), "params, a"),
+        (
+            {"a": choice(choice({"kind": "x", "v": NODE}, {"kind": "y", "v": NODE}), {"v": integer(4, 5)})},
+            "a, a (choice), a.v (choice, x), a.v (choice, y), a.v ({v=integer})",
+        ),
+        (
+            {"a": choice({"v": normal(0, 1)}, {"v": normal(2, 3)}, {"kind": "b", "v": NODE})},
+            "a, a.v ({v=normal} #0), a.v ({v=normal} #1), a.v ({kind=b, v=uniform})",
+        ),
+    ],
+    ids=range(5),
+)
+def test_labels_are_paths_and_name_the_option_where_a_path_is_shared(space, labels):
+    assert ", ".join(Space(space).parameters) == labels
 
 
 def test_hyper_parameters_are_described_in_one_line():
@@ -217,30 +333,25 @@ def test_hyper_parameters_are_described_in_one_line():
     assert describe(space.parameters, Trial(0, {}, chosen=sgd)) == (
         "lr=0.001235 optimizer=sgd optimizer.lr (sgd)=0.5 optimizer.momentum=30 u=(1, 2) scale=0"
     )
-    adam = {"optimizer": "adam", "optimizer.lr (adam)": 1e-9, "u": 0.5}
-    assert describe(space.parameters, Trial(0, {}, chosen=adam)) == ("optimizer=adam optimizer.lr (adam)=1e-9 u=(1, 2)")
+    adam = {"optimizer": "adam", "optimizer.lr (adam)": 1e-9}
+    assert describe(space.parameters, Trial(0, {}, chosen=adam)) == "optimizer=adam optimizer.lr (adam)=1e-9"
     assert shown({}, Trial(0, {"x": 4}, chosen={"x": 2})) == {"x": 4}  # of a trial that defined it in an earlier search
 
 
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        (["relu", None, True, 0.001, 1 / 3], ("relu", "None", "True", "0.001", "0.3333")),
+        (["relu", None, True, 1 / 3, (1, 2), [3], ""], ("relu", "None", "True", "0.3333", "(1, 2)", "(3)", "''")),
         ([one_way, dict, THING, Kind.SGD], ("one_way", "dict", "Optimizer", "SGD")),
-        ([(1, 2), [3], [], ""], ("(1, 2)", "(3)", "()", "''")),
         ([1, "1", Optimizer(1), Optimizer(2)], ("1 #0", "1 #1", "Optimizer #2", "Optimizer #3")),
         ([{"kind": "sgd", "m": 0.5}, {"m": 0.1}], ("sgd", "{m=0.1}")),
         ([{"act": "relu", "units": 8}, {"act": "relu", "units": 16}], ("{act=relu, units=8}", "{act=relu, units=16}")),
+        ([hp.uniform("x", 0, 1), hp.choice("y", [1, 2]), [64, hp.uniform("z", 0, 1)]], ("x", "y", "(64, z)")),
     ],
     ids=range(6),
 )
 def test_options_have_unique_names(options, names):
-    assert Space({"a": choice(*options)}).parameters["a"].options == names
-
-
-def test_options_of_expressions_have_the_names_of_their_labels():
-    hyper = Space({"a": hp.choice("a", [hp.uniform("x", 0, 1), hp.choice("y", [1, 2]), [64, hp.uniform("z", 0, 1)]])})
-    assert hyper.parameters["a"].options == ("x", "y", "(64, z)")
+    assert Space({"a": hp.choice("a", options)}).parameters["a"].options == names
 
 
 @pytest.mark.parametrize(
@@ -248,7 +359,6 @@ def test_options_of_expressions_have_the_names_of_their_labels():
     [
         (0.123456, "0.1235"),
         (1e-9, "1e-9"),
-        (2e7, "2e7"),
         (np.float32(0.5), "0.5"),
         (float("inf"), "inf"),
         ("two\nlines", "two lines"),
