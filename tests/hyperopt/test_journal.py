@@ -138,20 +138,6 @@ def test_a_search_resumes_wherever_its_driver_was_killed(segments):
     assert known == 4
 
 
-def test_a_line_that_was_cut_off_is_removed(folder):
-    with search(folder, max_evals=2) as ledger:
-        run(ledger)
-        first, _ = expected = ledger.finished
-    data = log_of(folder).read_bytes()
-    for size in range(data[:-1].rindex(b"\n") + 1, len(data)):
-        log_of(folder).write_bytes(data[:size])
-        with search(folder, max_evals=2) as ledger:
-            assert ledger.finished == [first]
-    with search(folder, max_evals=2) as ledger:
-        assert run(ledger) == 1
-        assert ledger.finished == expected
-
-
 def test_trials_that_were_running_keep_number_and_parameters(any_folder):
     with search(any_folder) as ledger:
         (one, _), (two, lease) = ask(ledger), ask(ledger)

@@ -34,11 +34,7 @@ def suggested(number, trials=()):
 class Clock:
     """A clock that a test advances."""
 
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+    now = 1000.0
 
     def advance(self, seconds=LEASE_SECONDS + 0.1):
         self.now += seconds
@@ -73,45 +69,45 @@ class Study:
         pass
 
 
-class Bench:
+class Bench(TrialLedger):
     """A ledger with its clock, its study, and the trials that it saves, which takes no time."""
 
-    def __init__(self, *, earlier=(), suggest=None, prune=lambda *report: False, save=None, **limits):
-        self.clock, self.ended = Clock(), []
-        self.study = Study(earlier, suggest or suggested, prune)
+    def __init__(self, *, clock=None, earlier=(), suggest=suggested, prune=lambda *report: False, save=None, **limits):
+        self.clock, self.ended = clock or Clock(), []
+        self.source = Study(earlier, suggest, prune)
         limits = Limits(**({"lease_seconds": LEASE_SECONDS} | limits))
-        self.ledger = TrialLedger(self.study, limits, self.clock, save=save or self.save)
+        super().__init__(self.source, limits, lambda: self.clock.now, save=save or self.save)
 
     def save(self, trial, model):
         self.ended.append(trial)
-        self.ledger.saved(trial.number)
+        self.saved(trial.number)
 
-    def ask(self, worker="w", task=0, attempt=0):
+    def start(self, worker="w", task=0, attempt=0):
         """The number and the lease of the next trial."""
-        assignment = self.ledger.ask(Worker(worker, task, attempt))
-        assert assignment is not None, self.ledger.reason
+        assignment = self.ask(Worker(worker, task, attempt))
+        assert assignment is not None, self.reason
         return assignment.number, assignment.lease
 
-    def finish(self, lease, value=None, status=OK, **fields):
-        self.ledger.finish(lease, replace(self.ledger.extend_for_upload(lease), value=value, status=status, **fields))
+    def end(self, lease, value=None, status=OK, **fields):
+        self.finish(lease, replace(self.extend_for_upload(lease), value=value, status=status, **fields))
 
     def run(self, *values):
         """Run trials with these values one after the other; ``None`` fails."""
         for value in values:
-            _, lease = self.ask()
-            self.finish(lease, value, FAILED if value is None else OK)
+            _, lease = self.start()
+            self.end(lease, value, FAILED if value is None else OK)
 
-    def report(self, lease, *values):
+    def report_all(self, lease, *values):
         """Report the metric at the first epochs; returns the last reply."""
-        return [self.ledger.report(lease, epoch, value) for epoch, value in enumerate(values, 1)][-1]
+        return [self.report(lease, epoch, value) for epoch, value in enumerate(values, 1)][-1]
 
-    def running(self, number=0):
+    def trial(self, number=0):
         """A running trial."""
-        return next(trial for trial in self.ledger.running if trial.number == number)
+        return next(trial for trial in self.running if trial.number == number)
 
     @property
     def numbers(self):
-        return [trial.number for trial in self.ledger.finished]
+        return [trial.number for trial in self.finished]
 
 
 def assert_lease_lost(call, *args):
@@ -130,17 +126,17 @@ def finished(number, value=0.5, **fields):
 def test_the_result_of_a_trial_is_kept_with_its_times():
     bench = Bench(max_evals=1)
     bench.clock.advance(5)
-    _, lease = bench.ask("host/1")
+    _, lease = bench.start("host/1")
     bench.clock.advance(3)
-    assert not bench.ledger.is_over
-    bench.finish(lease, 0.25, best_epoch=2, history={"loss": [1.0]})
-    (trial,) = bench.ledger.finished
+    assert not bench.is_over
+    bench.end(lease, 0.25, best_epoch=2, history={"loss": [1.0]})
+    (trial,) = bench.finished
     assert (trial.value, trial.status, trial.best_epoch, trial.history) == (0.25, OK, 2, {"loss": [1.0]})
     assert (trial.seconds, trial.ended, trial.worker) == (3, 8, "host/1")
     assert bench.ended == [trial]
-    assert bench.ledger.running == []
-    assert (bench.ledger.is_over, bench.ledger.reason) == (True, "")
-    assert bench.ledger.ask(Worker("w")) is None
+    assert bench.running == []
+    assert (bench.is_over, bench.reason) == (True, "")
+    assert bench.ask(Worker("w")) is None
 
 
 # Leases
@@ -148,44 +144,46 @@ def test_the_result_of_a_trial_is_kept_with_its_times():
 
 def test_a_worker_without_heartbeats_loses_its_trial_to_the_next_that_asks():
     bench = Bench(max_evals=1)
-    _, old = bench.ask("a")
+    _, old = bench.start("a")
     bench.clock.advance(100 * LEASE_SECONDS)
-    assert bench.report(old, 0.1) == CONTINUE  # no other worker has asked meanwhile
+    assert bench.report_all(old, 0.1) == CONTINUE  # no other worker has asked meanwhile
     bench.clock.advance(LEASE_SECONDS - 0.1)
-    assert bench.ledger.ask(Worker("b")) is None
+    assert bench.ask(Worker("b")) is None
     bench.clock.advance(0.2)
-    number, new = bench.ask("b")
+    number, new = bench.start("b")
     assert number == 0
     assert new != old
-    (trial,) = bench.ledger.running
+    (trial,) = bench.running
     assert (trial.worker, trial.attempts, trial.intermediate_values, trial.params) == ("b", 2, (), {"x": 0})
-    assert len(bench.study.suggest_calls) == 1
+    assert len(bench.source.suggest_calls) == 1
 
 
-@pytest.mark.parametrize("heartbeat", ["renew", "report", "extend_for_upload"])
+@pytest.mark.parametrize(
+    "heartbeat", [Bench.renew, lambda bench, lease: bench.report(lease, 1, 0.5), Bench.extend_for_upload]
+)
 def test_a_heartbeat_keeps_the_lease(heartbeat):
     bench = Bench(max_evals=1)
-    _, lease = bench.ask()
-    for _ in range(5):
+    _, lease = bench.start()
+    for _ in range(3):
         bench.clock.advance(LEASE_SECONDS - 1)
-        getattr(bench.ledger, heartbeat)(*((lease, 1, 0.5) if heartbeat == "report" else (lease,)))
-        assert bench.ledger.ask(Worker("other")) is None
+        heartbeat(bench, lease)
+        assert bench.ask(Worker("other")) is None
 
 
 def test_an_upload_extends_the_lease_for_each_piece_until_the_next_heartbeat():
     bench = Bench(max_evals=1)
-    _, lease = bench.ask()
+    _, lease = bench.start()
     for _ in range(2):
-        bench.ledger.extend_for_upload(lease)
+        bench.extend_for_upload(lease)
         bench.clock.advance(LEASE_SECONDS + UPLOAD_SECONDS - 1)
-        assert bench.ledger.ask(Worker("other")) is None
-        assert bench.ledger.is_uploading
+        assert bench.ask(Worker("other")) is None
+        assert bench.is_uploading
     bench.clock.advance(2)
-    assert not bench.ledger.is_uploading  # its worker is lost
-    bench.ledger.renew(lease)
-    assert not bench.ledger.is_uploading
+    assert not bench.is_uploading  # its worker is lost
+    bench.renew(lease)
+    assert not bench.is_uploading
     bench.clock.advance(LEASE_SECONDS)
-    assert bench.ask("other")[0] == 0
+    assert bench.start("other")[0] == 0
 
 
 def test_a_slow_suggestion_does_not_expire_leases():
@@ -194,57 +192,57 @@ def test_a_slow_suggestion_does_not_expire_leases():
         return suggested(number)
 
     bench = Bench(suggest=slow)
-    bench.ask("a")
+    bench.start("a")
     bench.clock.advance(LEASE_SECONDS - 1)
-    assert [bench.ask("b")[0] for _ in range(3)] == [1, 2, 3]
+    assert [bench.start("b")[0] for _ in range(3)] == [1, 2, 3]
     bench.clock.advance(2)
-    assert bench.ask("b")[0] == 0
+    assert bench.start("b")[0] == 0
 
 
 def test_calls_with_an_old_lease_are_rejected():
     bench = Bench(max_evals=1)
-    _, old = bench.ask("a")
+    _, old = bench.start("a")
     bench.clock.advance()
-    _, new = bench.ask("b")
-    trial, ledger = bench.running(), bench.ledger
+    _, new = bench.start("b")
+    trial = bench.trial()
     for call, *given in (
-        (ledger.renew,),
-        (ledger.report, 1, 0.1),
-        (ledger.extend_for_upload,),
-        (ledger.release, "it crashed"),
-        (ledger.finish, replace(trial, value=0.1, status=OK)),
+        (bench.renew,),
+        (bench.report, 1, 0.1),
+        (bench.extend_for_upload,),
+        (bench.release, "it crashed"),
+        (bench.finish, replace(trial, value=0.1, status=OK)),
     ):
         assert_lease_lost(call, old, *given)
-    assert not ledger.is_done(old)
-    ledger.expire(old)
-    assert ledger.ask(Worker("c")) is None
-    assert ledger.running == [trial]
-    bench.finish(new, 0.7)
+    assert not bench.is_done(old)
+    bench.expire(old)
+    assert bench.ask(Worker("c")) is None
+    assert bench.running == [trial]
+    bench.end(new, 0.7)
     assert [trial.value for trial in bench.ended] == [0.7]
 
 
 def test_trials_of_a_closed_connection_are_assigned_again_immediately_before_new_ones():
     bench = Bench()
-    (_, one), (_, two), (_, three) = (bench.ask("a") for _ in range(3))
+    (_, one), (_, two), (_, three) = (bench.start("a") for _ in range(3))
     for lease in (two, three, 12345):
-        bench.ledger.expire(lease)
-    assert [bench.ask("b")[0] for _ in range(3)] == [1, 2, 3]
-    assert bench.ledger.renew(one) == CONTINUE
+        bench.expire(lease)
+    assert [bench.start("b")[0] for _ in range(3)] == [1, 2, 3]
+    assert bench.renew(one) == CONTINUE
 
 
 def test_after_the_loss_of_all_workers_trials_continue_or_fail_without_attempts_left():
     bench = Bench(max_evals=2)
     for _ in range(ATTEMPTS - 1):
-        bench.ledger.release(bench.ask()[1], "its process was killed by SIGKILL")
-    (number, _), (other, _) = bench.ask(), bench.ask()
+        bench.release(bench.start()[1], "its process was killed by SIGKILL")
+    (number, _), (other, _) = bench.start(), bench.start()
     bench.clock.advance(2)
-    bench.ledger.expire_all()
-    (trial,) = bench.ledger.finished  # although no worker asks
+    bench.expire_all()
+    (trial,) = bench.finished  # although no worker asks
     assert (trial.number, trial.status, trial.attempts, trial.seconds) == (number, FAILED, ATTEMPTS, 2)
     assert f"lost {ATTEMPTS} times" in trial.error
     assert bench.ended == [trial]
-    assert [trial.number for trial in bench.ledger.running] == [other]
-    assert bench.ask()[0] == other
+    assert [trial.number for trial in bench.running] == [other]
+    assert bench.start()[0] == other
 
 
 # Several attempts of one task
@@ -254,24 +252,24 @@ def test_a_copy_of_a_worker_waits_while_the_worker_has_a_trial():
     """Spark ends the other attempts of a task when one has finished, so the copy must not finish first."""
     bench = Bench(max_evals=1)
     copy = Worker("b", task=3, attempt=1)
-    _, lease = bench.ask("a", task=3)
-    assert bench.ledger.ask(copy) is None
-    assert bench.ledger.should_wait(copy)
-    assert not bench.ledger.should_wait(Worker("c", task=4, attempt=1))
-    assert not bench.ledger.should_wait(Worker("a", task=3))  # itself
-    bench.ledger.stop("enough")
-    assert bench.ledger.should_wait(copy)
-    bench.finish(lease, 0.5)
-    assert not bench.ledger.should_wait(copy)
+    _, lease = bench.start("a", task=3)
+    assert bench.ask(copy) is None
+    assert bench.should_wait(copy)
+    assert not bench.should_wait(Worker("c", task=4, attempt=1))
+    assert not bench.should_wait(Worker("a", task=3))  # itself
+    bench.stop("enough")
+    assert bench.should_wait(copy)
+    bench.end(lease, 0.5)
+    assert not bench.should_wait(copy)
 
 
 def test_a_trial_that_loses_too_many_workers_fails():
     bench = Bench(max_evals=2)
     for attempt in range(ATTEMPTS):
-        number, lease = bench.ask()
-        assert (number, bench.ledger.running[0].attempts) == (0, attempt + 1)
-        bench.ledger.release(lease, "its process was killed by SIGKILL")
-    assert bench.ask()[0] == 1
+        number, lease = bench.start()
+        assert (number, bench.running[0].attempts) == (0, attempt + 1)
+        bench.release(lease, "its process was killed by SIGKILL")
+    assert bench.start()[0] == 1
     (trial,) = bench.ended
     assert (trial.number, trial.status, trial.attempts, trial.value) == (0, FAILED, ATTEMPTS, None)
     assert "killed by SIGKILL" in trial.error
@@ -282,21 +280,21 @@ def test_a_trial_that_loses_too_many_workers_fails():
 
 def test_a_repeated_report_counts_once():
     bench = Bench()
-    _, lease = bench.ask()
-    bench.report(lease, 0.5, 0.4)
-    assert bench.ledger.report(lease, 2, 0.4) == CONTINUE
-    assert bench.ledger.report(lease, 1, 99.0) == CONTINUE
-    assert bench.running().intermediate_values == (0.5, 0.4)
-    assert bench.study.reports == [(0, 1, 0.5), *[(0, 2, 0.4)] * 3]
+    _, lease = bench.start()
+    bench.report_all(lease, 0.5, 0.4)
+    assert bench.report(lease, 2, 0.4) == CONTINUE
+    assert bench.report(lease, 1, 99.0) == CONTINUE
+    assert bench.trial().intermediate_values == (0.5, 0.4)
+    assert bench.source.reports == [(0, 1, 0.5), *[(0, 2, 0.4)] * 3]
 
 
 def test_epochs_without_a_report_get_the_previous_value():
     """For example with ``validation_freq``; pruners compare trials epoch by epoch, and one of them may be a rung."""
     bench = Bench(prune=lambda number, epoch, value: epoch == 3)
-    _, lease = bench.ask()
-    assert [bench.ledger.report(lease, epoch, epoch / 10) for epoch in (2, 4, 4)] == [CONTINUE, PRUNE, PRUNE]
-    assert bench.study.reports[:4] == [(0, 1, 0.2), (0, 2, 0.2), (0, 3, 0.2), (0, 4, 0.4)]
-    assert bench.running().intermediate_values == (0.2, 0.2, 0.2, 0.4)
+    _, lease = bench.start()
+    assert [bench.report(lease, epoch, epoch / 10) for epoch in (2, 4, 4)] == [CONTINUE, PRUNE, PRUNE]
+    assert bench.source.reports[:4] == [(0, 1, 0.2), (0, 2, 0.2), (0, 3, 0.2), (0, 4, 0.4)]
+    assert bench.trial().intermediate_values == (0.2, 0.2, 0.2, 0.4)
 
 
 # The end of a search
@@ -305,19 +303,19 @@ def test_epochs_without_a_report_get_the_previous_value():
 def test_the_timeout_ends_running_trials_and_assigns_no_more():
     bench = Bench(timeout=60.0, prune=lambda *report: True)
     bench.clock.advance(1000)  # Spark may have no free slots for the workers yet
-    bench.ledger.check_limits()
-    _, lease = bench.ask()
+    bench.check_limits()
+    _, lease = bench.start()
     bench.clock.advance(59)
-    assert bench.ledger.renew(lease) == CONTINUE
+    assert bench.renew(lease) == CONTINUE
     bench.clock.advance(1)
-    assert bench.ledger.renew(lease) == bench.report(lease, 0.5) == STOP  # which takes precedence over the pruner
-    bench.ledger.expire(lease)
-    assert bench.ledger.ask(Worker("w")) is None  # lost trials are not assigned again
-    assert "timeout=60" in bench.ledger.reason
-    assert not bench.ledger.is_over
-    bench.finish(lease, 0.5, STOPPED)
-    assert bench.ledger.is_over
-    assert bench.ledger.failure is None
+    assert bench.renew(lease) == bench.report_all(lease, 0.5) == STOP  # which takes precedence over the pruner
+    bench.expire(lease)
+    assert bench.ask(Worker("w")) is None  # lost trials are not assigned again
+    assert "timeout=60" in bench.reason
+    assert not bench.is_over
+    bench.end(lease, 0.5, STOPPED)
+    assert bench.is_over
+    assert bench.failure is None
 
 
 @pytest.mark.parametrize(
@@ -327,21 +325,21 @@ def test_the_timeout_ends_running_trials_and_assigns_no_more():
 def test_loss_threshold_ends_the_search(sign, threshold, value, ends):
     bench = Bench(sign=sign, loss_threshold=threshold)
     bench.run(sign, None)
-    assert not bench.ledger.is_over
+    assert not bench.is_over
     bench.run(value)
-    assert bench.ledger.is_over is ends
-    assert (f"loss_threshold={threshold:g}" in bench.ledger.reason) is ends
+    assert bench.is_over is ends
+    assert (f"loss_threshold={threshold:g}" in bench.reason) is ends
 
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_max_failures_ends_the_search(most):
     bench = Bench(max_failures=most)
     bench.run(*[None] * most, 0.5)
-    bench.finish(bench.ask()[1], 0.5, PRUNED)
-    assert bench.ledger.reason == ""
+    bench.end(bench.start()[1], 0.5, PRUNED)
+    assert bench.reason == ""
     bench.run(None)
-    assert f"max_failures={most}" in bench.ledger.reason
-    assert bench.ledger.is_over
+    assert f"max_failures={most}" in bench.reason
+    assert bench.is_over
 
 
 def test_a_stop_function_is_called_again_for_earlier_trials():
@@ -356,8 +354,8 @@ def test_a_stop_function_is_called_again_for_earlier_trials():
     assert seen == [[0], [0, 1, 2]]
     bench.run(None, 0.4)
     assert seen == [[0], [0, 1, 2], [0, 1, 2, 3, 4]]
-    assert "early_stop_fn" in bench.ledger.reason
-    assert bench.ledger.failure is None
+    assert "early_stop_fn" in bench.reason
+    assert bench.failure is None
 
 
 @pytest.mark.parametrize(
@@ -371,18 +369,18 @@ def test_a_function_of_the_user_that_raises_or_exits_ends_the_search_with_its_tr
         raise error("it broke")
 
     bench = Bench(**{function: raising})
-    assignment = bench.ledger.ask(Worker("w"))
+    assignment = bench.ask(Worker("w"))
     if assignment is not None:
-        reply = bench.report(assignment.lease, 1.0)
+        reply = bench.report_all(assignment.lease, 1.0)
         assert reply == (STOP if function == "prune" else CONTINUE)
-        bench.finish(assignment.lease, 0.5)
-    first, _, rest = str(bench.ledger.failure).partition("\n\n")
-    assert isinstance(bench.ledger.failure, ConfigurationError)
+        bench.end(assignment.lease, 0.5)
+    first, _, rest = str(bench.failure).partition("\n\n")
+    assert isinstance(bench.failure, ConfigurationError)
     assert name in first
     assert f"{error.__name__}: it broke" in first
     assert rest.startswith("Traceback")
-    assert bench.ledger.reason == f"ConfigurationError: {first}"
-    assert bench.ledger.is_over
+    assert bench.reason == f"ConfigurationError: {first}"
+    assert bench.is_over
 
 
 @pytest.mark.parametrize(
@@ -391,45 +389,30 @@ def test_a_function_of_the_user_that_raises_or_exits_ends_the_search_with_its_tr
 )
 def test_trials_that_run_at_the_end_have_their_best_reported_value(limits, value, epoch):
     bench = Bench(**limits)
-    (_, one), _ = bench.ask(), bench.ask()
-    bench.report(one, 0.5, 0.2, 0.3)
+    (_, one), _ = bench.start(), bench.start()
+    bench.report_all(one, 0.5, 0.2, 0.3)
     bench.clock.advance(7)
-    bench.ledger.stop("enough")
-    bench.ledger.end_running()
-    assert bench.ledger.is_over
-    assert [(trial.status, trial.value, trial.best_epoch, trial.seconds) for trial in bench.ledger.finished] == [
+    bench.stop("enough")
+    bench.end_running()
+    assert bench.is_over
+    assert [(trial.status, trial.value, trial.best_epoch, trial.seconds) for trial in bench.finished] == [
         (STOPPED, value, epoch, 7),
         (STOPPED, None, None, 7),
     ]
     assert bench.ended == []  # a resumed search runs them again
-    assert_lease_lost(bench.ledger.renew, one)
-
-
-def test_a_trial_that_is_stopped_while_the_search_continues_is_lost():
-    """Its machine is probably being shut down, so another worker runs the trial."""
-    bench = Bench(max_evals=1)
-    _, lease = bench.ask("a")
-    bench.report(lease, 0.5)
-    bench.finish(lease, 0.5, STOPPED)
-    assert bench.ledger.finished == bench.ended == []
-    assert not bench.ledger.has_value()
-    _, again = bench.ask("b")
-    trial = bench.running()
-    assert (trial.attempts, trial.intermediate_values, trial.status, trial.value) == (2, (), RUNNING, None)
-    bench.finish(again, 0.25)
-    assert [trial.value for trial in bench.ledger.finished] == [0.25]
+    assert_lease_lost(bench.renew, one)
 
 
 def test_trials_that_are_stopped_with_the_search_are_not_written():
     bench = Bench()
-    (_, one), (_, two), (_, three) = bench.ask(), bench.ask(), bench.ask()
-    bench.report(one, 0.2)
-    bench.ledger.stop("enough")
-    bench.finish(one, 0.5, STOPPED, best_epoch=4)
-    bench.finish(two, 0.4)
-    bench.finish(three, 0.3, PRUNED)
+    (_, one), (_, two), (_, three) = bench.start(), bench.start(), bench.start()
+    bench.report_all(one, 0.2)
+    bench.stop("enough")
+    bench.end(one, 0.5, STOPPED, best_epoch=4)
+    bench.end(two, 0.4)
+    bench.end(three, 0.3, PRUNED)
     assert [(trial.number, trial.status) for trial in bench.ended] == [(1, OK), (2, PRUNED)]
-    stopped = bench.ledger.finished[0]
+    stopped = bench.finished[0]
     assert (stopped.value, stopped.best_epoch) == (0.5, 4)  # what its worker reported
 
 
@@ -443,31 +426,31 @@ def test_a_sparkkeras_error_of_the_suggest_function_is_not_wrapped():
         raise error
 
     bench = Bench(suggest=suggest)
-    assert bench.ledger.ask(Worker("w")) is None
-    assert bench.ledger.failure is error
+    assert bench.ask(Worker("w")) is None
+    assert bench.failure is error
 
 
 def test_a_search_without_further_suggestions_ends_after_its_running_trials():
     bench = Bench(suggest=lambda number, trials: suggested(number) if number < 1 else None)
-    _, lease = bench.ask()
-    assert bench.ledger.ask(Worker("w")) is None
-    assert not bench.ledger.is_over
-    bench.ledger.expire(lease)
-    bench.finish(bench.ask()[1], 0.5)
-    assert (bench.ledger.is_over, bench.ledger.reason) == (True, "")
-    assert bench.ledger.ask(Worker("w")) is None
-    assert len(bench.study.suggest_calls) == 2
+    _, lease = bench.start()
+    assert bench.ask(Worker("w")) is None
+    assert not bench.is_over
+    bench.expire(lease)
+    bench.end(bench.start()[1], 0.5)
+    assert (bench.is_over, bench.reason) == (True, "")
+    assert bench.ask(Worker("w")) is None
+    assert len(bench.source.suggest_calls) == 2
 
 
 def test_trials_are_not_saved_after_a_failure():
     bench = Bench()
-    (_, one), (_, two) = bench.ask(), bench.ask()
-    bench.finish(one, 0.5)
-    bench.ledger.fail(OSError("no space left"))
-    bench.ledger.fail(OSError("a later one"))
-    bench.finish(two, 0.5)
-    assert bench.ledger.reason == "OSError: no space left"
-    assert str(bench.ledger.failure) == "no space left"
+    (_, one), (_, two) = bench.start(), bench.start()
+    bench.end(one, 0.5)
+    bench.fail(OSError("no space left"))
+    bench.fail(OSError("a later one"))
+    bench.end(two, 0.5)
+    assert bench.reason == "OSError: no space left"
+    assert str(bench.failure) == "no space left"
     assert [trial.number for trial in bench.ended] == [0]
     assert bench.numbers == [0, 1]
 
@@ -477,29 +460,29 @@ def test_trials_are_not_saved_after_a_failure():
 
 def test_a_trial_counts_as_finished_when_it_is_saved():
     bench = Bench(save=lambda trial, model: None, loss_threshold=0.5)
-    _, lease = bench.ask("a")
-    bench.finish(lease, 0.5)
-    assert (bench.ledger.is_saving, bench.numbers, bench.running().status) == (True, [], RUNNING)
-    assert bench.ledger.has_value()
-    assert_lease_lost(bench.ledger.renew, lease)
-    bench.ledger.expire_all()
-    bench.ledger.saved(0)
-    assert (bench.ledger.is_saving, bench.numbers, bench.ledger.running) == (False, [0], [])
-    assert bench.ledger.is_over  # the threshold is reached
+    _, lease = bench.start("a")
+    bench.end(lease, 0.5)
+    assert (bench.is_saving, bench.numbers, bench.trial().status) == (True, [], RUNNING)
+    assert bench.has_value()
+    assert_lease_lost(bench.renew, lease)
+    bench.expire_all()
+    bench.saved(0)
+    assert (bench.is_saving, bench.numbers, bench.running) == (False, [0], [])
+    assert bench.is_over  # the threshold is reached
 
 
 def test_a_worker_waits_for_a_new_trial_until_its_last_one_is_saved():
     bench = Bench(save=lambda trial, model: None, max_evals=3)
     one, other = Worker("a", 0), Worker("b", 1)
-    bench.finish(bench.ledger.ask(one).lease, 0.5)
-    assert bench.ledger.ask(one) is None
-    assert bench.ledger.should_wait(one)
-    assert bench.ledger.ask(other).number == 1  # other workers do not wait
-    bench.ledger.saved(0)
-    bench.finish(bench.ledger.ask(one).lease, 0.5)
-    assert bench.ledger.ask(one) is None
-    assert not bench.ledger.should_wait(one)  # it was the last trial of the search
-    assert not bench.ledger.is_over
+    bench.end(bench.ask(one).lease, 0.5)
+    assert bench.ask(one) is None
+    assert bench.should_wait(one)
+    assert bench.ask(other).number == 1  # other workers do not wait
+    bench.saved(0)
+    bench.end(bench.ask(one).lease, 0.5)
+    assert bench.ask(one) is None
+    assert not bench.should_wait(one)  # it was the last trial of the search
+    assert not bench.is_over
 
 
 # Resuming
@@ -508,9 +491,9 @@ def test_a_worker_waits_for_a_new_trial_until_its_last_one_is_saved():
 def test_a_resumed_search_adds_to_its_duration_and_has_the_whole_timeout():
     bench = Bench(timeout=60.0, earlier=[finished(0, ended=25.0), finished(1, ended=400.0)])
     bench.clock.advance(59)
-    assert bench.ledger.seconds == 459
+    assert bench.seconds == 459
     bench.run(0.5)
-    assert bench.ledger.finished[-1].ended == 459
+    assert bench.finished[-1].ended == 459
 
 
 @pytest.mark.parametrize(
@@ -519,10 +502,10 @@ def test_a_resumed_search_adds_to_its_duration_and_has_the_whole_timeout():
 )
 def test_a_finished_search_does_not_resume(limits, reason):
     bench = Bench(earlier=[finished(0), finished(1, None, status=FAILED)], **limits)
-    assert bench.ledger.is_over
-    assert reason in bench.ledger.reason
-    assert bench.ledger.ask(Worker("w")) is None
-    assert bench.study.suggest_calls == []
+    assert bench.is_over
+    assert reason in bench.reason
+    assert bench.ask(Worker("w")) is None
+    assert bench.source.suggest_calls == []
 
 
 # Many threads
@@ -530,7 +513,7 @@ def test_a_finished_search_does_not_resume(limits, reason):
 
 def test_every_trial_ends_exactly_once_whatever_workers_do():
     """Workers finish, crash, stop sending heartbeats, and use old leases, all concurrently."""
-    clock, ended, count = Clock(), Counter(), 150
+    ended, count = Counter(), 150
 
     def suggest(number, trials):
         time.sleep(0)  # let other threads run in between
@@ -539,34 +522,31 @@ def test_every_trial_ends_exactly_once_whatever_workers_do():
     def save(trial, model):
         time.sleep(0)
         ended.update([trial.number])
-        ledger.saved(trial.number)
+        bench.saved(trial.number)
 
-    study = Study((), suggest, lambda *report: False)
-    ledger = TrialLedger(study, Limits(max_evals=count), clock, save=save)
+    bench = Bench(suggest=suggest, save=save, max_evals=count)
     accepted, errors = [], []
 
     def finish(assignment):
-        try:
-            ledger.finish(assignment.lease, Trial(assignment.number, assignment.params, OK, 0.5))
-        except RefusedError:
-            return
-        accepted.append(assignment.number)
+        with suppress(RefusedError):
+            bench.finish(assignment.lease, Trial(assignment.number, assignment.params, OK, 0.5))
+            accepted.append(assignment.number)
 
     def work(seed):
         generator, old = random.Random(seed), []
         try:
-            while not ledger.is_over:
-                assignment = ledger.ask(Worker(f"w{seed}"))
+            while not bench.is_over:
+                assignment = bench.ask(Worker(f"w{seed}"))
                 if assignment is None:
-                    clock.advance(1)
+                    bench.clock.advance(1)
                     continue
                 chance = generator.random()
                 with suppress(RefusedError):
-                    ledger.report(assignment.lease, 1, generator.random())
+                    bench.report(assignment.lease, 1, generator.random())
                     if chance < 0.1:
-                        ledger.release(assignment.lease, "it crashed")
+                        bench.release(assignment.lease, "it crashed")
                     elif chance < 0.2:
-                        ledger.expire(assignment.lease)
+                        bench.expire(assignment.lease)
                 if chance > 0.3:
                     finish(assignment)
                 old.append(assignment)
@@ -581,8 +561,7 @@ def test_every_trial_ends_exactly_once_whatever_workers_do():
         thread.join(60)
     assert errors == []
     assert not any(thread.is_alive() for thread in threads)
-    assert ended == Counter(range(count))
-    assert sorted(trial.number for trial in ledger.finished) == list(range(count))
-    given_up = {trial.number for trial in ledger.finished if trial.status == FAILED}
+    assert ended == Counter(bench.numbers) == Counter(range(count))
+    given_up = {trial.number for trial in bench.finished if trial.status == FAILED}
     assert Counter(accepted) == Counter(set(range(count)) - given_up)
-    assert all(trial.attempts == ATTEMPTS for trial in ledger.finished if trial.status == FAILED)
+    assert all(trial.attempts == ATTEMPTS for trial in bench.finished if trial.number in given_up)

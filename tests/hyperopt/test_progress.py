@@ -2,53 +2,33 @@
 
 import functools
 import sys
-from dataclasses import replace
 
 import pytest
 
 from sparkkeras.events import Events, PhaseStarted, RunEnded, RunStarted
 from sparkkeras.hyperopt.distributions import choice, uniform
-from sparkkeras.hyperopt.ledger import Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.progress import SearchProgress, TrialEvents, table
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 from sparkkeras.progress import status_line
 from sparkkeras.progress.status_line import format_duration
+from tests.hyperopt.test_ledger import Bench as LedgerBench
 from tests.terminals import manual_clock
 
 CLEAR = "\r\033[K"
 SPACE = Space({"lr": uniform(0, 1)})
 
 
-class Study:
-    """Suggests 0.001, 0.002, and so on.
-
-    Args:
-        trials: The trials of an earlier call.
-    """
-
-    def __init__(self, trials):
-        self._earlier = trials
-
-    def earlier(self):
-        return self._earlier
-
-    def ask(self, trials):
-        return Trial(len(trials), {}, chosen={"lr": 0.001 * (len(trials) + 1)})
+def suggested(number, trials):
+    return Trial(number, {}, chosen={"lr": 0.001 * (number + 1)})
 
 
 class Bench:
     """A search on a simulated clock, with its progress output."""
 
     def __init__(self, clock, verbose=1, *, max_evals=10, earlier=(), others=()):
-        self.clock = clock
-        metrics = {"val_loss": 1.0, **dict(others)}
-        self.ledger = TrialLedger(
-            Study(earlier),
-            Limits(max_evals),
-            lambda: clock.now,
-            save=lambda trial, model: self.ledger.saved(trial.number),
-        )
+        self.clock, metrics = clock, {"val_loss": 1.0, **dict(others)}
+        self.ledger = LedgerBench(clock=clock, suggest=suggested, earlier=earlier, max_evals=max_evals)
         self.progress = SearchProgress(verbose, metrics, SPACE.parameters)
         self.events = Events([self.progress])
         self.trials = TrialEvents(self.events, self.ledger, SPACE.parameters)
@@ -59,17 +39,11 @@ class Bench:
         self.trials.tick()
         self.progress.refresh()
 
-    def start(self):
-        return self.ledger.ask(Worker("w")).lease
-
-    def finish(self, lease, value=None, status=OK, **fields):
-        self.ledger.finish(lease, replace(self.ledger.extend_for_upload(lease), value=value, status=status, **fields))
-
     def end(self, value=None, status=OK, seconds=2.0, **fields):
         """Run a trial that takes two seconds, and update the progress."""
-        lease = self.start()
+        _, lease = self.ledger.start()
         self.clock.now += seconds
-        self.finish(lease, value, status, **fields)
+        self.ledger.end(lease, value, status, **fields)
         self.tick()
 
     def close(self, error=None):
@@ -77,14 +51,9 @@ class Bench:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    return manual_clock(monkeypatch)
-
-
-@pytest.fixture
-def bench(clock):
+def bench(monkeypatch):
     """Makes a `Bench`."""
-    return functools.partial(Bench, clock)
+    return functools.partial(Bench, manual_clock(monkeypatch))
 
 
 @pytest.fixture
@@ -153,10 +122,10 @@ def test_verbose_2_writes_a_line_for_each_trial(capsys, bench):
     search = bench(2)
     search.end(0.5)
     search.end(0.75, PRUNED, seconds=75)
-    lease = search.start()
+    _, lease = search.ledger.start()
     search.clock.now += 2
     search.ledger.stop("enough")
-    search.finish(lease, status=STOPPED)
+    search.ledger.end(lease, status=STOPPED)
     search.tick()
     search.tick()
     assert lines(capsys)[1:] == [
@@ -198,11 +167,11 @@ def test_the_summary_counts(capsys, terminal, bench):
     search = bench(max_evals=None)
     for value, status in ((0.5, OK), (0.3, PRUNED), (None, FAILED)):
         search.end(value, status)
-    leases = [search.start() for _ in range(3)]
+    leases = [search.ledger.start()[1] for _ in range(3)]
     search.clock.now += 4
     search.ledger.stop("enough")
     for lease, value in zip(leases[:2], (None, 0.25), strict=True):
-        search.finish(lease, value, STOPPED)
+        search.ledger.end(lease, value, STOPPED)
     search.tick()
     expected = "5 trials - 1 running - 1 pruned - 2 stopped - 1 failed - best val_loss 0.25 (trial 4) - 10.0s"
     assert capsys.readouterr().out.endswith(expected)
