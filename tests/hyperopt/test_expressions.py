@@ -187,22 +187,23 @@ def test_fmin_takes_any_algorithm_and_space(algo, tmp_path):
 
 def test_a_suggest_function_gets_the_trials_of_other_algorithms(tmp_path):
     """It continues a search that has trials of every status, chosen by Optuna."""
-    space = {"k": choice({"x": uniform(0, 1, step=0.25)}, {"n": integer(3, 9, step=2)}), "lr": loguniform(0.1, 1)}
-    with Search(space, algo="random", seed=2, save_to=tmp_path / "search", mode="max") as search:
-        run(search, 3, lambda params: params["lr"])
-        search.tell(search.ask(), error="it broke")
-        earlier, seen = search.trials, []
+    seen = []
 
     def suggest(new_ids, domain, trials, seed):
         seen.append(trials)
         return tpe.suggest(new_ids, domain, trials, seed)
 
-    with Search(space, algo=suggest, save_to=tmp_path / "search", mode="max") as search:
-        assert [search.ask().number, search.ask().number] == [4, 5]
-    assert params_of(search)[:4] == [trial.params for trial in earlier]
-    assert seen[1].statuses() == ["ok"] * 3 + ["fail", "new"]
-    assert seen[1].losses() == [*(-trial.value for trial in earlier[:3]), None, None]
-    assert seen[0].vals["lr"] == [trial.params["lr"] for trial in earlier]
+    space = {"k": choice({"x": uniform(0, 1, step=0.25)}, {"n": integer(3, 9, step=2)}), "lr": loguniform(0.1, 1)}
+    with Search(space, algo="random", seed=2, mode="max", save_to=tmp_path) as search:
+        run(search, 3, lambda params: params["lr"])
+        search.tell(search.ask(), error="it broke")
+    rates, values = [params["lr"] for params in params_of(search)], [trial.value for trial in search.trials[:3]]
+    with Search(space, algo=suggest, mode="max", save_to=tmp_path) as again:
+        assert [again.ask().number, again.ask().number] == [4, 5]
+    assert params_of(again)[:4] == params_of(search)
+    assert seen[0].vals["lr"] == rates
+    assert seen[1].statuses() == ["ok", "ok", "ok", "fail", "new"]
+    assert seen[1].losses() == [*(-value for value in values), None, None]
 
 
 @pytest.mark.filterwarnings("error")
