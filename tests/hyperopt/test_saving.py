@@ -13,7 +13,7 @@ from sparkkeras.hyperopt.ledger import CONTINUE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import TrialSaver, UploadedModel
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import SearchStudy
-from sparkkeras.hyperopt.trials import OK, STOPPED, Trial
+from sparkkeras.hyperopt.trials import OK, Trial
 
 
 class Storage:
@@ -69,17 +69,6 @@ def test_a_model_is_saved_before_its_trial_and_surplus_models_are_removed_last(l
     assert storage.calls == [("flush",), ("keep_model", 0), *written]  # a folder of models without a journal is not ours
     assert [trial.state.name for trial in ledger.study.trials] == ["COMPLETE", "COMPLETE"]
     assert not draft.exists()
-
-
-def test_only_the_model_of_a_stopped_trial_is_saved(ledger, saver, storage, tmp_path):
-    first, second = ledger.ask(Worker("a")), ledger.ask(Worker("b"))
-    ledger.stop("enough")
-    with saver.running(ledger):
-        assert ledger.finish(first.lease, Trial(0, {}, STOPPED, 0.5), UploadedModel(tmp_path / "1.draft", "npz"))
-        assert not ledger.finish(second.lease, Trial(1, {}, STOPPED))
-    assert storage.calls == [("flush",), ("keep_model", 0), ("drop_surplus",), ("flush",)]
-    assert [trial.state.name for trial in ledger.study.trials] == ["RUNNING", "RUNNING"]  # for a resumed search
-    assert [trial.number for trial in ledger.finished] == [0, 1]
 
 
 @pytest.mark.parametrize("step", ["flush", "keep_model", "count_model", "drop_surplus"])

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import threading
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 import optuna
@@ -29,8 +28,7 @@ from sparkkeras.hyperopt import (
     report,
     uniform,
 )
-from sparkkeras.hyperopt.algorithms import PRUNERS, SAMPLERS, make_algorithm
-from sparkkeras.hyperopt.space import Space
+from sparkkeras.hyperopt.algorithms import PRUNERS, SAMPLERS
 from sparkkeras.hyperopt.workers import LocalWorkers
 
 pytestmark = [
@@ -241,15 +239,6 @@ def test_a_grid_that_is_cut_off_anywhere_is_completed(tmp_path):
 
 
 # Names and arguments
-
-
-def test_algorithms_have_names_for_display():
-    names = {
-        partial(tpe.suggest, n_startup_jobs=5): "tpe.suggest(n_startup_jobs=5)",
-        optuna.samplers.TPESampler(): "TPESampler",
-    }
-    space = Space({"x": uniform(0, 1)})
-    assert {each: make_algorithm(each, space, {"loss": 1.0})[1] for each in names} == names
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Trials and their ranking."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -60,10 +59,3 @@ def test_values_begin_with_the_value():
     assert replace(single, value=1.0).values == (1.0,)
     with pytest.raises(ValueError, match=r"value=1.0 is not"):
         replace(several, value=1.0)
-
-
-def test_a_trial_can_be_pickled_and_is_immutable():
-    trial = Trial(3, {"a": 1}, history={"loss": [0.5]}, extra={"b": "c"})
-    assert pickle.loads(pickle.dumps(trial)) == trial
-    with pytest.raises(AttributeError):
-        trial.value = 0.0
