@@ -127,8 +127,8 @@ def test_the_search_replaces_pysparks_interrupt_handler_and_no_other():
 
 
 def test_a_job_is_not_cancelled_during_an_upload(monkeypatch):
-    monkeypatch.setattr(search_job, "SHUTDOWN_SECONDS", 0.3)
-    monkeypatch.setattr(search_job, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(search_job, "SHUTDOWN_SECONDS", 0.06)
+    monkeypatch.setattr(search_job, "TICK_SECONDS", 0.01)
     ledger = ledger_of(TrialSaver(Journal(None, None, 1.0)))
     lease = ledger.ask(Worker("here/0")).lease
     ledger.extend_for_upload(lease)

@@ -254,12 +254,6 @@ def test_a_silent_child_causes_heartbeats(tmp_path, monkeypatch):
     assert run(lambda ask: until(mark.exists) or "done", heartbeat=heartbeat) == "done"
 
 
-def test_a_child_that_sends_requests_causes_no_heartbeats():
-    heartbeats = []
-    run(lambda ask: [ask(number) for number in range(200)], heartbeat=lambda: heartbeats.append(1) or True, interval=60)
-    assert heartbeats == []
-
-
 @pytest.fixture
 def patient(monkeypatch):
     """Gives children so much time to stop that none is killed."""
