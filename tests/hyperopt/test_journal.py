@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,53 +14,30 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from sparkkeras.errors import ConfigurationError, StorageError
-from sparkkeras.hyperopt import JournalBackend, choice, loguniform, uniform
+from sparkkeras.hyperopt import JournalBackend, Search, choice, loguniform, uniform
 from sparkkeras.hyperopt.algorithms import SAMPLERS
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import CONTINUE, PRUNE, Limits, TrialLedger, Worker
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.study import SearchStudy
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, Trial, pareto_front, ranked
 from sparkkeras.spark import filesystem
 
 SPACE = {"x": uniform(-1, 1), "optimizer": choice({"name": "sgd", "momentum": uniform(0, 1)}, {"name": "adam"})}
-LOSS = {"loss": 1.0}
 
 
-@contextmanager
-def search(folder, *, space=SPACE, metrics=LOSS, seed=7, pruner=None, max_evals=None):
-    """The ledger of a search in a folder, which saves trials without a thread."""
-    journal, space = Journal(folder, None, *metrics.values()), Space(space)
-
-    def save(trial, model):
-        ledger.tell(trial)
-        journal.flush()
-        ledger.saved(trial.number)
-
-    with journal.opened() as storage:
-        study = SearchStudy(space, metrics, SAMPLERS["tpe"], seed, pruner, storage)
-        ledger = TrialLedger(study, Limits(max_evals), lambda: 0.0, save=save)
-        journal.add(ledger.finished)
-        journal.flush()
-        yield ledger
+def opened(folder, **arguments):
+    return Search(**{"space": SPACE, "seed": 7, "save_to": folder, **arguments})
 
 
-def ask(ledger):
-    """The next trial and its lease."""
-    assignment = ledger.ask(Worker("w"))
-    assert assignment is not None, ledger.failure
-    return next(trial for trial in ledger.running if trial.number == assignment.number), assignment.lease
+def run(search, count):
+    for _ in range(count):
+        trial = search.ask()
+        search.tell(trial, trial.params["x"] ** 2)
+    return search
 
 
-def run(ledger):
-    """Run trials until there are no more; returns how many."""
-    count = 0
-    while not ledger.is_over:
-        trial, lease = ask(ledger)
-        ledger.report(lease, 1, trial.params["x"])
-        ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=trial.params["x"] ** 2))
-        count += 1
-    return count
+def found(search):
+    return [(trial.number, trial.params, trial.value) for trial in search.trials if trial.status == OK]
 
 
 def trial(number, value=0.5, status=OK, **fields):
@@ -120,37 +96,29 @@ def test_a_search_resumes_wherever_its_driver_was_killed(segments):
 
     tests/hyperopt/test_study.py tests this on a local path.
     """
-    with search(segments, max_evals=4) as ledger:
-        assert run(ledger) == 4
-        expected = ledger.finished
+    with opened(segments) as search:
+        expected = found(run(search, 4))
     known, names = 0, filesystem.names_in(f"{segments}/journal")
     for count in range(len(names) + 1):
         start = f"{segments}-{count}"
         for name in names[:count]:
             filesystem.write_bytes(f"{start}/journal/{name}", filesystem.read_bytes(f"{segments}/journal/{name}"))
-        with search(start, max_evals=4) as ledger:
-            finished = ledger.finished
+        with opened(start) as search:
+            finished = found(search)
             assert finished == expected[: len(finished)]
             assert len(finished) >= known
-            assert run(ledger) == 4 - len(finished)
-            assert ledger.finished == expected
+            assert found(run(search, 4 - len(finished))) == expected
         known = len(finished)
     assert known == 4
 
 
 def test_trials_that_were_running_keep_number_and_parameters(any_folder):
-    with search(any_folder) as ledger:
-        (one, _), (two, lease) = ask(ledger), ask(ledger)
-        ledger.finish(lease, replace(two, status=OK, value=0.5))
-    with search(any_folder, max_evals=1) as ledger:
-        assert ledger.is_over
-        assert ledger.running == []
-    with search(any_folder, seed=None, max_evals=2) as ledger:
-        assert not ledger.is_over
-        again, lease = ask(ledger)
+    with opened(any_folder) as search:
+        one, two = search.ask(), search.ask()
+        search.tell(two, 0.5)
+    with opened(any_folder, seed=None) as search:
+        again = search.ask()
         assert (again.number, again.params, again.attempts) == (0, one.params, 1)
-        ledger.finish(lease, replace(again, status=OK, value=0.5))
-        assert ledger.is_over
 
 
 def test_a_trial_that_runs_again_is_pruned_by_new_epochs_only(folder):
@@ -158,30 +126,30 @@ def test_a_trial_that_runs_again_is_pruned_by_new_epochs_only(folder):
         def prune(self, study, trial):
             return trial.last_step > 1
 
-    with search(folder, pruner=Late()) as ledger:
-        for _ in range(2):
-            trial, lease = ask(ledger)
-            assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2)] == [CONTINUE, PRUNE]
-        ledger.finish(lease, replace(trial, status=PRUNED, value=0.5))
-    with search(folder, pruner=Late()) as ledger:
-        _, lease = ask(ledger)
-        assert [ledger.report(lease, epoch, 0.5) for epoch in (1, 2)] == [CONTINUE, PRUNE]
+    for count in (2, 1):  # the first trial is still running when the search is resumed
+        with opened(folder, pruner=Late()) as search:
+            for _ in range(count):
+                trial = search.ask()
+                assert [search.report(trial, 0.5), search.report(trial, 0.5)] == [False, True]
+            search.tell(trial)
+    assert [trial.status for trial in search.trials] == [PRUNED, PRUNED]
 
 
 def test_optuna_reads_the_journal_while_a_search_writes_it(any_folder):
-    with search(any_folder, max_evals=2) as ledger:
+    with opened(any_folder) as search:
+        trial = search.ask()
         backends = [JournalBackend(any_folder)]
         if not filesystem.has_scheme(any_folder):
             backends.append(JournalFileBackend(str(log_of(any_folder))))
         studies = [optuna.load_study(study_name="sparkkeras", storage=JournalStorage(each)) for each in backends]
-        for number, value in enumerate((0.5, 0.25)):
-            trial, lease = ask(ledger)
-            ledger.report(lease, 1, 0.75)
-            ledger.finish(lease, replace(ledger.extend_for_upload(lease), status=OK, value=value))
+        for value in (0.5, 0.25):
+            search.report(trial, 0.75)
+            search.tell(trial, value)
             for study in studies:
-                found = study.trials[number]
-                assert (found.value, found.params, found.intermediate_values) == (value, trial.chosen, {1: 0.75})
-                assert study.best_trial.number == number
+                best = study.best_trial
+                assert (best.number, best.value, best.params) == (trial.number, value, trial.chosen)
+                assert best.intermediate_values == {1: 0.75}
+            trial = search.ask()
 
 
 # Trials
@@ -197,24 +165,26 @@ def test_trials_are_restored_exactly(any_folder):
         "traceback": "Traceback",
         "extra": {"note": [1, {"a": None}], "x": -math.inf},
     }
-    space = {"f": choice(abs, max), "lr": loguniform(1e-4, 1)}
-    with search(any_folder, space=space) as ledger:
+    space, trials = Space({"f": choice(abs, max), "lr": loguniform(1e-4, 1)}), []
+    journal = Journal(any_folder, None, 1.0)
+    with journal.opened() as storage:
+        study = SearchStudy(space, {"loss": 1.0}, SAMPLERS["tpe"], storage=storage)
         for fields in (full, {"status": FAILED, "error": "it raised"}, {"status": OK, "value": -math.inf}):
-            _, lease = ask(ledger)
-            ledger.report(lease, 1, math.nan)
-            ledger.finish(lease, replace(ledger.extend_for_upload(lease), **fields))
-        trials = ledger.finished
-    with search(any_folder, space=space) as ledger:
-        assert repr(ledger.finished) == repr(trials)  # NaN does not equal itself
+            trials.append(replace(study.ask(trials), **fields))
+            study.report(trials[-1].number, 1, math.nan)
+            study.tell(trials[-1])
+        journal.flush()
+    with Journal(any_folder, None, 1.0).opened() as storage:
+        study = SearchStudy(space, {"loss": 1.0}, SAMPLERS["tpe"], storage=storage)
+        assert repr(study.earlier()) == repr(trials)  # NaN does not equal itself
 
 
 @pytest.mark.parametrize("damage", [b"{", b"null", b"{}"])
 def test_a_damaged_journal_is_reported(folder, damage):
-    with search(folder, max_evals=1) as ledger:
-        run(ledger)
+    run(opened(folder), 1).close()
     log_of(folder).write_bytes(log_of(folder).read_bytes().replace(b"\n", b"\n" + damage + b"\n", 1))
-    with pytest.raises(StorageError, match="is damaged"), search(folder):
-        pass
+    with pytest.raises(StorageError, match="is damaged"):
+        opened(folder)
 
 
 # Settings
@@ -223,41 +193,39 @@ def test_a_damaged_journal_is_reported(folder, damage):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"metrics": {"loss": -1.0}}, "mode .* 'min' there, 'max' now"),
-        ({"metrics": {"mse": 1.0}, "seed": 8}, "metric differs .* seed differs"),
+        ({"mode": "max"}, "mode .* 'min' there, 'max' now"),
+        ({"metric": "mse", "seed": 8}, "metric differs .* seed differs"),
         ({"space": {"x": uniform(-1, 1), "y": uniform(0, 1)}}, "only there: 'optimizer', .* only now: 'y'"),
         ({"space": {**SPACE, "x": uniform(-1, 2)}}, "ranges"),
     ],
 )
 def test_a_search_with_other_settings_cannot_resume(folder, settings, words):
-    with search(folder, max_evals=1) as ledger:
-        run(ledger)
-    with pytest.raises(ConfigurationError, match=f"another search: .*{words}"), search(folder, **settings):
-        pass
-    with search(folder) as ledger:
-        assert len(ledger.finished) == 1
+    run(opened(folder), 1).close()
+    with pytest.raises(ConfigurationError, match=f"another search: .*{words}"):
+        opened(folder, **settings)
+    with opened(folder) as search:
+        assert len(search.trials) == 1
 
 
 def test_another_search_may_start_in_a_folder_without_finished_trials(any_folder):
     """For example after an error in the space or the metric."""
-    with search(any_folder) as ledger:
-        ask(ledger)
-    other = {"space": {"x": uniform(2, 3)}, "metrics": {"size": -1.0}, "seed": 8, "max_evals": 2}
+    with opened(any_folder) as search:
+        search.ask()
     for count in (2, 0):
-        with search(any_folder, **other) as ledger:
-            assert run(ledger) == count
-            assert ledger.study.direction.name == "MAXIMIZE"
-            assert [each.number for each in ledger.finished] == [0, 1]
-            assert all(2 <= each.params["x"] <= 3 for each in ledger.finished)
+        with opened(any_folder, space={"x": uniform(2, 3)}, metric="size", mode="max", seed=8) as search:
+            run(search, count)
+            assert search.study.direction.name == "MAXIMIZE"
+            assert [trial.number for trial in search.trials] == [0, 1]
+            assert all(2 <= trial.params["x"] <= 3 for trial in search.trials)
 
 
 def test_two_searches_cannot_run_in_one_folder(folder):
-    with search(folder, max_evals=1) as ledger:
-        with pytest.raises(ConfigurationError, match="another search is running"), search(f"file:{folder}/"):
-            pass
-        run(ledger)
-    with search(f"file:{folder}/") as ledger:
-        assert len(ledger.finished) == 1
+    with opened(folder) as search:
+        with pytest.raises(ConfigurationError, match="another search is running"):
+            opened(f"file:{folder}/")
+        run(search, 1)
+    with opened(f"file:{folder}/") as search:
+        assert len(search.trials) == 1
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
@@ -279,8 +247,8 @@ def test_a_folder_with_other_files_is_rejected_and_unchanged(folder, name):
 def test_a_search_that_was_killed_at_its_start_may_start_again(folder):
     (Path(folder) / "models").mkdir(parents=True)
     (Path(folder) / "search.lock").touch()
-    with search(folder, max_evals=1) as ledger:
-        assert run(ledger) == 1
+    with opened(folder) as search:
+        assert len(run(search, 1).trials) == 1
 
 
 # Models

@@ -1,4 +1,4 @@
-"""A whole search without Spark: tasks over a local dataset, an in-process transport, trials in this process."""
+"""A whole search without Spark, over a local dataset and with trials in this process; its calls, and what it saves."""
 
 import signal
 import threading
