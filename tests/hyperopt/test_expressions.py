@@ -19,6 +19,7 @@ from sparkkeras.hyperopt.expressions import Suggester, history_of, value_of
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import LocalWorkers
+from tests.hyperopt.test_study import params_of, run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:hyperopt.*", "ignore::UserWarning:hyperopt.*"),
@@ -100,17 +101,6 @@ def by_fmin(space, suggest, count, seed, value=loss):
     return met, trials
 
 
-def run(search, count, value=loss):
-    for _ in range(count):
-        trial = search.ask()
-        search.tell(trial, value(trial.params))
-    return search
-
-
-def params_of(search):
-    return [trial.params for trial in search.trials]
-
-
 def drawn_of(space, trials):
     """The values of trials in hyperopt's terms."""
     history = history_of(trials, 1.0, Space(space).parameters)
@@ -128,7 +118,7 @@ def test_trials_are_those_of_fmin_also_after_a_resume(kind, algo, tmp_path):
     expected, trials = by_fmin(space, anneal.suggest if algo == "anneal" else algo, 28, 5)
     for count in (23, 3, 2):  # TPE samples randomly before trial 20
         with Search(space, algo=algo, seed=5, save_to=tmp_path / "search") as search:
-            run(search, count)
+            run(search, count, loss)
     assert repr(params_of(search)) == repr(expected)
     assert history_of(search.trials, 1.0, Space(space).parameters).vals == trials.vals
     with Search(space, algo="tpe", save_to=tmp_path / "search") as search:
@@ -208,7 +198,7 @@ def test_a_suggest_function_gets_the_trials_of_other_algorithms(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_suggestions_raise_no_warnings():
-    run(Search(SPACES["conditional"], algo=tpe.suggest), 25)
+    run(Search(SPACES["conditional"], algo=tpe.suggest), 25, loss)
 
 
 # Expressions, searched by Optuna
@@ -241,7 +231,7 @@ def test_options_are_the_objects_of_the_space(algo):
 @pytest.mark.parametrize("algo", ["tpe", "anneal"])
 def test_expressions_may_stand_beside_distributions(algo):
     space = {"a": uniform(0, 1), "b": {"c": hp.randint("c", 3)}, "d": choice(hp.uniform("u", 5, 6), "x")}
-    met = params_of(run(Search(space, algo=algo, seed=1), 25))
+    met = params_of(run(Search(space, algo=algo, seed=1), 25, loss))
     assert {params["b"]["c"] for params in met} == {0, 1, 2}
     assert all(0 <= params["a"] <= 1 and (params["d"] == "x" or 5 <= params["d"] <= 6) for params in met)
 

@@ -10,6 +10,7 @@ from matplotlib import image, pyplot
 from sparkkeras.errors import ConfigurationError, SearchError, StorageError
 from sparkkeras.hyperopt import Search, choice, loguniform, normal, plot, uniform
 from sparkkeras.hyperopt.plot import _shown
+from tests.hyperopt.test_study import run
 
 SPACE = {
     "lr": loguniform(1e-5, 1e-1),
@@ -23,12 +24,8 @@ CHART = 400
 """The smallest height of a chart in pixels."""
 
 
-def run(space=SPACE, count=12, value=lambda params: params["dropout"], **arguments):
-    search = Search(space, seed=1, **arguments)
-    for _ in range(count):
-        trial = search.ask()
-        search.tell(trial, value(trial.params))
-    return search
+def search_of(space=SPACE, count=12, value=lambda params: params["dropout"], **arguments):
+    return run(Search(space, seed=1, **arguments), count, value)
 
 
 def picture(search, folder):
@@ -39,11 +36,16 @@ def picture(search, folder):
 @pytest.mark.parametrize(
     ("search", "charts"),
     [
-        (lambda: run(), 5),  # history, importances, parallel coordinates, two rows of hyper-parameters
-        (lambda: run(LINE, 1), 2),
-        (lambda: run({"x": hp.qlognormal("x", 0, 1, 1), "y": hp.pchoice("y", [(0.1, 1), (0.9, 2)])}, 4, lambda _: 1.0), 2),
-        (lambda: run(LINE, 4, lambda params: (params["dropout"], 1.0), metric=("loss", "size"), mode="min"), 4),
-        (lambda: run(LINE, 4, lambda params: (params["dropout"],) * 4, metric=("a", "b", "c", "d"), mode="max"), 3),
+        (lambda: search_of(), 5),  # history, importances, parallel coordinates, two rows of hyper-parameters
+        (lambda: search_of(LINE, 1), 2),
+        (
+            lambda: search_of(
+                {"x": hp.qlognormal("x", 0, 1, 1), "y": hp.pchoice("y", [(0.1, 1), (0.9, 2)])}, 4, lambda _: 1.0
+            ),
+            2,
+        ),
+        (lambda: search_of(LINE, 4, lambda params: (params["dropout"], 1.0), metric=("loss", "size"), mode="min"), 4),
+        (lambda: search_of(LINE, 4, lambda params: (params["dropout"],) * 4, metric=("a", "b", "c", "d"), mode="max"), 3),
     ],
     ids=["values", "one trial", "hyperopt", "two metrics", "four metrics"],
 )
@@ -58,7 +60,7 @@ def test_a_picture_has_all_charts(search, charts, tmp_path, caplog):
 
 
 def test_charts_show_values_of_the_space_and_short_names():
-    search = run()
+    search = search_of()
     drawn = _shown(search.study, search._results.space.parameters)
     for trial, mine in zip(drawn.trials, search.trials, strict=True):
         assert trial.values == list(mine.values)
@@ -74,7 +76,7 @@ def test_figures_style_and_backend_of_the_user_do_not_change(tmp_path, monkeypat
     monkeypatch.setattr(plot, "_picture", lambda axes: seen.add(matplotlib.get_backend()) or draw(axes))
     with matplotlib.rc_context({"interactive": True, "axes.facecolor": "red"}):
         mine, before = pyplot.figure(7), dict(matplotlib.rcParams)
-        picture(run(LINE, 1), tmp_path)
+        picture(search_of(LINE, 1), tmp_path)
         assert seen == {"agg"}
         assert dict(matplotlib.rcParams) == before
         assert pyplot.get_fignums() == [7]
@@ -85,11 +87,11 @@ def test_figures_style_and_backend_of_the_user_do_not_change(tmp_path, monkeypat
 
 def test_without_a_complete_trial_there_is_nothing_to_plot(tmp_path):
     with pytest.raises(SearchError, match="with a value"):
-        run(count=0).plot(tmp_path / "search.png")
+        search_of(count=0).plot(tmp_path / "search.png")
 
 
 def test_files_that_cannot_be_written(tmp_path, monkeypatch):
-    search = run(LINE, 1)
+    search = search_of(LINE, 1)
     with pytest.raises(ConfigurationError, match=r"ends in \.png"):
         search.plot(tmp_path / "search.pdf")
     with pytest.raises(StorageError, match="missing.*cannot be written"):
