@@ -36,7 +36,7 @@ def picture(search, folder):
 @pytest.mark.parametrize(
     ("search", "charts"),
     [
-        (lambda: search_of(), 5),  # history, importances, parallel coordinates, two rows of hyper-parameters
+        (search_of, 5),  # history, importances, parallel coordinates, two rows of hyper-parameters
         (lambda: search_of(LINE, 1), 2),
         (
             lambda: search_of(
