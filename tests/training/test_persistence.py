@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import traceback
 import warnings
 import zipfile
@@ -68,15 +67,10 @@ def test_model_settings_and_rule_state_survive_a_round_trip(model, packed):
     assert loaded.loss == "mse"
 
 
-def test_plain_keras_loads_the_file(model, packed, tmp_path):
+def test_files_are_exchanged_with_plain_keras(model, packed, tmp_path):
     path = tmp_path / "model.keras"
     path.write_bytes(packed)
-    loaded = keras.saving.load_model(path)
-    assert np.array_equal(loaded(X), model(X))
-
-
-def test_files_of_plain_keras_are_loaded(model, tmp_path):
-    path = tmp_path / "model.keras"
+    assert np.array_equal(keras.saving.load_model(path)(X), model(X))
     model.save(path)
     loaded, settings, state = persistence.unpack(path.read_bytes(), {}, True)
     assert np.array_equal(loaded(X), model(X))
@@ -84,23 +78,40 @@ def test_files_of_plain_keras_are_loaded(model, tmp_path):
 
 
 def test_a_later_format_is_rejected(packed):
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        settings = json.loads(archive.read("sparkkeras.json"))
-    later = with_member(packed, "sparkkeras.json", json.dumps({"format": settings["format"] + 1}))
-    with pytest.raises(ModelError, match="written by a later version of sparkkeras: upgrade to read it"):
+    later = with_member(packed, "sparkkeras.json", json.dumps({"format": 999}))
+    with pytest.raises(ModelError, match="later version"):
         persistence.unpack(later, {}, True)
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0" * 2000])
-def test_a_file_that_is_not_an_archive_is_reported(damage):
-    with pytest.raises(ModelError, match=r"not a \.keras archive: it may be damaged"):
-        persistence.unpack(damage, {}, True)
+def flipped(data, offset):
+    damaged = bytearray(data)
+    damaged[offset] ^= 0xFF
+    return bytes(damaged)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.6, 0.999])
-def test_a_truncated_file_is_reported(packed, share):
-    with pytest.raises(ModelError):
-        persistence.unpack(packed[: int(len(packed) * share)], {}, True)
+def pickled():
+    """The state of a rule with an object, which only a pickle can hold."""
+    file = io.BytesIO()
+    np.savez(file, momentum=np.array([{"any": "object"}], object))
+    return file.getvalue()
+
+
+DAMAGES = {
+    "empty": (lambda data: b"", r"not a \.keras archive"),
+    "zeros": (lambda data: b"\0" * 2000, r"not a \.keras archive"),
+    "truncated": (lambda data: data[: len(data) * 6 // 10], "damaged"),
+    "no configuration": (lambda data: with_member(data, "config.json", None), "no config.json"),
+    "no weights": (lambda data: with_member(data, "model.weights.h5", None), "cannot be loaded"),
+    "other settings": (lambda data: with_member(data, "sparkkeras.json", b"{no json"), "damaged"),
+    "other state": (lambda data: with_member(data, "sparkkeras.npz", b"no arrays"), "damaged"),
+    "a pickle": (lambda data: with_member(data, "sparkkeras.npz", pickled()), ""),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_reported_and_runs_no_code(packed, damage, message):
+    with pytest.raises(ModelError, match=message):
+        persistence.unpack(damage(packed), {}, True)
 
 
 @pytest.mark.parametrize("member", ["config.json", "model.weights.h5", "sparkkeras.json", "sparkkeras.npz"])
@@ -127,25 +138,6 @@ def test_a_damaged_zip_directory_is_reported(packed, member, offset):
         persistence.unpack(bytes(damaged), {}, True)
 
 
-@pytest.mark.parametrize("member", ["config.json", "model.weights.h5"])
-def test_a_missing_zip_member_is_reported(packed, member):
-    with pytest.raises(ModelError, match="cannot be loaded|it has no config.json"):
-        persistence.unpack(with_member(packed, member, None), {}, True)
-
-
-@pytest.mark.parametrize(("member", "content"), [("sparkkeras.json", b"{no json"), ("sparkkeras.npz", b"no arrays")])
-def test_a_zip_member_with_invalid_content_is_reported(packed, member, content):
-    with pytest.raises(ModelError, match="damaged"):
-        persistence.unpack(with_member(packed, member, content), {}, True)
-
-
-def test_loading_a_rule_state_never_runs_code(packed):
-    pickled = io.BytesIO()
-    np.savez(pickled, momentum=np.array([{"any": "object"}], object))
-    with pytest.raises(ModelError):
-        persistence.unpack(with_member(packed, "sparkkeras.npz", pickled.getvalue()), {}, True)
-
-
 def test_missing_custom_code_is_reported_in_a_single_error(tmp_path):
     class Doubled(keras.layers.Layer):
         def call(self, x):
@@ -155,8 +147,7 @@ def test_missing_custom_code_is_reported_in_a_single_error(tmp_path):
     model.compile("sgd", "mse")
     path = tmp_path / "model.keras"
     model.save(path)
-    words = r"model.keras': the model needs the custom class 'Doubled'.*import the module.*pass custom_objects"
-    with pytest.raises(CustomObjectError, match=words) as caught:
+    with pytest.raises(CustomObjectError, match="'Doubled'.*custom_objects") as caught:
         load_spark_model(path)
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
     assert np.array_equal(load_spark_model(path, {"Doubled": Doubled}).model(X), model(X))
@@ -165,7 +156,7 @@ def test_missing_custom_code_is_reported_in_a_single_error(tmp_path):
 def test_a_lambda_is_loaded_only_without_safe_mode():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
     data = persistence.pack(model, {}, {})
-    with pytest.raises(ModelError, match="safe_mode=False if you trust the source of the file"):
+    with pytest.raises(ModelError, match="safe_mode=False"):
         persistence.unpack(data, {}, True)
     assert np.array_equal(persistence.unpack(data, {}, False)[0](X), model(X))
 
@@ -213,34 +204,25 @@ def test_a_file_of_elephas_is_loaded(model, tmp_path, written, expected):
 def test_a_file_of_elephas_that_keras_cannot_load_is_reported(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
     path = hdf5(model, tmp_path / "model.h5", class_name="AsynchronousSparkModel", config={"frequency": "batch"})
-    with pytest.raises(
-        ModelError, match=r"model.h5': the model holds Python code.*HDF5.*compile=False\); model.compile"
-    ) as caught:
+    with pytest.raises(ModelError, match="Python code.*frequency='batch', mode='asynchronous'"):
         load_spark_model(path)
-    assert "SparkModel(model, frequency='batch', mode='asynchronous')" in str(caught.value)
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(ModelError, match="HDF5 file cannot be read: it may be damaged"):
+    with pytest.raises(ModelError, match="may be damaged"):
         load_spark_model(path)
 
 
-def test_loading_an_ensemble_as_a_single_model_names_the_right_function(model, tmp_path):
+def test_files_without_a_single_model_are_reported_with_how_to_load_them(model, tmp_path):
     EnsembleModel([model], "average").save(tmp_path / "e.zip")
-    with pytest.raises(
-        ModelError, match=r"e.zip': the file is not a .keras archive: it is an ensemble.*load_ensemble_model"
-    ):
+    with pytest.raises(ModelError, match="load_ensemble_model"):
         load_spark_model(tmp_path / "e.zip")
-
-
-def test_loading_a_file_with_weights_only_reports_how_to_use_it(model, tmp_path):
     model.save_weights(tmp_path / "w.weights.h5")
-    with pytest.raises(ModelError, match=r"contains no model; .* only weights: build .*model.load_weights\(path\)"):
+    with pytest.raises(ModelError, match=r"model\.load_weights"):
         load_spark_model(tmp_path / "w.weights.h5")
 
 
-@pytest.mark.parametrize("path", [None, ""])
-def test_values_that_are_not_paths_are_reported(model, path):
-    for call in (lambda: load_spark_model(path), lambda: SparkModel(model).save(path)):
-        with pytest.raises(ConfigurationError, match=re.escape(f"path={path!r}: expected a path")):
+def test_values_that_are_not_paths_are_reported(model):
+    for call in (lambda: load_spark_model(None), lambda: SparkModel(model).save("")):
+        with pytest.raises(ConfigurationError, match="path=.*expected a path"):
             call()
 
 
@@ -248,26 +230,21 @@ def test_custom_objects_may_be_any_objects_except_plain_values_and_are_checked_f
     given = {"half": keras.DTypePolicy("mixed_bfloat16"), "Dense": keras.layers.Dense, "relu": keras.ops.relu}
     assert SparkModel(model, custom_objects=given).custom_objects == given
     assert ModelArchive.pack(regression(), given).unpack().built  # they are sent to workers
-    for plain in ("Dense", b"", 5, 2.5, np.float32(1), True, None, [], {}, set()):
-        with pytest.raises(ConfigurationError, match=r"custom_objects has 'half': .*expected .*class"):
+    for plain in ("Dense", np.float32(1), True, None, []):
+        with pytest.raises(ConfigurationError, match="custom_objects has 'half'"):
             SparkModel(model, custom_objects={"half": plain})
-    for wrong in ([1], {5: keras.layers.Dense}):
-        for load in (load_spark_model, load_ensemble_model):
-            with pytest.raises(ConfigurationError, match=r"custom_objects(=| has ).*expected .*class"):
-                load("nowhere", custom_objects=wrong)
+    for wrong, load in (([1], load_spark_model), ({5: keras.layers.Dense}, load_ensemble_model)):
+        with pytest.raises(ConfigurationError, match="custom_objects.*expected"):
+            load("nowhere", custom_objects=wrong)
 
 
-def test_a_model_from_hdf5_continues_training_with_its_optimizer(tmp_path):
+def test_a_model_from_hdf5_continues_training_with_its_optimizer(packed, model, tmp_path):
     """Keras builds the optimizer of such a file for no weights, so fit fails with plain Keras."""
-    x, y = np.random.default_rng(0).normal(size=(64, 3)).astype("float32"), np.ones(64, "float32")
-    model = regression()
-    model.compile("adam", "mse")
-    model.fit(x, y, verbose=0)
-    model.save(tmp_path / "model.keras")  # first, since saving as HDF5 removes the optimizer from the compile arguments
+    (tmp_path / "model.keras").write_bytes(packed)
     plain = keras.saving.load_model(tmp_path / "model.keras")
-    model.save(tmp_path / "model.h5")
-    loaded = load_spark_model(tmp_path / "model.h5").model
-    histories = [each.fit(x, y, epochs=2, shuffle=False, verbose=0).history for each in (plain, loaded)]
+    loaded = load_spark_model(hdf5(model, tmp_path / "model.h5")).model
+    arguments = {"batch_size": 2, "epochs": 2, "shuffle": False, "verbose": 0}
+    histories = [each.fit(X, X[:, :2], **arguments).history for each in (plain, loaded)]
     assert histories[0] == histories[1]
     check_trainable(loaded)
 
@@ -275,6 +252,5 @@ def test_a_model_from_hdf5_continues_training_with_its_optimizer(tmp_path):
 def test_a_model_that_keras_loaded_from_hdf5_is_rejected_with_the_reason(tmp_path):
     model = regression()
     model.compile("adam", keras.losses.MeanSquaredError())
-    model.save(tmp_path / "model.h5")
-    with pytest.raises(ModelError, match=r"knows none of the weights.*HDF5.*load_spark_model, or call model\.compile"):
-        check_trainable(keras.saving.load_model(tmp_path / "model.h5"))
+    with pytest.raises(ModelError, match=r"HDF5.*load_spark_model"):
+        check_trainable(keras.saving.load_model(hdf5(model, tmp_path / "model.h5")))
