@@ -70,26 +70,21 @@ def test_columns_of_nested_inputs_are_found_and_compared_in_a_data_frame(monkeyp
     for module in ("training.row_options", "sources.frame"):
         monkeypatch.setattr(f"sparkkeras.{module}.is_frame", lambda data: isinstance(data, Frame))
     options = again(RowOptions("DataFrame", {"a": "c1", "b": {"c": "c2"}}), model=OfAnyInputs())
-    frame = Frame("c1", "c2", "c3")
-    assert read(options, frame).features == {"a": "c1", "b": {"c": "c2"}}
-    with pytest.raises(DataError, match=r"no column 'c2'\..*pass features= if they have other names"):
+    frame, reader = Frame("c1", "c2", "c3"), Reader(schema_of(OfAnyInputs()), labelled=False)
+    with pytest.raises(DataError, match=r"no column 'c2'.*pass features="):
         read(options, Frame("c1", "c"))
-    reader = Reader(schema_of(OfAnyInputs()), labelled=False)
     options.warn_of_columns(read(options, frame).select(frame, reader))
     other = read(options, frame, features={"b": {"c": "c3"}, "a": "c1"})
-    with pytest.warns(UserWarning, match=r"features=.*'c3'.* differs from the columns .* fit had features=.*'c2'"):
+    with pytest.warns(UserWarning, match=r"features=.*'c3'.*'c2'"):
         options.warn_of_columns(other.select(frame, reader))
 
 
-def test_a_transform_is_not_applied_again_and_its_name_is_in_a_warning():
-    def fitted_with(transform):
-        given = {"loader": None, "on_invalid": "error", "transform": transform}
-        return RowOptions.of_fit(X, SimpleNamespace(source=None, given=given))
-
-    options = fitted_with(parts.halved)
-    with pytest.warns(UserWarning, match=r"^fit had transform=halved, which predict does not apply .* or transform=None"):
+@pytest.mark.parametrize(("transform", "name"), [(parts.halved, "halved"), (partial(parts.halved), "partial")])
+def test_a_transform_is_not_applied_again_and_its_name_is_in_a_warning(transform, name):
+    given = {"loader": None, "on_invalid": "error", "transform": transform}
+    options = RowOptions.of_fit(X, SimpleNamespace(source=None, given=given))
+    with pytest.warns(UserWarning, match=f"transform={name}, which predict"):
         assert options.without_transform("predict", AS_IN_FIT) is None
-    assert fitted_with(partial(parts.halved)).transform == "partial"
     assert options.without_transform("predict", None) is None
     assert options.without_transform("predict", parts.halved) is parts.halved
     assert RowOptions().without_transform("predict", AS_IN_FIT) is None
@@ -120,14 +115,9 @@ def test_inputs_without_names_have_other_names_when_a_model_is_loaded(tmp_path):
 
 def test_a_loader_that_cannot_be_imported_is_left_out_with_a_warning():
     local = RowOptions("DataFrame", "image", loader=image_loader((8, 8), "RGB", lambda x: x))
-    with pytest.warns(UserWarning, match=r"does not know its loader: pass loader= .* a lambda"):
+    with pytest.warns(UserWarning, match="pass loader= .* a lambda"):
         assert again(local) == RowOptions("DataFrame", "image")
-    imported = RowOptions("DataFrame", "image", loader=image_loader((8, 8), "RGB", parts.darker))
-    with pytest.warns(
-        UserWarning, match=r"loader of the last fit is not known any more: .* module gone, which .* has not imported"
-    ):
-        assert again(imported, lambda text: text.replace("tests.ml.parts", "gone")).loader is None
-    with pytest.warns(UserWarning, match=r"cannot be created with the saved fields .*'width'.*restore its definition"):
+    with pytest.warns(UserWarning, match="saved fields .*'width'"):
         assert again(RowOptions(loader=PADDED), lambda text: text.replace("maxlen", "width")).loader is None
 
 
@@ -160,6 +150,6 @@ def test_an_mllib_model_has_the_same_defaults():
     wide = DenseMatrix(2, 4, np.ones(8))  # raises an error before a job starts
     with (
         pytest.warns(UserWarning, match="fit had transform=halved"),
-        pytest.raises(DataError, match="expects rows of shape"),
+        pytest.raises(DataError, match="expects rows"),
     ):
         mllib_model.predict(wide)
