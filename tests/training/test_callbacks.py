@@ -23,28 +23,18 @@ class Adds(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    ("callback", "words"),
+    ("callback", "validates", "words"),
     [
-        (
-            EarlyStopping("val_los"),
-            r"EarlyStopping\(monitor='val_los'\).*Known: 'loss', 'mae', 'val_loss'.*mean 'val_loss'\?",
-        ),
-        (ReduceLROnPlateau("val_MAE"), r"ReduceLROnPlateau\(monitor='val_MAE'\).*Did you mean 'val_mae'"),
-        (keras.callbacks.ModelCheckpoint("a.keras", "acc", save_best_only=True), "monitor='acc'.*Known"),
-        (EarlyStopping("learning_rate"), "Known"),
+        (EarlyStopping("val_los"), True, r"EarlyStopping\(monitor='val_los'\).*'loss', 'mae', 'val_loss'.*mean 'val_loss'"),
+        (ReduceLROnPlateau("val_MAE"), True, "monitor='val_MAE'.*mean 'val_mae'"),
+        (keras.callbacks.ModelCheckpoint("a.keras", "acc", save_best_only=True), True, "monitor='acc'.*Known"),
+        (EarlyStopping("learning_rate"), True, "Known"),
+        (EarlyStopping("val_mae"), False, "'val_mae'.*pass validation_split="),
     ],
 )
-def test_an_unknown_monitor_is_reported_with_the_known_names(callback, words):
+def test_an_unknown_monitor_is_reported_with_the_known_names(callback, validates, words):
     with pytest.raises(ConfigurationError, match=words):
-        check_names("callbacks", [EarlyStopping("loss"), callback, Adds()], NAMES, validates=True)
-
-
-def test_a_validation_monitor_needs_validation():
-    with pytest.raises(
-        ConfigurationError,
-        match=r"'val_mae'\) monitors a validation metric, but there is no validation: pass validation_split=",
-    ):
-        check_names("callbacks", [EarlyStopping("val_mae")], NAMES, validates=False)
+        check_names("callbacks", [EarlyStopping("loss"), callback, Adds()], NAMES, validates=validates)
 
 
 class Computes(EarlyStopping):
@@ -76,13 +66,10 @@ def test_monitors_that_may_exist_are_accepted(callbacks):
     check_names("callbacks", callbacks, NAMES, validates=True)
 
 
-def test_without_known_names_every_monitor_is_accepted():
+def test_without_known_names_every_monitor_with_a_direction_is_accepted():
     check_monitors([custom_step()], {}, [EarlyStopping("anything", mode="min")], [], False, False)
-
-
-def test_a_direction_that_keras_cannot_infer_is_reported_without_known_names():
-    with pytest.raises(ConfigurationError, match=r"EarlyStopping\(monitor='anything'.*Set mode=\"max\" or mode=\"min\""):
-        SparkModel(custom_step()).fit(X, Y, callbacks=EarlyStopping("anything"))
+    with pytest.raises(ConfigurationError, match="monitor='anything'.*Set mode="):
+        check_monitors([custom_step()], {}, [EarlyStopping("anything")], [], False, False)
 
 
 def two_outputs():
@@ -128,15 +115,14 @@ def test_fit_checks_callbacks_before_spark_is_needed():
     stop = EarlyStopping("offset")
     for callbacks, words in (
         ({"callbacks": EarlyStopping("val_los")}, "val_los"),
-        ({"worker_callbacks": EarlyStopping()}, "worker_callbacks.*metrics of that worker only, so pass it as callbacks="),
-        ({"callbacks": stop}, r"'offset', mode='auto'\): Keras cannot infer"),
-        ({"worker_callbacks": stop}, r"'offset', mode='auto'\): Keras cannot infer"),
+        ({"worker_callbacks": EarlyStopping()}, "pass it as callbacks="),
+        ({"callbacks": stop}, "'offset', mode='auto'"),
+        ({"worker_callbacks": stop}, "'offset', mode='auto'"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             SparkModel(measured).fit(X, Y, validation_split=0.5, **callbacks)
-    for models, words in (([plain, measured], "monitor='offset'.*Known: 'loss'"), ([measured], "'offset', mode='auto'")):
-        with pytest.raises(ConfigurationError, match=words):
-            SparkEnsemble(models, voting="average").fit(X, Y, worker_callbacks=stop)
+    with pytest.raises(ConfigurationError, match="monitor='offset'.*Known: 'loss'"):
+        SparkEnsemble([plain, measured], voting="average").fit(X, Y, worker_callbacks=stop)
 
 
 def test_time_before_the_first_epoch_with_a_parameter_server_is_start_up():
@@ -158,8 +144,7 @@ def test_auto_mode_needs_a_metric_with_a_known_direction():
         assert callback.monitor_op is None  # the callback is unchanged: Keras runs its own check later
     saving = keras.callbacks.ModelCheckpoint("a.keras", "total", save_best_only=True)
     for callback in (EarlyStopping("val_offset"), ReduceLROnPlateau("offset"), saving):
-        words = rf"{type(callback).__name__}\(monitor='{callback.monitor}', mode='auto'\).*Set mode=\"max\""
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigurationError, match=f"{type(callback).__name__}.*'{callback.monitor}'.*Set mode="):
             check_directions("worker_callbacks", [callback], known)
-    with pytest.raises(ConfigurationError, match="far_mae.*Keras cannot infer whether a larger or a smaller"):
+    with pytest.raises(ConfigurationError, match="far_mae"):
         check_directions("callbacks", [EarlyStopping("far_mae")], metrics.with_names(two_outputs(), {}))

@@ -37,17 +37,6 @@ def test_help_shows_each_argument_with_its_default_and_description(function, kin
     assert not [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
 
 
-@pytest.mark.parametrize(("function", "kind"), CALLS.items())
-def test_ipython_completes_each_argument(function, kind):
-    from IPython.core.completer import provisionalcompleter
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell(user_ns={"call": function})
-    with provisionalcompleter():
-        shown = {each.text for each in shell.Completer.completions("call(", 5)}
-    assert {f"{name}=" for name in declared(kind)} <= shown
-
-
 PROGRAM = """
 from typing import Any
 
