@@ -15,6 +15,8 @@ def numbers(*values):
 
 
 def test_each_step_selects_the_member_that_gives_the_best_mean():
+    # The mean of 0, 0 and 3 is 1: the first is selected twice.
+    assert sorted(forward_selection(numbers(0, 3), distance(1.0), 3)) == [0, 0, 1]
     # 6 is best alone; then (6 + 3)/2 = 4.5; then (6 + 3 + 6)/3 = 5.
     assert forward_selection(numbers(0, 3, 6), distance(5.0), 3) == [2, 1, 2]
 

