@@ -8,16 +8,14 @@ from sparkkeras.data import local_dataset
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.placement import TrainValidationSplit
-from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import worker_reports
-from sparkkeras.training.validation import Validation
 from sparkkeras.training.worker_reports import Mean, Report, merge, merges_on_workers
 from sparkkeras.weights import Flat
-from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
+from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer
-from tests.training.runs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, plain, weights_of
+from tests.training.runs import BATCH, Model, close, fit, partitions, plain, weights_of
 
 
 @pytest.fixture(scope="module")
@@ -35,37 +33,6 @@ def linear(linear_adam):
     """A linear model with Adam, in its initial state."""
     linear_adam.reset()
     return linear_adam
-
-
-# Callbacks and validation between rounds
-
-
-def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear):
-    snapshots = Snapshots(blow_up=2)
-    with pytest.raises(DivergenceError, match="^training diverged in epoch 3 on worker 0: .*smaller learning rate"):
-        fit(linear, partitions(20, 10, 10), epochs=5, callbacks=[snapshots])
-    assert len(snapshots.weights) == 2
-    assert np.array_equal(weights_of(linear.model), snapshots.weights[-1])
-    assert np.isfinite(snapshots.weights[-1]).all()
-
-
-def test_validation_rows_of_the_same_partitions(linear):
-    dataset = partitions(20, 10)
-    parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
-    validation = Validation(dataset, BatchOptions(BATCH), 2, parts.validation_spans)
-    x, y = (np.concatenate([side[16:20], side[28:30]]) for side in (X, Y))
-    validated = []
-
-    class Validated(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if (epoch + 1) % 2 == 0:
-                validated.append(self.model.evaluate(x, y, verbose=0))
-            assert ("val_loss" in logs) == ((epoch + 1) % 2 == 0)
-
-    history, _ = fit(linear, dataset, epochs=4, split=parts, validation=validation, callbacks=[Validated()], shuffle=True)
-    found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
-    assert len(found) == 2
-    assert np.allclose(found, validated, rtol=1e-5)
 
 
 # A round, compared with replicas that are trained one by one
@@ -123,12 +90,9 @@ def test_a_number_of_batches_between_exchanges(linear):
 def test_steps_per_epoch_limits_an_epoch(linear):
     _, rounds = fit(linear, partitions(18, 7), frequency=2, steps_per_epoch=3)
     assert [rows for rows, _ in rounds] == [8 + 7, 4]
-
-
-def test_too_few_batches_for_an_epoch_are_warned_of(linear):
-    with pytest.warns(UserWarning, match="steps_per_epoch=99, but no worker has more than 5 batches"):
+    with pytest.warns(UserWarning, match="steps_per_epoch=99.*5 batches"):
         _, rounds = fit(linear, partitions(18, 7), frequency=2, steps_per_epoch=99)
-    assert sum(count for count, _ in rounds) == 18 + 7
+    assert sum(rows for rows, _ in rounds) == 18 + 7
 
 
 def test_rows_that_a_source_no_longer_returns_are_not_counted(linear):
@@ -152,7 +116,6 @@ def test_the_rule_is_applied_once_per_round_and_keeps_its_state(linear):
         def apply(self, center, state, update, staleness):
             applied.append((update.steps, update.rows, update.num_workers, staleness, update.learning_rate))
             state["applies"] += 1
-            assert update.sent.shape == center.shape == (4,)
             assert not np.array_equal(center, update.sent)
             super().apply(center, state, update, staleness)
 
@@ -160,7 +123,6 @@ def test_the_rule_is_applied_once_per_round_and_keeps_its_state(linear):
     fit(linear, partitions(18, 7), frequency=3, epochs=2, rule=Noting(), rule_state=state)
     rate = pytest.approx(0.05)
     assert applied == [(3, 19, 2, 0, rate), (2, 6, 1, 0, rate)] * 2
-    assert state["applies"].tolist() == [4, 4, 4, 4]
     fit(linear, partitions(18, 7), rule=Noting(), rule_state=state)
     assert state["applies"].tolist() == [5, 5, 5, 5]
 
@@ -194,18 +156,16 @@ def test_merge_weighs_by_rows():
     assert optimizer.vector.tolist() == [1]  # 40 / 40
     assert [int(each) for each in optimizer.integer_variables] == [8]
     assert [float(value) for value in mean.metrics] == [12]
-    assert [report.worker for report in mean.reports] == [0, 2]
 
 
 def test_merging_in_steps_equals_merging_at_once():
     parts = [replica(0, [8, 0], 10), replica(1, [0, 4], 20), replica(2, [-4, 8], 10), replica(3, [0, 0], 40)]
     whole = merge(parts)
-    assert whole.vectors[0].vector.tolist() == [0.5, 2]  # (80 - 40) / 80, (80 + 80) / 80
+    assert [report.worker for report in whole.reports] == [0, 1, 2, 3]
     for cut in (1, 2, 3):
         nested = merge([merge(parts[:cut]), merge(parts[cut:])])
-        assert nested.rows == 80
-        assert np.allclose(nested.vectors[0].vector, whole.vectors[0].vector, rtol=0, atol=1e-7)
-        assert nested.reports == whole.reports
+        assert (nested.rows, nested.reports) == (80, whole.reports)
+        assert np.allclose(nested.vectors[0].vector, [0.5, 2], rtol=0, atol=1e-7)  # (80 - 40) / 80, (80 + 80) / 80
 
 
 # Merged on the workers
@@ -216,9 +176,8 @@ MB = 1024 * 1024
 @pytest.mark.parametrize(
     ("workers", "replica_bytes", "max_result_bytes", "expected"),
     [
-        (64, 1000, 0, False),
+        (64, 4 * MB, 0, False),
         (65, 1000, 0, True),
-        (2, 128 * MB, 0, False),
         (2, 129 * MB, 0, True),
         (4, 10 * MB, 80 * MB, False),
         (4, 10 * MB, 79 * MB, True),  # more than half of what Spark lets a job return

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.dataset import FilesMissing
-from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunning, LocalStream
-from sparkkeras.data.placement import TrainValidationSplit
+from sparkkeras.data.dataset import FilesMissing, TaskContext
+from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalStream
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.events import Incident
 from sparkkeras.modeling import metrics, outside
@@ -30,10 +29,7 @@ from sparkkeras.parameter.rules import DCASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.training import parameter_server
-from sparkkeras.training.parameter_server import unmoved_warning
 from sparkkeras.training.run import ServerSettings
-from sparkkeras.training.validation import Validation
-from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.models import Gan, VariablesOfWorker, gan
 from tests.rpc.test_transports import eventually
@@ -91,16 +87,12 @@ def train(given, dataset, mode="asynchronous", *, transport="inprocess", port=0,
 # One worker
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
-    ("mode", "frequency", "encrypt", "transport"),
-    [
-        pytest.param("asynchronous", 4, True, "inprocess", marks=pytest.mark.core),
-        pytest.param("hogwild", "epoch", False, "inprocess", marks=pytest.mark.core),
-        ("asynchronous", 4, True, "socket"),
-        ("hogwild", "epoch", False, "http"),
-    ],
+    ("mode", "transport", "frequency", "encrypt"),
+    [("hogwild", "inprocess", "epoch", False), ("asynchronous", "socket", 4, True), ("hogwild", "http", "epoch", False)],
 )
-def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, mode, frequency, encrypt):
+def test_one_worker_equals_plain_keras_with_every_transport(linear, mode, transport, frequency, encrypt):
     arguments = {"transport": transport, "options": {"encrypt": encrypt}, "frequency": frequency, "epochs": 3}
     history, stats, _ = train(linear, partitions(22), mode, **arguments)
     found = ModelState.take(linear.model)
@@ -122,7 +114,7 @@ def test_with_one_worker_staleness_correcting_rules_equal_plain_keras(linear, ru
     assert close(linear.model, found)
 
 
-@pytest.mark.parametrize("rule", ["dynsgd", "eamsgd", "dcasgd", long("agn"), long("easgd")])
+@pytest.mark.parametrize("rule", ["eamsgd", long("agn"), long("easgd")])
 def test_every_rule_learns(linear, rule):
     history, _, _ = train(linear, partitions(20, 20), rule=rule, frequency=2, epochs=12, shuffle=True)
     assert linear.model.evaluate(X[:40], Y[:40], verbose=0)[0] < 0.3 * history.history["loss"][0]
@@ -147,19 +139,6 @@ def test_integer_weights_count_all_batches():
     assert int(given.model.layers[0].calls) == 12
     train(given, partitions(8, 20), epochs=1)  # two workers, one after the other, continue from 12
     assert int(given.model.layers[0].calls) == 12 + 2 + 5
-
-
-def test_a_second_fit_continues_with_optimizer_variables_steps_and_schedule():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.7)
-    given = Model(optimizer=sgd(learning_rate=schedule))
-    for epoch in range(2):
-        history, stats, _ = train(given, partitions(22), initial_epoch=epoch, epochs=epoch + 1, frequency=2)
-        assert history.epoch == [epoch]
-        assert stats.steps == {0: 6}
-    found = ModelState.take(given.model)
-    plain(given, 2)
-    assert close(given.model, found.weights.vector, found.optimizer.vector)
-    assert int(found.optimizer.integer_variables[0]) == 12
 
 
 # Workers that run one after the other
@@ -189,7 +168,7 @@ def test_workers_that_run_one_after_the_other_continue_each_others_weights(linea
     assert stats.steps == {0: 10, 1: 4}
 
 
-@pytest.mark.parametrize("frequency", [1, 3, "epoch"])
+@pytest.mark.parametrize("frequency", [3, "epoch"])
 def test_windows_restart_in_each_epoch_and_no_step_is_lost(linear, frequency):
     _, stats, rounds = train(linear, partitions(18, 7, None), epochs=3, frequency=frequency)  # five batches, and two
     every = 5 if frequency == "epoch" else frequency
@@ -217,31 +196,24 @@ def test_a_custom_rule_gets_windows(linear, tmp_path):
 
 
 class Losing(LocalDataset):
-    """A dataset where the files of some partitions are missing until these are read again from their source."""
-
-    lost = frozenset({1})
+    """A dataset where the files of a partition are missing until it is read again from its source."""
 
     def train(self, task):
-        whole = LocalDataset.train(self, task)
-
         def without():
-            from sparkkeras.data.dataset import TaskContext
-
             found = []
-            for number, block in enumerate(self.blocks):
-
-                def given(number=number, block=block):
-                    if number in self.lost:
-                        raise FilesMissing("gone")
-                    yield block
-
+            for number in range(self.num_partitions):
                 try:
-                    found.append(list(task(TaskContext(number, 10**6 + number), given())))
+                    found.append(list(task(TaskContext(number, 10**6 + number), self._rows(number))))
                 except FilesMissing:
                     found.append([])
             return found
 
-        return ReadAgain(without, whole)
+        return ReadAgain(without, LocalDataset.train(self, task))
+
+    def _rows(self, number):
+        if number == 1:
+            raise FilesMissing("gone")
+        yield self.blocks[number]
 
 
 @dataclass(frozen=True)
@@ -276,19 +248,13 @@ def test_a_partition_with_missing_files_is_trained_from_its_source(linear):
 
 
 class Again(LocalDataset):
-    """A dataset that retries a failed task once, as Spark does."""
+    """A dataset of one partition that retries a failed task once, as Spark does."""
 
     def train(self, task):
-        from sparkkeras.data.dataset import TaskContext
-
         def attempts():
-            found = []
-            for number, block in enumerate(self.blocks):
-                with suppress(RuntimeError):
-                    found.append(list(task(TaskContext(number, 10**6 + number), iter((block,)))))
-                    continue
-                found.append(list(task(TaskContext(number, 2 * 10**6 + number), iter((block,)))))
-            return found
+            with suppress(RuntimeError):
+                return [list(task(TaskContext(0, 10**6), iter(self.blocks)))]
+            return [list(task(TaskContext(0, 2 * 10**6), iter(self.blocks)))]
 
         return LocalResults(attempts)
 
@@ -303,7 +269,7 @@ def test_an_attempt_that_takes_over_keeps_the_progress_of_the_previous_one(tmp_p
                 mark.touch()
                 raise RuntimeError("on purpose")
 
-    given = Model(optimizer=sgd(momentum=0.0))
+    given = Model(optimizer=sgd(momentum=0.0), run_eagerly=True)
     callbacks = ByValue.dump([Fail()], "callbacks")
     parts = partitions(22).blocks
     if stream:
@@ -338,34 +304,12 @@ class Uneven(Gan):
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
 def test_each_optimizer_has_its_own_number_of_iterations():
-    given, seen = SimpleNamespace(model=gan(Uneven)), []
+    given = SimpleNamespace(model=gan(Uneven))
     dataset = LocalDataset((from_arrays(X[:12].copy(), None, None),))
     metrics.prepare(given.model, dataset.blocks[0].spec.zeros())
     set_iterations(given.model, [10, 20])
-    seeing = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(iterations(given.model)))
-    train(given, dataset, epochs=2, frequency=1, callbacks=[seeing])
-    assert [*seen, iterations(given.model)] == [[16, 23], [22, 26], [22, 26]]
-
-
-def test_validation_uses_the_weights_of_its_epoch(linear):
-    """The worker is several epochs ahead of the driver, whose callback is slow."""
-    dataset = partitions(22)
-    parts = TrainValidationSplit.split([handle.rows for handle in dataset.handles], 0.2)
-    validation = Validation(dataset, BatchOptions(BATCH), 2, parts.validation_spans)
-    validated = []
-
-    class Validated(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            assert ("val_loss" in logs) == ((epoch + 1) % 2 == 0)
-            if (epoch + 1) % 2 == 0:
-                validated.append(self.model.evaluate(X[17:22], Y[17:22], verbose=0))
-
-    arguments = {"split": parts, "validation": validation, "frequency": 2, "shuffle": True}
-    history, stats, _ = train(linear, dataset, epochs=6, callbacks=[Validated()], **arguments)
-    assert stats.steps == {0: 30}  # 17 rows, five batches
-    found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
-    assert len(found) == 3
-    np.testing.assert_allclose(found, validated, rtol=1e-5)
+    train(given, dataset, epochs=2, frequency=1)
+    assert iterations(given.model) == [22, 26]
 
 
 class Waiting(keras.callbacks.Callback):
@@ -433,57 +377,19 @@ def test_a_callback_stops_its_worker_within_an_epoch_and_does_not_stop_others(li
 # Failures
 
 
-@pytest.mark.parametrize(("where", "transport"), [("worker", "socket"), ("callback", "http")])
+@pytest.mark.parametrize(("where", "transport"), [("worker_callbacks", "socket"), ("callbacks", "http")])
 def test_after_a_failure_the_next_fit_works(linear, transport, where):
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            raise (KeyboardInterrupt if where == "callback" else RuntimeError)("on purpose")
+            raise RuntimeError("on purpose")
 
-    given = {"callbacks": [Fail()]} if where == "callback" else {"worker_callbacks": ByValue.dump([Fail()], "callbacks")}
-    with pytest.raises((RuntimeError, KeyboardInterrupt), match="on purpose"):
-        train(linear, partitions(20, 8), transport=transport, epochs=3, **given)
-    if where == "worker":
+    failing = [Fail()] if where == "callbacks" else ByValue.dump([Fail()], where)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(linear, partitions(20, 8), transport=transport, epochs=3, **{where: failing})
+    if where == "worker_callbacks":
         assert np.array_equal(weights_of(linear.model), linear.state.weights.vector)
     history, _, _ = train(linear, partitions(20, 8), transport=transport, epochs=2)
     assert np.isfinite(history.history["loss"]).all()
-
-
-def test_interrupting_the_driver_cancels_the_job(linear):
-    """A worker that hangs would not notice the end of training, so the driver cancels the job."""
-    cancelled = []
-
-    class Watched(LocalRunning):
-        def cancel(self):
-            cancelled.append(self)
-
-    class Watching(LocalDataset):
-        def background(self, call):
-            return Watched(call)
-
-    class Interrupt(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(linear, Watching(partitions(20).blocks), epochs=2, callbacks=[Interrupt()])
-    assert len(cancelled) == 1
-
-
-def test_divergence_keeps_the_weights_of_the_last_finished_epoch(linear):
-    """The worker's learning rate explodes in its third epoch."""
-
-    class Explode(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                self.model.optimizer.learning_rate = 1e38
-
-    snapshots = Snapshots()
-    explode = ByValue.dump([Explode()], "worker_callbacks")
-    words = "in epoch 3 on worker 0: its update is not finite.*smaller learning rate"
-    with pytest.raises(DivergenceError, match=words):
-        train(linear, partitions(22), epochs=5, frequency=2, callbacks=[snapshots], worker_callbacks=explode)
-    assert len(snapshots.weights) <= 2
-    assert np.array_equal(weights_of(linear.model), [linear.state.weights.vector, *snapshots.weights][-1])
 
 
 class Exploding(Downpour):
@@ -499,8 +405,8 @@ class Sending(Downpour):
 @pytest.mark.parametrize(
     ("rule", "error", "words"),
     [
-        (Exploding(), DivergenceError, r"Exploding\(\) \w+ weights that are not finite in epoch 1"),
-        (Sending(), ConfigurationError, r"must return two vectors of shape \(4,\): .*It returned an array of shape \(2,\)"),
+        (Exploding(), DivergenceError, r"Exploding\(\).*not finite in epoch 1"),
+        (Sending(), ConfigurationError, r"\(4,\).* returned .* \(2,\)"),
     ],
 )
 def test_a_rule_that_cannot_be_applied_is_reported(linear, rule, error, words):
@@ -509,27 +415,24 @@ def test_a_rule_that_cannot_be_applied_is_reported(linear, rule, error, words):
     assert np.array_equal(weights_of(linear.model), linear.state.weights.vector)
 
 
-@pytest.mark.parametrize("transport", ["socket", "http"])
-def test_a_port_in_use_is_reported_and_a_free_one_is_used(linear, transport):
+def test_a_port_in_use_is_reported_and_a_free_one_is_used(linear):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigurationError, match=f"cannot listen on port {port} of 127.0.0.1: .*in use.*Pass another port="
-        ):
-            train(linear, partitions(8), transport=transport, port=port)
-    for _ in range(2):  # the same port again, immediately
-        _, stats, _ = train(linear, partitions(8), transport=transport, port=port)
+        with pytest.raises(ConfigurationError, match=f"{port} of 127.0.0.1: .*in use.*port="):
+            train(linear, partitions(8), transport="socket", port=port)
+    for transport in ("socket", "http"):  # the same port again, immediately
+        _, stats, _ = train(linear, partitions(8), transport=transport, port=port, options={"host": "localhost"})
         assert stats.pushes == 1
 
 
 @pytest.mark.parametrize(
     ("transport", "name", "address", "words"),
     [
-        ("socket", "host", "192.0.2.1", "cannot listen on 192.0.2.1: .*has to be one of this machine.*Set bind="),
-        ("http", "bind", "192.0.2.1", "cannot listen on 192.0.2.1: .*has to be one of this machine.*Set bind="),
-        ("socket", "bind", "no-such-machine.invalid", "machine cannot resolve.*Check host= and bind="),
+        ("socket", "host", "192.0.2.1", "one of this machine.*Set bind="),
+        ("http", "bind", "192.0.2.1", "one of this machine.*Set bind="),
+        ("socket", "bind", "no-such-machine.invalid", "cannot resolve"),
     ],
 )
 def test_the_address_of_another_machine_is_rejected(linear, transport, name, address, words):
@@ -537,19 +440,12 @@ def test_the_address_of_another_machine_is_rejected(linear, transport, name, add
         train(linear, partitions(8), transport=transport, options={name: address})
 
 
-@pytest.mark.parametrize("transport", ["socket", "http"])
-def test_workers_that_cannot_reach_the_driver_are_reported_before_training(linear, transport, tmp_path):
+def test_workers_that_cannot_reach_the_driver_are_reported_before_training(linear, tmp_path):
     options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 1}
-    words = rf"workers cannot connect to the driver at {transport}://192\.0\.2\.1:\d+: .*bind='0\.0\.0\.0'"
     noted = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
-    with pytest.raises(DriverConnectionError, match=words):
-        train(linear, partitions(8), transport=transport, options=options, worker_callbacks=noted)
+    with pytest.raises(DriverConnectionError, match=r"192\.0\.2\.1:\d+: .*bind="):
+        train(linear, partitions(8), transport="socket", options=options, worker_callbacks=noted)
     assert not (tmp_path / "calls").exists()
-
-
-def test_a_host_name_of_this_machine_works(linear):
-    _, stats, _ = train(linear, partitions(8), transport="socket", options={"host": "localhost"})
-    assert stats.pushes == 1
 
 
 def test_the_history_of_a_run_without_an_epoch_is_empty(linear):
@@ -559,25 +455,19 @@ def test_the_history_of_a_run_without_an_epoch_is_empty(linear):
 
 
 def test_logs_that_are_vectors_are_averaged():
-    first = SimpleNamespace(rows=1, logs={"f1": [1.0, 2.0], "loss": 1.0, "many": None})
-    second = SimpleNamespace(rows=3, logs={"f1": [5.0, 6.0], "loss": 3.0, "many": None})
-    found = mean_logs([first, second])
+    rows = ((1, [1.0, 2.0], None), (3, [5.0, 6.0], None))
+    found = mean_logs([SimpleNamespace(rows=count, logs={"f1": f1, "many": many}) for count, f1, many in rows])
     assert found["f1"].tolist() == [4.0, 5.0]
-    assert found["loss"] == 2.5
     assert found["many"] is None
 
 
 def test_a_rule_that_changes_nothing_is_reported(linear):
-    @dataclass(frozen=True)
     class Rebinding(Downpour):
         def apply(self, center, state, update, staleness):
             center = center + update.sent
 
-    with pytest.warns(UserWarning, match="the weights did not change by 2 updates.*must change center in place"):
+    with pytest.warns(UserWarning, match="2 updates.*change center in place"):
         train(linear, partitions(8), rule=Rebinding(), epochs=1, frequency=1)
-    assert unmoved_warning(Downpour(), 1).startswith(
-        "the weights did not change by 1 update: the learning rate may be too small"
-    )
 
 
 # Weights that callbacks of the driver set
@@ -622,7 +512,7 @@ def test_what_workers_keep_cannot_be_set_by_a_callback(what):
                 variable.assign(variable + 1)
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=set_variables)
-    with pytest.raises(ConfigurationError, match=f'a callback has changed \'.*{what}.*mode="synchronous"'):
+    with pytest.raises(ConfigurationError, match=f'callback has changed .*{what}.*mode="synchronous"'):
         train(given, partitions(8), epochs=2, callbacks=[callback])
     given.reset()
     train(given, partitions(8), epochs=1, callbacks=[callback])  # nothing is trained after it
@@ -641,7 +531,7 @@ def test_a_large_variable_outside_the_model_can_be_used_but_not_changed(monkeypa
     changes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: table.assign(table * 2))
     assert fitted(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)) == pytest.approx(0.05 / 8)
     if size > 4:
-        with pytest.raises(ConfigurationError, match=f"may have {size} values, and these have {size + 1}: use smaller"):
+        with pytest.raises(ConfigurationError, match=f"{size} values.* {size + 1}"):
             fitted(changes)
     else:
         assert fitted(changes) == pytest.approx(0.05)
