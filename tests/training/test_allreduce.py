@@ -1,7 +1,6 @@
 """All-reduce training without processes: what the driver changes, rows of several partitions, arguments that do not fit."""
 
 import pickle
-from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
@@ -20,7 +19,6 @@ from sparkkeras import (
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalStream
 from sparkkeras.data.placement import TrainValidationSplit
-from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, DriverConnectionError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
@@ -58,18 +56,14 @@ def test_a_change_restores_the_vector_from_what_is_new(after, size):
     before = flat(1, 2, 3, 4)
     change = pickle.loads(pickle.dumps(Change.between(before, after)))
     applied = change.applied(before)
-    np.testing.assert_array_equal(applied.vector, after.vector)
+    assert applied.vector.tolist() == after.vector.tolist()
     assert applied.integer_variables == after.integer_variables
     assert len(change.values) == size
-    np.testing.assert_array_equal(before.vector, [1, 2, 3, 4])
+    assert before.vector.tolist() == [1, 2, 3, 4]
 
 
 def block(start, stop):
     return from_arrays(np.arange(start, stop, dtype=np.float32).reshape(-1, 1), np.arange(start, stop, dtype=np.int32), None)
-
-
-def plan(rows, spec):
-    return RankPlan(range(1), (tuple(range(len(rows))),), rows, spec, 10, None, 1)
 
 
 def test_a_rank_trains_and_validates_on_the_rows_of_several_partitions(tmp_path, monkeypatch):
@@ -89,37 +83,14 @@ def test_a_rank_trains_and_validates_on_the_rows_of_several_partitions(tmp_path,
 
 
 def test_the_batches_of_a_rank_are_spread_over_the_rounds():
-    in_rounds = replace(plan((40, 13), block(0, 1).spec), window=4)  # of the ten steps of another rank
-    starts = (0, 4, 8)
-    assert [in_rounds.own_batches(start, 40, 4) for start in starts] == [(0, 4), (4, 8), (8, 10)]
-    assert [in_rounds.own_batches(start, 13, 4) for start in starts] == [(0, 1), (1, 3), (3, 4)]
-    assert [in_rounds.own_batches(start, 80, 4) for start in starts] == [(0, 4), (4, 8), (8, 10)]  # steps_per_epoch=10
+    in_rounds = RankPlan(range(1), ((0,),), (53,), block(0, 1).spec, 10, None, 1, window=4)  # of another rank's ten steps
+    for rows, expected in ((40, [(0, 4), (4, 8), (8, 10)]), (13, [(0, 1), (1, 3), (3, 4)]), (80, [(0, 4), (4, 8), (8, 10)])):
+        assert [in_rounds.own_batches(start, rows, 4) for start in (0, 4, 8)] == expected
 
 
 def test_streams_are_read_in_turn():
     streams = Streams((LocalStream((block(0, 2), block(2, 3))), LocalStream((block(3, 5),))))
     assert [each.arrays[1].tolist() for each in streams.blocks(0, 0)] == [[0, 1], [3, 4], [2]]
-
-
-class Unpickled:
-    """Counts how often it is unpickled."""
-
-    count = 0
-
-    def __setstate__(self, state):
-        Unpickled.count += 1
-
-    def __getstate__(self):
-        return {"a": 1}
-
-
-def test_a_delayed_value_is_unpickled_when_it_is_used():
-    delayed = pickle.loads(pickle.dumps(DelayedValue(Unpickled())))
-    again = pickle.loads(pickle.dumps(delayed))
-    assert Unpickled.count == 0
-    assert delayed.value is delayed.value
-    assert isinstance(again.value, Unpickled)
-    assert Unpickled.count == 2
 
 
 def test_the_default_frequency_is_that_of_the_mode():
@@ -128,53 +99,53 @@ def test_the_default_frequency_is_that_of_the_mode():
     spark_model.mode = "allreduce"
     assert spark_model.frequency == 1
     assert repr(spark_model) == "SparkModel('classifier', mode='allreduce', num_workers=2)"
-    assert spark_model.get_config()["frequency"] is None
     assert SparkModel(classifier(), "allreduce", "batch").frequency == 1
     assert SparkModel(classifier(), **spark_model.get_config()).get_config() == spark_model.get_config()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("mode", "arguments", "message"),
     [
-        ({"frequency": 5}, "frequency=5 does not fit mode='allreduce', which averages the gradients of every batch"),
-        ({"rule": "average"}, "rule='average' does not apply to mode='allreduce'"),
-        ({"gradient_dtype": "float8"}, "gradient_dtype='float8' is not known. Known: 'bfloat16', 'float16'"),
-        ({"max_restarts": -1}, "max_restarts=-1: expected a whole number of at least 0"),
-        ({"parameter_server_mode": "http"}, "does not fit mode='allreduce', which has no .* use mode='asynchronous'"),
-        ({"server_options": ParameterServerOptions(host="a")}, r"server_options=.*host='a'.* does not fit mode='allreduce'"),
+        ("allreduce", {"frequency": 5}, "frequency=5 does not fit"),
+        ("allreduce", {"rule": "average"}, "rule='average' does not"),
+        ("allreduce", {"gradient_dtype": "float8"}, "'float8'.*Known: 'bfloat16'"),
+        ("allreduce", {"max_restarts": -1}, "max_restarts=-1"),
+        ("allreduce", {"parameter_server_mode": "http"}, "use mode='asynchronous'"),
+        ("allreduce", {"server_options": ParameterServerOptions(host="a")}, "server_options=.*does not fit"),
+        ("hogwild", {"gradient_dtype": "float16"}, "does not fit mode='hogwild'"),
+        ("hogwild", {"max_restarts": 3}, "does not fit mode='hogwild'"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, message):
+def test_arguments_that_do_not_fit(mode, arguments, message):
     with pytest.raises(ConfigurationError, match=message):
-        SparkModel(classifier(), "allreduce", **arguments)
+        SparkModel(classifier(), mode, **arguments)
 
 
-def test_arguments_of_another_mode_are_checked_in_fit():
-    spark_model = SparkModel(classifier(), frequency=5)
-    spark_model.mode = "allreduce"
-    with pytest.raises(ConfigurationError, match="frequency=5 does not fit mode='allreduce'"):
+@pytest.mark.parametrize(
+    ("mode", "other", "arguments"),
+    [
+        ("synchronous", "allreduce", {"frequency": 5}),
+        ("allreduce", "synchronous", {"gradient_dtype": "float16"}),
+        ("allreduce", "synchronous", {"max_restarts": 3}),
+    ],
+)
+def test_arguments_of_another_mode_are_checked_in_fit(mode, other, arguments):
+    spark_model = SparkModel(classifier(), mode, **arguments)
+    spark_model.mode = other
+    with pytest.raises(ConfigurationError, match=f"does not fit mode='{other}'"):
         spark_model.fit(np.zeros((4, 64)), np.zeros(4))
-    for arguments in ({"gradient_dtype": "float16"}, {"max_restarts": 3}):
-        spark_model = SparkModel(classifier(), "allreduce", **arguments)
-        spark_model.mode = "synchronous"
-        words = "does not fit mode='synchronous', .* leave it out, or use mode='allreduce'"
-        with pytest.raises(ConfigurationError, match=words):
-            spark_model.fit(np.zeros((4, 64)), np.zeros(4))
-        with pytest.raises(ConfigurationError, match="does not fit mode='hogwild'"):
-            SparkModel(classifier(), "hogwild", **arguments)
-    assert SparkModel(classifier(), parameter_server_mode="http", port=4000).port == 4000  # as in Elephas
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="XLA compiles the collectives of JAX")
 def test_training_without_xla_is_a_warning_on_the_driver():
     check_all_reduce(classifier())
-    with pytest.warns(UserWarning, match="'classifier' was compiled with jit_compile=True, .* train it without XLA"):
+    with pytest.warns(UserWarning, match="'classifier'.*jit_compile=True"):
         check_all_reduce(classifier(jit_compile=True))
 
 
 def test_a_loss_that_is_no_mean_over_rows_is_an_error():
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
-    with pytest.raises(ModelError, match="ignore_class=0: it divides by the number of labels of a batch"):
+    with pytest.raises(ModelError, match="ignore_class=0"):
         SparkModel(classifier(loss=loss), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
 
 
@@ -187,7 +158,7 @@ def test_a_loss_that_is_no_mean_over_rows_is_an_error():
     ],
 )
 def test_a_loss_of_the_whole_batch_is_an_error(loss, instead):
-    with pytest.raises(ModelError, match=rf"compares the rows of a batch with each other.* use {instead}"):
+    with pytest.raises(ModelError, match=f"with each other.* use {instead}"):
         check_mean_over_rows(classifier(loss=loss))
     check_mean_over_rows(classifier(loss=keras.losses.Dice(axis=1)))
 
@@ -208,7 +179,7 @@ class Allocates:
 
 def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", Allocates())
-    with pytest.raises(ConfigurationError, match=r'SPARK-24942\): set it to false .* or use mode="synchronous"'):
+    with pytest.raises(ConfigurationError, match="SPARK-24942.*set it to false"):
         SparkModel(classifier(), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
 
 
@@ -224,46 +195,68 @@ def test_training_waits_for_slots_that_are_not_free():
         assert all_slots(Busy(), 3) == 3
 
 
-def test_more_workers_than_slots_are_an_error():
-    with pytest.raises(ConfigurationError, match=r"num_workers=7, but Spark has 4 slots, and .* master local\[7\]"):
-        all_slots(Busy(), 7)
-    with holding_slots(1), pytest.raises(ConfigurationError, match="num_workers=4, but Spark has 3 slots besides those of"):
-        all_slots(Busy(), 4)
-    with holding_slots(4), pytest.raises(ConfigurationError, match=r"holds all slots \(4\)"):
-        all_slots(Busy(), 1)
+@pytest.mark.parametrize(
+    ("held", "num_workers", "message"),
+    [
+        (0, 7, r"num_workers=7.*master local\[7\]"),
+        (1, 4, "num_workers=4.*3 slots besides"),
+        (4, 1, r"holds all slots \(4\)"),
+    ],
+)
+def test_more_workers_than_slots_are_an_error(held, num_workers, message):
+    with holding_slots(held), pytest.raises(ConfigurationError, match=message):
+        all_slots(Busy(), num_workers)
 
 
-RAISED = WorkerError("rank 0 of 2 failed: ValueError: on purpose.", "Traceback ...\nValueError: on purpose.\n")
+def failed(rank, error):
+    """The error of a rank, with its traceback."""
+    return WorkerError(f"rank {rank} of 2 failed: {error}.", f"Traceback (most recent call last):\n{error}\n")
+
+
+def never_met(port):
+    """Each group has ports of its own."""
+    name = "sparkkeras.worker.collectives.group.NeverMetError"
+    return failed(0, f"{name}: the process of rank 1 (worker2:{port}) did not join")
+
+
+RAISED, OTHER = failed(0, "ValueError: on purpose"), failed(0, "sparkkeras.errors.DataError: row 3 has no label")
 KILLED = WorkerError("rank 1 of 2 failed: its process was killed by SIGKILL.")
+UNREACHED = failed(1, "sparkkeras.errors.DriverConnectionError: rank 1 received no reply from the driver")
+
+
+class InRounds(Recorder):
+    """Asks for rounds of one step."""
+
+    every_steps = 1
 
 
 class Training(_RankTraining):
-    """The decisions of the driver for ranks that do what a test says: finish epochs (``"epoch"``), and fail.
+    """The decisions of the driver for ranks that do what a test says: finish epochs or rounds (``"epoch"``), and fail.
 
     Attributes:
-        starts: For each start of the ranks, the first epoch, the number of ranks, and whether rows are sent to them.
-        firsts: For each start, the steps of this epoch that are not trained again.
+        starts: For each start of the ranks, the first epoch, its steps that are not trained again, and the number of ranks.
+        moved: For each start, whether rows are sent to them.
     """
 
     report_is_finite = True
 
-    def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=(), recorder=None):
+    def __init__(self, *groups, slots=(2,) * 9, epochs=3, max_restarts=3, callbacks=(), recorder=Recorder):
         model = Model(optimizer="sgd").model
-        more = {"max_restarts": max_restarts, "recorder": recorder or Recorder()}
+        more = {"max_restarts": max_restarts, "recorder": recorder()}
         run = stored_run([model], partitions(8, 8), FitOptions(4), given={"epochs": epochs}, **more)
         run.callbacks = DriverCallbacks(callbacks, model, epochs, 2, run.events)
         run.callbacks.on_train_begin()
         super().__init__(run, range(epochs))
-        self.groups, self.slots = iter(groups), slots
-        self.starts, self.firsts, self.answers = [], [], []
+        self.groups, self.slots = iter(groups), iter(slots)
+        self.starts, self.moved, self.answers = [], [], []
 
     def _size(self):
-        return self.slots if isinstance(self.slots, int) else next(self.slots)
+        return next(self.slots)
 
     def _run_group(self, plan, moves_rows):
         size = len(plan.partitions)
-        self.starts.append((plan.epochs.start, size, moves_rows))
-        self.firsts.append(plan.first)
+        self.starts.append((plan.epochs.start, plan.first, size))
+        self.moved.append(moves_rows)
         assert sorted(part for parts in plan.partitions for part in parts) == [0, 1]
         for action in next(self.groups):
             if isinstance(action, WorkerError):
@@ -284,53 +277,65 @@ class Training(_RankTraining):
         return pack_parts(RankEpoch(report, metrics.take(model), None, None if rank else state, False), "an epoch")
 
 
-def test_training_continues_after_failures_from_the_last_epoch():
+ONE, TWO = ["epoch"], ["epoch"] * 2
+CONTINUED = {
+    "from the last epoch": ([[*ONE, KILLED], [KILLED], TWO], {}, [(0, 0, 2), (1, 0, 2), (1, 0, 2)], "epoch 2 .* SIGKILL"),
+    "without a reply": ([[*ONE, UNREACHED], TWO], {}, [(0, 0, 2), (1, 0, 2)], "epoch 2 .*received no reply"),
+    "with fewer slots": (
+        [[*ONE, KILLED], [*ONE, KILLED], ONE], {"slots": (2, 1, 2)}, [(0, 0, 2), (1, 0, 1), (2, 0, 2)], "restart 2"
+    ),
+    "from the last round": (
+        [[*ONE, KILLED], ONE * 3], {"epochs": 2, "recorder": InRounds}, [(0, 0, 2), (0, 1, 2)], "after 1 batch"
+    ),
+    "with other workers": (
+        [[*ONE, KILLED], ONE * 4], {"epochs": 1, "slots": (2, 1), "recorder": InRounds}, [(0, 0, 2), (0, 0, 1)], "restart 1"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "given", "starts", "message"), CONTINUED.values(), ids=CONTINUED)
+def test_training_continues_after_failures(groups, given, starts, message):
     begun = []
-    training = Training(
-        ["epoch", KILLED],
-        [KILLED],
-        ["epoch", "epoch"],
-        callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))],
-    )
+    beginning = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    training = Training(*groups, callbacks=[beginning], **given)
     before = training._state.weights.vector
-    with pytest.warns(UserWarning, match="from the beginning of epoch 2 .restart [12] of at most 3.* SIGKILL") as caught:
+    with pytest.warns(UserWarning, match=message) as caught:
         training.train()
-    assert [each.category for each in caught if each.category is not DeprecationWarning] == [UserWarning] * 2
-    assert training.starts == [(0, 2, False), (1, 2, False), (1, 2, False)]
-    assert begun == [1, 2]
-    assert [entry["epoch"] for entry in training._run.histories] == [0, 0, 1, 1, 2, 2]
-    np.testing.assert_array_equal(training._state.weights.vector, before + 3)
+    assert sum("training continues" in str(each.message) for each in caught) == len(groups) - 1
+    assert training.starts == starts
+    assert begun == [*range(1, given.get("epochs", 3))]
+    trained = 4 if "recorder" in given else 3  # rounds or epochs
+    assert sum(entry["rows"] for entry in training._run.histories) == 16 * trained
+    np.testing.assert_array_equal(training._state.weights.vector, before + trained)
 
 
 @pytest.mark.parametrize(
-    ("groups", "max_restarts", "message"),
+    ("groups", "max_restarts", "kind", "message"),
     [
-        ([[KILLED]], 0, "killed by SIGKILL.$"),
-        ([["epoch", KILLED], [KILLED], [KILLED]], 2, r"killed by SIGKILL. \(after 2 restarts, max_restarts=2\)$"),
-        ([[KILLED], ["epoch"] * 3 + [RAISED]], 3, r"on purpose. \(after 1 restart, max_restarts=3\)$"),
-        ([[RAISED], ["epoch", RAISED], [RAISED]], 3, r"on purpose. \(for the second time in epoch 2\)$"),
+        ([[KILLED]], 0, WorkerError, "SIGKILL.$"),
+        ([["epoch", KILLED], [KILLED], [KILLED]], 2, WorkerError, r"\(after 2 restarts, max_restarts=2\)"),
+        ([[KILLED], ["epoch"] * 3 + [RAISED]], 3, WorkerError, r"on purpose.*\(after 1 restart,"),
+        ([[RAISED], ["epoch", RAISED], [RAISED]], 3, WorkerError, "for the second time in epoch 2"),
+        ([[never_met(36000)], [never_met(36001)]], 3, WorkerError, "worker2:36001.*for the second time"),
+        ([[UNREACHED], [UNREACHED]], 3, DriverConnectionError, "received no reply"),
+        ([[OTHER]], 3, DataError, "row 3 has no"),
     ],
-    ids=["none", "limited", "an error after the last epoch", "the same error in the same epoch"],
+    ids=[
+        "none",
+        "limited",
+        "an error after the last epoch",
+        "the same error in the same epoch",
+        "never met",
+        "driver",
+        "data",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:training continues")
-def test_a_failure_is_an_error_without_further_restarts(groups, max_restarts, message):
+def test_a_failure_is_an_error_without_further_restarts(groups, max_restarts, kind, message):
     training = Training(*groups, max_restarts=max_restarts)
-    with pytest.raises(WorkerError, match=message):
+    with pytest.raises(kind, match=message):
         training.train()
     assert len(training.starts) == len(groups)
-
-
-def never_met(port):
-    error = f"sparkkeras.worker.collectives.group.NeverMetError: the process of rank 1 (worker2:{port}) did not join"
-    return WorkerError(f"rank 0 of 2 failed: {error}. The traceback:", f"Traceback (most recent call last):\n{error}\n")
-
-
-@pytest.mark.filterwarnings("ignore:training continues")
-def test_a_group_that_never_met_is_tried_once_more():
-    training = Training([never_met(36000)], [never_met(36001)])  # each group has ports of its own
-    with pytest.raises(WorkerError, match=r"worker2:36001.* did not join.*\(for the second time in epoch 1\)"):
-        training.train()
-    assert len(training.starts) == 2
 
 
 def test_a_worker_that_is_lost_after_the_last_epoch_is_no_error():
@@ -351,81 +356,25 @@ def test_divergence_names_a_worker_only_if_its_own_rows_are_known_to_cause_it():
     def report(worker, loss, is_finite):
         return Report(worker, 8, 2, 1.0, 0.1, {"loss": loss}, is_finite)
 
-    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 3: the loss is nan.*extreme values in the data"):
+    with pytest.raises(DivergenceError, match="diverged in epoch 3: the loss"):
         check_finite([report(0, np.nan, False), report(1, np.nan, False)], 2, "epoch", in_step=True)
-    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 3 on worker 1: the loss is nan.*in its rows"):
+    with pytest.raises(DivergenceError, match="epoch 3 on worker 1: the loss"):
         check_finite([report(0, 1.0, True), report(1, np.nan, False)], 2, "epoch", in_step=True)
 
 
 def test_divergence_ends_training_without_a_restart():
     training = Training(["epoch"])
     training.report_is_finite = False
-    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 1: "):
+    with pytest.raises(DivergenceError, match="diverged in epoch 1: "):
         training.train()
     assert len(training.starts) == 1
-
-
-def test_an_error_that_would_occur_again_is_raised_at_once():
-    traceback = "Traceback (most recent call last):\nsparkkeras.errors.DataError: row 3 has no label\n"
-    training = Training([WorkerError("rank 0 of 2 failed: DataError", traceback)])
-    with pytest.raises(DataError, match="row 3 has no label"):
-        training.train()
-    assert len(training.starts) == 1
-
-
-def test_training_continues_after_the_driver_was_not_reached():
-    """It may have been stopped for longer than workers wait; if they never reach it, the error is theirs."""
-    text = "DriverConnectionError: rank 1 received no reply from the driver"
-    traceback = f"Traceback (most recent call last):\nsparkkeras.errors.{text}\n"
-    unreached = WorkerError(f"rank 1 of 2 failed: {text}", traceback)
-    training = Training(["epoch", unreached], ["epoch", "epoch"])
-    with pytest.warns(UserWarning, match="from the beginning of epoch 2.*rank 1 received no reply from the driver"):
-        training.train()
-    training = Training([unreached], [unreached])
-    with pytest.warns(UserWarning, match="restart 1"), pytest.raises(DriverConnectionError, match="received no reply"):
-        training.train()
-
-
-def test_training_continues_with_as_many_workers_as_there_are_slots():
-    training = Training(["epoch", KILLED], ["epoch", KILLED], ["epoch"], slots=iter([2, 1, 2]))
-    with pytest.warns(UserWarning, match="training continues"):
-        training.train()
-    assert training.starts == [(0, 2, False), (1, 1, False), (2, 2, False)]
-    assert [entry["rows"] for entry in training._run.histories] == [8, 8, 16, 8, 8]
-
-
-class InRounds(Recorder):
-    """Asks for rounds of one step."""
-
-    every_steps = 1
-
-
-def test_training_continues_from_the_last_round():
-    training = Training(["epoch", KILLED], ["epoch"] * 3, epochs=2, recorder=InRounds())
-    before = training._state.weights.vector
-    with pytest.warns(UserWarning, match=r"continues from epoch 1, after 1 batch \(restart 1 of at most 3\)"):
-        training.train()
-    assert (training.starts, training.firsts) == ([(0, 2, False)] * 2, [0, 1])
-    assert [answer is None for answer in training.answers] == [True, False, True, False]
-    assert [entry["epoch"] for entry in training._run.histories] == [0] * 2 + [1] * 2
-    np.testing.assert_array_equal(training._state.weights.vector, before + 4)
-
-
-def test_other_workers_begin_the_epoch_again():
-    training = Training(["epoch", KILLED], ["epoch"] * 4, epochs=1, slots=iter([2, 1]), recorder=InRounds())
-    before = training._state.weights.vector
-    with pytest.warns(UserWarning, match="restart 1"):
-        training.train()
-    assert (training.starts, training.firsts) == ([(0, 2, False), (0, 1, False)], [0, 0])
-    assert sum(entry["rows"] for entry in training._run.histories) == 16 * 4
-    np.testing.assert_array_equal(training._state.weights.vector, before + 4)
 
 
 def test_rows_are_sent_to_workers_that_do_not_find_them():
     training = Training([RowsMissingError()], ["epoch"] * 3)
     training.train()
-    assert training.starts == [(0, 2, False), (0, 2, True)]
-    with pytest.raises(ClusterError, match="removed from Spark's temporary folder"):
+    assert training.moved == [False, True]
+    with pytest.raises(ClusterError, match="temporary folder"):
         Training([RowsMissingError()], [RowsMissingError()]).train()
 
 
