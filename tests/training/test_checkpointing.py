@@ -29,9 +29,8 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.training import callback_states
 from sparkkeras.training.checkpointing import CheckpointRecorder
 from sparkkeras.training.fit_arguments import ASYNCHRONOUS_MODES
-from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.run import ServerSettings
-from sparkkeras.training.saved_run import EpochRecord, SameWork, SavedRun, TrainingProgress, WorkerRows, check_same
+from sparkkeras.training.saved_run import SavedRun, check_same
 from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
@@ -43,6 +42,7 @@ from tests.training.runs import (
     Noted,
     RecordedEvents,
     Snapshots,
+    X,
     fit,
     partitions,
     scaled_by,
@@ -234,21 +234,13 @@ def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model
 def test_the_model_of_a_checkpoint(tmp_path):
     """Keras loads its file, also where the model is sent without values, as large ones are."""
     layers = [LAYERS.Dense(600), LAYERS.BatchNormalization(), LAYERS.Dense(600)]
-    model = keras.Sequential([keras.Input((3,)), *layers])
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
-    archive, generator = ModelArchive.pack(model), np.random.default_rng(5)
-    state = ModelState.take(model)
-    for flat in (state.weights, state.optimizer):
-        flat.vector[:] = generator.uniform(0.1, 1, flat.vector.shape)
-    state.put(model)
-    progress = TrainingProgress(EpochPart(1), 1, False, state, [], {}, EpochRecord([], {}, {}, [], []))
-    work = SameWork(description(model), {}, 1, {"mode": "synchronous"})
-    SavedRun(progress, work, WorkerRows([], [], {}), "", "epoch").write(stored(tmp_path), archive.data)
+    given = Model(*layers, optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), run_eagerly=True)
+    train(given, tmp_path, dataset=partitions(8), epochs=1, archive=given.archive)
     restored = SparkModel.from_checkpoint(tmp_path)
-    assert bits(restored) == bits(SimpleNamespace(model=model))
+    assert bits(restored) == bits(given)
     restored.save(tmp_path / "saved.keras")
-    loaded, x = keras.saving.load_model(tmp_path / "saved.keras"), np.ones((2, 3), np.float32)
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
+    loaded = keras.saving.load_model(tmp_path / "saved.keras")
+    np.testing.assert_allclose(loaded(X), given.model(X), rtol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX trains with one optimizer only")
@@ -283,16 +275,10 @@ def test_a_completed_run_trains_nothing(tmp_path, averaged):
     more = {"given": {"callbacks": [own]}, "histories": histories, "events": Events([listener])}
     found = recorder.restore_result(stored_run([averaged.model], partitions(8, 5), FitOptions(BATCH), **more))
     (told,) = listener.of(RunResumed)
-    assert re.search(r"^Nothing to train: .* ended after 2 epochs, and epochs=1\. A larger epochs=", told.text)
+    assert re.search("ended after 2 epochs, and epochs=1.*larger epochs=", told.text)
     assert (found.history, found.epoch, bits(averaged)) == (history.history, history.epoch, expected)
     assert [entry["epoch"] for entry in histories] == [0, 0, 1, 1]
     assert own.seen["epochs"] == [0, 1]
-    # Killed between the end of the last epoch and the end of training:
-    last, *_ = stored(tmp_path).names()
-    shutil.rmtree(tmp_path / last)
-    averaged.reset()
-    assert train(averaged, tmp_path, resume=True, callbacks=[Own()]).history == history.history
-    assert bits(averaged) == expected
 
 
 def failing(rounds, error):
@@ -391,9 +377,7 @@ class Interrupt(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if (self.epoch, batch) == self.at:
-            deadline = time.monotonic() + 20
-            while not list(self.folder.glob("*/manifest.json")) and time.monotonic() < deadline:
-                time.sleep(0.05)
+            assert eventually(lambda: list(self.folder.glob("*/manifest.json")))
             time.sleep(0.2)
             signal.raise_signal(signal.SIGINT)
             time.sleep(1)
@@ -416,13 +400,6 @@ def test_an_interrupt_keeps_the_updates_of_an_epoch_that_has_not_ended(tmp_path,
     assert server.stats.steps == {0: 15}
     assert int(averaged.model.optimizer.iterations) == 15
     assert [entry["rows"] for entry in histories] == [20, 20, 20]
-
-
-def test_an_error_before_the_first_round_leaves_nothing(tmp_path, scheduled):
-    scheduled.reset()
-    with pytest.raises(OSError):
-        train(scheduled, tmp_path, dataset=failing(0, raising(OSError)))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.soak
@@ -450,22 +427,23 @@ class Terminate(keras.callbacks.Callback):
 
 def test_a_sigterm_that_was_hidden_and_one_before_the_first_round(tmp_path, averaged):
     """Python hides exceptions of finalizers, in which the signal may arrive."""
-    with pytest.raises(TrainingInterruptedError, match="in epoch 2. The newest checkpoint is"):
-        train(averaged, tmp_path, every="epoch", callbacks=[Terminate(0, hides=True)])
-    averaged.reset()
-    with pytest.raises(TrainingInterruptedError, match="in epoch 2. The newest checkpoint is"):
-        train(averaged, tmp_path, every="epoch", resume=True, callbacks=[Terminate(None)])
+    for terminate in (Terminate(0, hides=True), Terminate(None)):
+        averaged.reset()
+        with pytest.raises(TrainingInterruptedError, match="in epoch 2"):
+            train(averaged, tmp_path, every="epoch", resume=terminate.epoch is None, callbacks=[terminate])
     assert len(stored(tmp_path).names()) == 1
 
 
-def test_sigterm_without_a_checkpoint_and_after_training(tmp_path, scheduled):
+def test_a_signal_or_an_error_without_a_checkpoint_and_after_training(tmp_path, scheduled):
     received = []
     previous = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         scheduled.reset()
-        with pytest.raises(TrainingInterruptedError, match="there is no checkpoint in"):
+        with pytest.raises(OSError):
+            train(scheduled, tmp_path, dataset=failing(0, raising(OSError)))
+        with pytest.raises(TrainingInterruptedError, match="there is no checkpoint"):
             train(scheduled, tmp_path, dataset=failing(0, lambda: signal.raise_signal(signal.SIGTERM)))
-        assert received == []
+        assert received == list(tmp_path.iterdir()) == []
         recorder = CheckpointRecorder.open(Checkpoint(tmp_path), False, "synchronous")
         original = recorder._writer.close
         recorder._writer.close = lambda: (signal.raise_signal(signal.SIGTERM), original())[1]
@@ -508,12 +486,12 @@ def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
         train(averaged, tmp_path / name, every="epoch")
         return len(stored(tmp_path / name).names())
 
-    with pytest.warns(UserWarning, match="a checkpoint could not be written, training continues: the disk is full"):
+    with pytest.warns(UserWarning, match="training continues: the disk"):
         assert trained("once", [1]) == EPOCHS - 1
     assert trained("last", [EPOCHS]) == EPOCHS  # the last one is tried again
     with (
         pytest.warns(UserWarning, match="training continues"),
-        pytest.raises(StorageError, match="training was completed.*the last checkpoint could not be written.*disk is full"),
+        pytest.raises(StorageError, match="training was completed.*disk"),
     ):
         trained("always", range(100))
     assert not np.array_equal(weights_of(averaged.model), averaged.state.weights.vector)
@@ -537,16 +515,19 @@ def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch
 
 
 @pytest.mark.soak
-def test_all_reduce_continues_with_other_workers_or_rounds(at_once, tmp_path, averaged):
+def test_all_reduce_continues_with_other_workers(at_once, tmp_path, averaged):
     train(averaged, tmp_path / "run", mode="allreduce", dataset=partitions(13), every=2)
-    for name in ("workers", "rounds"):
-        cut(tmp_path / "run", tmp_path / name, 3)  # in the middle of the second epoch
-    with pytest.warns(UserWarning, match=r"differ in their bits.*workers had 13 rows, and these have 8, 5"):
-        history = train(averaged, tmp_path / "workers", mode="allreduce", resume=True, every=2)
+    cut(tmp_path / "run", tmp_path / "cut", 3)  # in the middle of the second epoch
+    with pytest.warns(UserWarning, match="had 13 rows.*have 8, 5"):
+        history = train(averaged, tmp_path / "cut", mode="allreduce", resume=True, every=2)
     assert history.epoch == [0, 1, 2]
-    arguments = {"mode": "allreduce", "dataset": partitions(13), "every": "epoch"}
-    with pytest.warns(UserWarning, match="trained with every=2, and this is every='epoch'"):
-        train(averaged, tmp_path / "rounds", resume=True, **arguments)
+
+
+def test_all_reduce_continues_with_other_rounds(tmp_path, averaged):
+    arguments = {"mode": "allreduce", "dataset": partitions(13)}
+    train(averaged, tmp_path, every=2, epochs=1, **arguments)
+    with pytest.warns(UserWarning, match="every=2, .* every='epoch'"):
+        assert train(averaged, tmp_path, resume=True, every="epoch", epochs=2, **arguments).epoch == [0, 1]
 
 
 def test_worker_callbacks_see_epochs_and_not_rounds(tmp_path, averaged):
@@ -568,18 +549,8 @@ def test_the_state_of_orbax_checkpoints():
 
 def test_rounds_of_data_of_unknown_length_are_an_error(tmp_path, averaged):
     arguments = {"mode": "allreduce", "dataset": partitions(13), "every": 2, "split": TrainValidationSplit((None,), (0,))}
-    with pytest.raises(ConfigurationError, match=r'every=2\): data is a function.*Use every="epoch"'):
+    with pytest.raises(ConfigurationError, match='function.*Use every="epoch"'):
         train(averaged, tmp_path, **arguments)
-
-
-def test_rows_in_another_order_continue_with_a_warning(at_once, tmp_path, averaged):
-    """As after a shuffle of Spark. From the middle of an epoch, training goes back to its begin."""
-    train(averaged, tmp_path / "run")  # two rounds in an epoch
-    cut(tmp_path / "run", tmp_path / "cut", 3)
-    reversed_rows = LocalDataset(tuple(block[::-1] for block in partitions(8, 5).blocks))
-    with pytest.warns(UserWarning, match="other rows, or the same in another order.*repartition"):
-        history = train(averaged, tmp_path / "cut", resume=True, dataset=reversed_rows)
-    assert history.epoch == [0, 1, 2]
 
 
 class Rates(keras.callbacks.LearningRateScheduler):
@@ -594,8 +565,18 @@ class Rates(keras.callbacks.LearningRateScheduler):
         self.rates[epoch] = round(float(logs["rate"]), 6)
 
 
-@pytest.mark.parametrize("kept", [2, 1])
-def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged, kept):
+SIZES, REVERSED = partitions(4, 4, 5), LocalDataset(tuple(block[::-1] for block in partitions(8, 5).blocks))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kept", "words"),
+    [
+        (SIZES, 2, "workers had 8, 5 rows"),
+        (SIZES, 1, "first 1 batch of epoch 2"),
+        (REVERSED, 2, "same in another order"),  # as after a shuffle of Spark
+    ],
+)
+def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged, dataset, kept, words):
     """Training continues from the end of an epoch, or trains batches again; the learning rate is changed once."""
     expected, found = Rates(), Rates()
     train(averaged, tmp_path / "run", callbacks=[expected])  # two rounds in an epoch
@@ -603,25 +584,19 @@ def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged,
     for name in stored(tmp_path / "cut").names()[kept:]:
         shutil.rmtree(tmp_path / "cut" / name)
     averaged.reset()
-    words = "workers had 8, 5 rows" if kept == 2 else "the first 1 batch of epoch 2 will be trained again, because there is"
     with pytest.warns(UserWarning, match=words):
-        history = train(averaged, tmp_path / "cut", resume=True, dataset=partitions(4, 4, 5), callbacks=[found])
+        history = train(averaged, tmp_path / "cut", resume=True, dataset=dataset, callbacks=[found])
     assert found.rates == {epoch: expected.rates[epoch] for epoch in (1, 2)}
     assert [round(float(rate), 6) for rate in history.history["rate"]] == list(expected.rates.values())
     assert int(averaged.model.optimizer.iterations) == 2 + 2 * 2 + (kept == 1)
 
 
-def test_a_learning_rate_that_the_checkpoint_replaces_is_a_warning(tmp_path, averaged):
+def test_the_learning_rate_is_that_of_the_checkpoint_and_the_one_with_which_training_began_is_kept(tmp_path, averaged):
+    """So that the first script is still accepted after one with another rate has continued."""
     train(averaged, tmp_path, epochs=1)
     averaged.model.optimizer.learning_rate = 0.3
-    with pytest.warns(UserWarning, match="has the learning rate 0.3.*with that of the checkpoint, 0.05"):
+    with pytest.warns(UserWarning, match="learning rate 0.3.* 0.05"):
         train(averaged, tmp_path, epochs=2, resume=True)
-
-
-def test_the_learning_rate_with_which_training_began_is_kept(tmp_path, averaged):
-    """So that the first script is still accepted after one with another rate has continued."""
-    for epochs in (1, 2):  # the second time, it has trained, and its rate is not compared
-        train(averaged, tmp_path, resume=epochs > 1, epochs=epochs)
     assert newest(tmp_path).work.rates == {"learning_rate": pytest.approx(0.05)}
 
 
@@ -637,7 +612,7 @@ def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path
     assert bits(given) == final
     assert float(alpha) == 0.5**EPOCHS
     saved = newest(tmp_path / "run")
-    with pytest.raises(ConfigurationError, match="has 1 variable outside the model, and this one 0 variables, or others"):
+    with pytest.raises(ConfigurationError, match="1 variable outside"):
         saved.restore_result(averaged.model)
 
 
@@ -679,24 +654,16 @@ def test_workers_continue_with_their_own_variable_unless_the_driver_has_set_it(
     assert trained("cut", resume=True) == pytest.approx(expected)
 
 
-def test_logs_that_cannot_be_stored_end_the_first_epoch(tmp_path, averaged):
-    class Adds(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            logs["picture"] = self
-
-    with pytest.raises(ConfigurationError, match=r"logs\['picture'\] cannot be stored in a checkpoint"):
-        train(averaged, tmp_path, callbacks=[Adds()])
-
-
 def test_the_wrong_data_or_model(tmp_path, averaged, scheduled):
     train(averaged, tmp_path, epochs=1, every="epoch")
     before = sorted(each.name for each in tmp_path.iterdir())
-    with pytest.raises(ConfigurationError, match=r"other data.*rows: 13 in the checkpoint, 12 now. Resume with"):
-        train(averaged, tmp_path, resume=True, dataset=partitions(8, 4), epochs=2)
-    with pytest.raises(ConfigurationError, match=r"another model.*model\.config\.layers\[1\]"):
-        train(scheduled, tmp_path, resume=True)
-    with pytest.raises(ConfigurationError, match=r"has 1 checkpoint of an earlier training.*pass resume=True to continue"):
-        train(averaged, tmp_path)
+    for given, more, message in (
+        (averaged, {"dataset": partitions(8, 4), "epochs": 2}, "other data.*rows: 13.*12 now"),
+        (scheduled, {}, r"another model.*model\.config\.layers\[1\]"),
+        (averaged, {"resume": False}, "pass resume=True"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            train(given, tmp_path, **{"resume": True} | more)
     assert sorted(each.name for each in tmp_path.iterdir()) == before
 
 
@@ -704,43 +671,32 @@ def test_differences_are_named_with_both_values():
     stored = {"batch_size": 32, "layers": [{"units": 3}], "rule": "average", "empty": {}}
     check_same(stored, {"batch_size": 32, "layers": ({"units": 3},), "rule": "average", "empty": {}}, "a", "b")
     message = (
-        "the checkpoint checkpoint-1 in 'runs/a' was written by a fit with another model, other data or other arguments: "
         r"batch_size: 32 in the checkpoint, 64 now; layers\[0\].units: 3 in the checkpoint, 4 now; "
-        r'rule: "average" in the checkpoint, nothing now; empty: {} in the checkpoint, nothing now; '
-        r"and 1 difference more\. Resume with"
+        r'rule: "average" in the checkpoint, nothing now; empty: {} in the checkpoint, nothing now; and 1 difference more'
     )
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=f"checkpoint-1 in 'runs/a' .*{message}"):
         check_same(stored, {"batch_size": 64, "layers": [{"units": 4}, {"units": 5}]}, "runs/a", "checkpoint-1")
-    with pytest.raises(ConfigurationError, match="rate: 0.01 in the checkpoint, 0.5 now"):
+    with pytest.raises(ConfigurationError, match="rate: 0.01 in"):
         check_same({"rate": 0.009999999776482582}, {"rate": 0.5}, "a", "b")
 
 
 def test_a_model_that_is_built_again_has_the_same_description():
-    def adding():
-        x = keras.Input((3,))
-        y = LAYERS.Add()([LAYERS.Dense(2)(x), LAYERS.Dense(2)(x)])
-        model = keras.Model(x, LAYERS.Dense(1)(keras.ops.relu(y)))
+    def build():
+        x = keras.Input((4, 4, 1))
+        y = keras.ops.relu(LAYERS.Add()([x, LAYERS.RandomCrop(4, 4)(x)]))  # draws its own seed
+        model = keras.Model(x, LAYERS.Dense(1)(y))
         model.compile("adam", "mse", metrics=["mae"])
         return model
 
-    def cropping():
-        return keras.Sequential([keras.Input((4, 4, 1)), LAYERS.RandomCrop(2, 2)])  # draws its own seed
-
-    for build in (adding, cropping):
-        assert description(build()) == description(build())
+    assert description(build()) == description(build())
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "resume", "mode", "message"),
     [
-        (None, True, "synchronous", r"resume=True: pass checkpoint=Checkpoint\(path\)"),
-        ("runs/a", False, "synchronous", r"checkpoint='runs/a': expected sparkkeras.Checkpoint\(...\) or None"),
-        (
-            Checkpoint("a", 5),
-            False,
-            "hogwild",
-            r"Checkpoint\(every=5\): in mode='hogwild' workers do not",
-        ),
+        (None, True, "synchronous", "resume=True: pass checkpoint="),
+        ("runs/a", False, "synchronous", "checkpoint='runs/a': expected"),
+        (Checkpoint("a", 5), False, "hogwild", r"every=5\): in mode='hogwild'"),
     ],
 )
 def test_arguments_that_do_not_fit(checkpoint, resume, mode, message):
@@ -757,15 +713,17 @@ def test_callbacks_that_cannot_be_resumed(tmp_path, averaged):
         def get_state(self):
             return {"model": self.model}
 
+    adds = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(picture=averaged))
     for callback, message in (
-        (keras.callbacks.BackupAndRestore(tmp_path / "backup"), "BackupAndRestore and checkpoint= both resume training"),
-        (Half(), r"Half has only one of get_state\(\) and set_state\(state\)"),
-        (Bad(), r"Bad.get_state\(\)\['model'\] cannot be stored in a checkpoint"),
+        (keras.callbacks.BackupAndRestore(tmp_path / "backup"), "BackupAndRestore and checkpoint="),
+        (Half(), r"Half.*get_state\(\) and set_state"),
+        (Bad(), r"Bad.get_state\(\)\['model'\] cannot"),
+        (adds, r"logs\['picture'\] cannot be stored"),
     ):
         averaged.reset()
         with pytest.raises(ConfigurationError, match=message):
-            train(averaged, tmp_path / "run", callbacks=[callback])
+            train(averaged, tmp_path / type(callback).__name__, callbacks=[callback])
     averaged.reset()
     train(averaged, tmp_path / "run", callbacks=[Own()], epochs=1)
-    with pytest.warns(UserWarning, match="has the state of Own, but callbacks= has no such callback"):
+    with pytest.warns(UserWarning, match="state of Own, but callbacks="):
         train(averaged, tmp_path / "run", resume=True, epochs=2)
