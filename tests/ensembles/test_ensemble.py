@@ -177,16 +177,6 @@ def test_greedy_selection_with_hard_voting_needs_models_of_one_kind():
     assert greedy_ensemble([multiclass, multilabel], X, y, "accuracy", 2).models
 
 
-def test_regression_averages_predictions():
-    models, y = [regression(seed=seed) for seed in range(3)], X[:, :1]
-    ensemble = EnsembleModel(models, "average", weights=[1, 2, 1])
-    mean = np.average([called(model, X) for model in models], axis=0, weights=[1, 2, 1])
-    np.testing.assert_allclose(ensemble.predict(X), mean, atol=1e-5)
-    assert ensemble.evaluate(X, y) == pytest.approx(((mean - y) ** 2).mean(), rel=1e-4)
-    with pytest.raises(ConfigurationError, match="does not predict classes"):
-        ensemble.predict_classes(X)
-
-
 # Structure
 
 
@@ -318,6 +308,8 @@ def test_unknown_arguments_are_reported():
         EnsembleModel([unit()], "sort")
     with pytest.raises(ConfigurationError, match="features= requires"):
         EnsembleModel([unit()]).predict(X, features="x")
+    with pytest.raises(ConfigurationError, match="does not predict classes"):
+        EnsembleModel([regression()], "average").predict_classes(X)
 
 
 @pytest.mark.parametrize(

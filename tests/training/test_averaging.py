@@ -5,16 +5,12 @@ import numpy as np
 import pytest
 
 from sparkkeras.data import local_dataset
-from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import worker_reports
 from sparkkeras.training.worker_reports import Mean, Report, merge, merges_on_workers
 from sparkkeras.weights import Flat
-from sparkkeras.worker.batches import BatchRange, FitOptions
-from sparkkeras.worker.trainer import LocalTrainer
 from tests.training.runs import BATCH, Model, close, fit, partitions, plain, weights_of
 
 
@@ -35,61 +31,38 @@ def linear(linear_adam):
     return linear_adam
 
 
-# A round, compared with replicas that are trained one by one
-
-
-def replicas(given, state, dataset, epoch=0, first=0, last=99, batch=BATCH):
-    """The replica of each worker after a range of batches."""
-    options = FitOptions(batch, shuffle=False, seed=1)
-    found = []
-    for number, block in enumerate(dataset.blocks):
-        if block is not None:
-            own = Block(block.form, tuple(np.array(array) for array in block.arrays))
-            trainer = LocalTrainer(given.archive, TaskContext(number))
-            found.append(trainer.fit(state, own, BatchRange(epoch, block.rows, first, last), options))
-    return [replica for replica in found if replica is not None]
-
-
-def mean_of(found):
-    """Weights and optimizer variables, averaged by rows."""
-    shares = np.array([replica.rows for replica in found], float)
-    return [
-        np.average([getattr(replica.state, part).vector for replica in found], axis=0, weights=shares)
+def test_weights_statistics_and_optimizer_variables_are_averaged_by_rows(normalized):
+    states = []
+    for start, stop in ((0, 20), (20, 28)):
+        model = normalized.reset()
+        model.fit(X[start:stop], Y[start:stop], batch_size=BATCH, shuffle=False, verbose=0)
+        states.append(ModelState.take(model))
+    weights, slots = (
+        np.average([getattr(state, part).vector for state in states], axis=0, weights=[20, 8])
         for part in ("weights", "optimizer")
-    ]
-
-
-def test_statistics_are_averaged_like_weights(normalized):
-    given = normalized
-    model = given.reset()
-    dataset = partitions(20, 8)
-    weights, slots = mean_of(replicas(given, given.state, dataset))
-    fit(given, dataset, rule=SlowMo(momentum=0.5, alpha=0.5))
+    )
+    model = normalized.reset()
+    fit(normalized, partitions(20, 8), rule=SlowMo(momentum=0.5, alpha=0.5))
     trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
-    expected = (given.state.weights.vector + weights) / 2  # alpha is a half
+    expected = (normalized.state.weights.vector + weights) / 2  # alpha is a half
     expected[trainable:] = weights[trainable:]  # for every rule
     assert len(weights) == trainable + 6
     assert close(model, expected, slots)
 
 
-def test_a_number_of_batches_between_exchanges(linear):
-    dataset = partitions(18, 7)  # five batches, and two
-    state = linear.state
-    for first, last in ((0, 2), (2, 4), (4, 5)):
-        found = replicas(linear, state, dataset, first=first, last=last)
-        weights, slots = mean_of(found)
-        steps = max(int(replica.state.optimizer.integer_variables[0]) for replica in found)
-        state = ModelState(Flat(weights.astype(np.float32)), Flat(slots.astype(np.float32), (np.array(steps),)))
-    history, rounds = fit(linear, dataset, frequency=2)
-    assert rounds == [(8 + 7, pytest.approx(2 / 5)), (8, pytest.approx(4 / 5)), (2, 1)]
-    assert close(linear.model, state.weights.vector, state.optimizer.vector)
-    assert int(linear.model.optimizer.iterations) == 5
-    assert len(history.history["loss"]) == 1
+def test_averaging_after_each_batch_equals_keras_on_the_union_of_the_batches():
+    given = Model(optimizer=keras.optimizers.SGD(0.05))
+    fit(given, partitions(20, 20), frequency=1, epochs=2)
+    found = weights_of(given.model)
+    order = np.arange(40).reshape(2, 5, BATCH).swapaxes(0, 1).ravel()
+    given.reset().fit(X[order], Y[order], batch_size=2 * BATCH, epochs=2, shuffle=False, verbose=0)
+    assert close(given.model, found)
 
 
 def test_steps_per_epoch_limits_an_epoch(linear):
     _, rounds = fit(linear, partitions(18, 7), frequency=2, steps_per_epoch=3)
-    assert [rows for rows, _ in rounds] == [8 + 7, 4]
+    assert rounds == [(8 + 7, pytest.approx(2 / 3)), (4, 1)]
+    assert int(linear.model.optimizer.iterations) == 3
     with pytest.warns(UserWarning, match="steps_per_epoch=99.*5 batches"):
         _, rounds = fit(linear, partitions(18, 7), frequency=2, steps_per_epoch=99)
     assert sum(rows for rows, _ in rounds) == 18 + 7
