@@ -11,7 +11,7 @@ from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import worker_reports
 from sparkkeras.training.worker_reports import Mean, Report, merge, merges_on_workers
 from sparkkeras.weights import Flat
-from tests.training.runs import BATCH, Model, close, fit, partitions, plain, weights_of
+from tests.training.runs import BATCH, Model, X, Y, close, fit, partitions, plain, weights_of
 
 
 @pytest.fixture(scope="module")
