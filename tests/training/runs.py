@@ -13,6 +13,7 @@ from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.events import Events, RowsTrained, listeners
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training import allreduce
@@ -170,31 +171,21 @@ def scaled_by(variable):
     return Model(optimizer=keras.optimizers.SGD(0.05), loss=scaled, jit_compile=False)
 
 
-class Noted(keras.callbacks.Callback):
-    """Writes the calls that it gets to a file."""
+def noted(path):
+    """A callback that writes the calls that it gets to a file, dumped for the workers."""
 
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-
-    def note(self, name):
-        with self.path.open("a") as file:
+    def note(name):
+        with path.open("a") as file:
             file.write(name + " ")
 
-    def on_train_begin(self, logs=None):
-        self.note("train")
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.note(f"epoch{epoch}")
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.note("batch")
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.note("end")
-
-    def on_train_end(self, logs=None):
-        self.note("trained")
+    callback = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: note("train"),
+        on_epoch_begin=lambda epoch, logs: note(f"epoch{epoch}"),
+        on_train_batch_end=lambda batch, logs: note("batch"),
+        on_epoch_end=lambda epoch, logs: note("end"),
+        on_train_end=lambda logs: note("trained"),
+    )
+    return ByValue.dump([callback], "worker_callbacks")
 
 
 class Snapshots(keras.callbacks.Callback):

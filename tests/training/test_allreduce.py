@@ -352,14 +352,11 @@ def test_too_few_slots_after_a_failure_are_an_error_with_the_failure():
     assert caught.value.__cause__ is KILLED
 
 
-def test_divergence_names_a_worker_only_if_its_own_rows_are_known_to_cause_it():
-    def report(worker, loss, is_finite):
-        return Report(worker, 8, 2, 1.0, 0.1, {"loss": loss}, is_finite)
-
-    with pytest.raises(DivergenceError, match="diverged in epoch 3: the loss"):
-        check_finite([report(0, np.nan, False), report(1, np.nan, False)], 2, "epoch", in_step=True)
-    with pytest.raises(DivergenceError, match="epoch 3 on worker 1: the loss"):
-        check_finite([report(0, 1.0, True), report(1, np.nan, False)], 2, "epoch", in_step=True)
+@pytest.mark.parametrize(("is_finite", "where"), [(False, ""), (True, " on worker 1")])
+def test_divergence_names_a_worker_only_if_its_own_rows_are_known_to_cause_it(is_finite, where):
+    reports = [Report(rank, 8, 2, 1.0, 0.1, {"loss": np.nan}, rank == 0 and is_finite) for rank in range(2)]
+    with pytest.raises(DivergenceError, match=f"epoch 3{where}: the loss"):
+        check_finite(reports, 2, "epoch", in_step=True)
 
 
 def test_divergence_ends_training_without_a_restart():

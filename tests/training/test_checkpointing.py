@@ -39,11 +39,11 @@ from tests.rpc.test_transports import eventually
 from tests.training.runs import (
     BATCH,
     Model,
-    Noted,
     RecordedEvents,
     Snapshots,
     X,
     fit,
+    noted,
     partitions,
     scaled_by,
     stored_run,
@@ -531,9 +531,8 @@ def test_all_reduce_continues_with_other_rounds(tmp_path, averaged):
 
 
 def test_worker_callbacks_see_epochs_and_not_rounds(tmp_path, averaged):
-    callbacks = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
     arguments = {"mode": "allreduce", "dataset": partitions(13), "every": 3, "epochs": 2}
-    train(averaged, tmp_path / "run", worker_callbacks=callbacks, **arguments)
+    train(averaged, tmp_path / "run", worker_callbacks=noted(tmp_path / "calls"), **arguments)
     epochs = "epoch0 batch batch batch batch end epoch1 batch batch batch batch end"
     assert (tmp_path / "calls").read_text() == f"train {epochs} trained "
 

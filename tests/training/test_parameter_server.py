@@ -36,12 +36,12 @@ from tests.rpc.test_transports import eventually
 from tests.training.runs import (
     BATCH,
     Model,
-    Noted,
     Snapshots,
     X,
     Y,
     close,
     fit,
+    noted,
     partitions,
     plain,
     scaled_by,
@@ -346,9 +346,9 @@ def test_a_learning_rate_set_by_a_callback_reaches_workers_at_the_next_exchange(
 
 
 def test_worker_callbacks_keep_their_state_across_epochs(linear, tmp_path):
-    noted = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
-    train(linear, partitions(8), epochs=2, frequency=1, worker_callbacks=noted)
-    assert (tmp_path / "calls").read_text() == "train epoch0 batch batch end epoch1 batch batch end trained "
+    calls = tmp_path / "calls"
+    train(linear, partitions(8), epochs=2, frequency=1, worker_callbacks=noted(calls))
+    assert calls.read_text() == "train epoch0 batch batch end epoch1 batch batch end trained "
 
 
 class Stop(keras.callbacks.Callback):
@@ -442,9 +442,8 @@ def test_the_address_of_another_machine_is_rejected(linear, transport, name, add
 
 def test_workers_that_cannot_reach_the_driver_are_reported_before_training(linear, tmp_path):
     options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 1}
-    noted = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
     with pytest.raises(DriverConnectionError, match=r"192\.0\.2\.1:\d+: .*bind="):
-        train(linear, partitions(8), transport="socket", options=options, worker_callbacks=noted)
+        train(linear, partitions(8), transport="socket", options=options, worker_callbacks=noted(tmp_path / "calls"))
     assert not (tmp_path / "calls").exists()
 
 
