@@ -15,20 +15,8 @@ from tests.training.runs import BATCH, Model, X, Y, close, fit, partitions, plai
 
 
 @pytest.fixture(scope="module")
-def linear_adam():
-    return Model(optimizer=keras.optimizers.Adam(0.05))
-
-
-@pytest.fixture(scope="module")
 def normalized():
     return Model(keras.layers.BatchNormalization(), optimizer=keras.optimizers.SGD(0.05, momentum=0.5))
-
-
-@pytest.fixture
-def linear(linear_adam):
-    """A linear model with Adam, in its initial state."""
-    linear_adam.reset()
-    return linear_adam
 
 
 def test_weights_statistics_and_optimizer_variables_are_averaged_by_rows(normalized):

@@ -24,18 +24,6 @@ TOGETHER = [*IN_MEMORY, "allreduce"]
 STRATEGIES = [*TOGETHER, "independent"]
 
 
-@pytest.fixture(scope="module")
-def linear_adam():
-    return Model(optimizer=keras.optimizers.Adam(0.05))
-
-
-@pytest.fixture
-def linear(linear_adam):
-    """A linear model with Adam, in its initial state."""
-    linear_adam.reset()
-    return linear_adam
-
-
 def params(modes):
     # Hogwild is the asynchronous strategy with a store without locks; test_parameter_server has its specific tests.
     # All-reduce training starts a process for each worker.
