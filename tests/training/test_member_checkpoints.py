@@ -89,7 +89,7 @@ def test_a_member_of_another_ensemble_is_trained_again(path, models):
     other = path.with_name("other")
     train(begun(other, models), models, 1)
     shutil.copytree(path / "member-00000", other / "member-00000")
-    with pytest.warns(UserWarning, match="member 0 is trained again: .*of an ensemble"):
+    with pytest.warns(UserWarning, match="member 0 is trained.*of an ensemble"):
         assert sorted(begun(other, models, resume=True).trained) == [1]
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_member_is_trained_again_and_an_error_of_the_store_is_raised(p
         with pytest.raises(StorageError, match="not respond"):
             begun(path, models, resume=True)
     file.unlink()
-    with pytest.warns(UserWarning, match="member 0 is trained again: .*arrays.bin"):
+    with pytest.warns(UserWarning, match="member 0 is trained.*arrays.bin"):
         assert begun(path, models, resume=True).trained == {}
 
 
