@@ -3,7 +3,6 @@
 import io
 import itertools
 import os
-import warnings
 from dataclasses import replace
 
 import keras
@@ -185,12 +184,6 @@ def test_nulls_and_nan_reach_the_model_as_nan_with_on_invalid_allow():
         score(integers(), pa.array([1, None], pa.int32()), on_invalid="allow")
 
 
-def test_a_transform_is_applied_before_the_model():
-    model = regression()
-    found = score(model, pa.array(X[:, 0]), transform=lambda x, y: np.stack([x, x * 2, x * 3], axis=1))
-    np.testing.assert_allclose(found, model.predict(X[:, :1] * [1, 2, 3], verbose=0).ravel(), atol=1e-6)
-
-
 def test_a_single_input_accepts_several_arguments_and_several_inputs_one_each():
     model = regression()
     found = score(model, tuple(pa.array(X[:, index]) for index in range(3)))
@@ -305,20 +298,6 @@ def test_a_struct_cannot_have_fields_that_spark_does_not_distinguish(outputs):
     scorer = replace(Scorer.of(two_by_two()), outputs=outputs)
     with pytest.raises(ConfigurationError, match=f"'{outputs[0].name}' and '{outputs[1].name}'"):
         scorer.function(None, ArgumentsToBlocks(scorer.reader))
-
-
-# Models in another state than at compile time
-
-
-def test_a_model_that_was_frozen_or_quantized_after_training():
-    model = regression(optimizer="adam")
-    model.optimizer.build(model.trainable_variables)
-    model.layers[0].trainable = False
-    assert score(model, *batches(X, 40)).to_pylist() == model.predict(X, batch_size=8, verbose=0)[:, 0].tolist()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
-        model.quantize("int8")
-    assert score(model, *batches(X, 40)).to_pylist() == model.predict(X, batch_size=8, verbose=0)[:, 0].tolist()
 
 
 def test_the_arguments_of_a_function_that_have_names_of_inputs_are_in_their_order():

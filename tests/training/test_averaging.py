@@ -99,34 +99,21 @@ def test_moving_averages_replace_the_weights_at_the_end():
 # Means of means, computed by hand
 
 
-def replica(worker, weights, rows, slots=(0.0,), steps=1, sums=(0.0,), finite=True):
-    report = Report(worker, rows, steps, 0.5, 0.1, {"loss": 1.0}, finite)
-    return Mean(
-        rows,
-        (Flat(np.array(weights, np.float32)), Flat(np.array(slots, np.float32), (np.array(steps),))),
-        tuple(np.array(value, np.float32) for value in sums),
-        (report,),
-    )
+def replica(worker, weights, rows, slots, steps, sums):
+    state = Flat(np.array(weights, np.float32)), Flat(np.array(slots, np.float32), (np.array(steps),))
+    report = Report(worker, rows, steps, 0.5, 0.1, {"loss": 1.0}, True)
+    return Mean(rows, state, tuple(np.array(value, np.float32) for value in sums), (report,))
 
 
-def test_merge_weighs_by_rows():
-    mean = merge([replica(0, [1, 2], 10, [4], 3, [5]), replica(2, [5, -2], 30, [0], 8, [7])])
-    assert mean.rows == 40
-    weights, optimizer = mean.vectors
-    assert weights.vector.tolist() == [4, -1]  # (10 + 150) / 40, (20 - 60) / 40
-    assert optimizer.vector.tolist() == [1]  # 40 / 40
-    assert [int(each) for each in optimizer.integer_variables] == [8]
-    assert [float(value) for value in mean.metrics] == [12]
-
-
-def test_merging_in_steps_equals_merging_at_once():
-    parts = [replica(0, [8, 0], 10), replica(1, [0, 4], 20), replica(2, [-4, 8], 10), replica(3, [0, 0], 40)]
-    whole = merge(parts)
-    assert [report.worker for report in whole.reports] == [0, 1, 2, 3]
-    for cut in (1, 2, 3):
-        nested = merge([merge(parts[:cut]), merge(parts[cut:])])
-        assert (nested.rows, nested.reports) == (80, whole.reports)
-        assert np.allclose(nested.vectors[0].vector, [0.5, 2], rtol=0, atol=1e-7)  # (80 - 40) / 80, (80 + 80) / 80
+def test_means_are_weighted_by_rows_also_if_they_are_merged_in_steps():
+    parts = [replica(0, [1, 2], 10, [4], 3, [5]), replica(2, [5, -2], 30, [0], 8, [7]), replica(3, [0, 0], 40, [0], 1, [1])]
+    for mean in (merge(parts), merge([merge(parts[:1]), merge(parts[1:])]), merge([merge(parts[:2]), merge(parts[2:])])):
+        weights, optimizer = mean.vectors
+        np.testing.assert_allclose(weights.vector, [2, -0.5], rtol=1e-6)  # (10 + 150) / 80, (20 - 60) / 80
+        np.testing.assert_allclose(optimizer.vector, [0.5], rtol=1e-6)  # 40 / 80
+        assert [int(each) for each in optimizer.integer_variables] == [8]
+        assert [float(value) for value in mean.metrics] == [13]
+        assert (mean.rows, [report.worker for report in mean.reports]) == (80, [0, 2, 3])
 
 
 # Merged on the workers
