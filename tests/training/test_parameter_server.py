@@ -182,12 +182,12 @@ class Noting(Downpour):
 
 def test_windows_restart_in_each_epoch_and_no_step_is_lost(linear, tmp_path):
     rule = Noting(notes=str(tmp_path / "notes"))
-    _, stats, rounds = train(linear, partitions(18, 7, None), epochs=2, frequency=3, rule=rule)  # five batches, and two
+    _, stats, rounds = train(linear, partitions(24, 7, None), epochs=2, frequency=3, rule=rule)  # six batches, and two
     found = (tmp_path / "notes").read_text().splitlines()
-    assert found == ["3 12 0.020 1", "2 6 0.020 1"] * 2 + ["2 7 0.020 1"] * 2
+    assert found == ["3 12 0.020 1"] * 4 + ["2 7 0.020 1"] * 2
     assert stats.pushes == 6
-    assert stats.steps == {0: 10, 1: 4}
-    assert sum(seen for seen, _ in rounds) == 2 * 25
+    assert stats.steps == {0: 12, 1: 4}
+    assert sum(seen for seen, _ in rounds) == 2 * 31
     assert rounds[-1][1] == 1.0
 
 
