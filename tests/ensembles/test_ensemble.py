@@ -489,7 +489,6 @@ def test_greedy_selection_applies_sample_weights():
         ({"models": [two_inputs("ab")], "voting": "average"}, ConfigurationError, "2 outputs"),
         ({"y_val": None}, DataError, "labels are missing"),
         ({"x_val": lambda worker, count: []}, DataError, "x_val is the function"),
-        ({"label": "digit"}, ConfigurationError, "label= requires"),
         ({"sample_weight": np.zeros(40)}, DataError, "0 for all samples"),
         ({"x_val": X * np.nan}, DataError, "holds NaN"),
     ],

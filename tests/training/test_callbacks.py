@@ -66,10 +66,17 @@ def test_monitors_that_may_exist_are_accepted(callbacks):
     check_names("callbacks", callbacks, NAMES, validates=True)
 
 
+class CustomStep(keras.Sequential):
+    def train_step(self, data):
+        return {"anything": 1.0}
+
+
 def test_without_known_names_every_monitor_with_a_direction_is_accepted():
-    check_monitors([custom_step()], {}, [EarlyStopping("anything", mode="min")], [], False, False)
+    model = CustomStep([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    check_monitors([model], {}, [EarlyStopping("anything", mode="min")], [], False, False)
     with pytest.raises(ConfigurationError, match="monitor='anything'.*Set mode="):
-        check_monitors([custom_step()], {}, [EarlyStopping("anything")], [], False, False)
+        check_monitors([model], {}, [EarlyStopping("anything")], [], False, False)
 
 
 def two_outputs():
@@ -77,17 +84,6 @@ def two_outputs():
     outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("near", "far")}
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse", metrics={"far": ["mae", keras.metrics.RootMeanSquaredError(name="root")]})
-    return model
-
-
-class CustomStep(keras.Sequential):
-    def train_step(self, data):
-        return {"anything": 1.0}
-
-
-def custom_step():
-    model = CustomStep([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
     return model
 
 
@@ -144,7 +140,7 @@ def test_auto_mode_needs_a_metric_with_a_known_direction():
         assert callback.monitor_op is None  # the callback is unchanged: Keras runs its own check later
     saving = keras.callbacks.ModelCheckpoint("a.keras", "total", save_best_only=True)
     for callback in (EarlyStopping("val_offset"), ReduceLROnPlateau("offset"), saving):
-        with pytest.raises(ConfigurationError, match=f"{type(callback).__name__}.*'{callback.monitor}'.*Set mode="):
+        with pytest.raises(ConfigurationError, match=f"'{callback.monitor}'.*Set mode="):
             check_directions("worker_callbacks", [callback], known)
     with pytest.raises(ConfigurationError, match="far_mae"):
         check_directions("callbacks", [EarlyStopping("far_mae")], metrics.with_names(two_outputs(), {}))

@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 
 import keras
@@ -409,28 +409,18 @@ def test_no_checkpoint_of_a_round_that_diverged(tmp_path, averaged):
     assert newest(tmp_path).progress.part.epoch == 2
 
 
-class Terminate(keras.callbacks.Callback):
-    """Sends SIGTERM at the beginning of training or at the end of an epoch, and may hide the exception that follows."""
-
-    def __init__(self, epoch, hides=False):
-        super().__init__()
-        self.epoch, self.hides = epoch, hides
-
-    def on_train_begin(self, logs=None):
-        self.on_epoch_end(None)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == self.epoch:
-            with suppress(KeyboardInterrupt) if self.hides else nullcontext():
-                signal.raise_signal(signal.SIGTERM)
-
-
 def test_a_sigterm_that_was_hidden_and_one_before_the_first_round(tmp_path, averaged):
     """Python hides exceptions of finalizers, in which the signal may arrive."""
-    for terminate in (Terminate(0, hides=True), Terminate(None)):
+
+    def hide(epoch, logs):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+    early = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: signal.raise_signal(signal.SIGTERM))
+    for callback, resume in ((keras.callbacks.LambdaCallback(on_epoch_end=hide), False), (early, True)):
         averaged.reset()
         with pytest.raises(TrainingInterruptedError, match="in epoch 2"):
-            train(averaged, tmp_path, every="epoch", resume=terminate.epoch is None, callbacks=[terminate])
+            train(averaged, tmp_path, every="epoch", resume=resume, callbacks=[callback])
     assert len(stored(tmp_path).names()) == 1
 
 

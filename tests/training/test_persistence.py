@@ -156,25 +156,20 @@ def hdf5(model, path, **written):
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("kind", "config", "expected"),
     [
+        ("SparkModel", {"num_workers": None, "batch_size": 64, "epochs": 3}, {"mode": "synchronous", "batch_size": 64}),
         (
-            {"class_name": "SparkModel", "config": {"num_workers": None, "batch_size": 64, "epochs": 3}},
-            {"mode": "synchronous", "batch_size": 64, "num_workers": None},
-        ),
-        (
-            {
-                "class_name": "AsynchronousSparkModel",
-                "config": {"num_workers": 3, "parameter_server_mode": "socket", "mode": "hogwild", "frequency": "batch"},
-            },
+            "AsynchronousSparkModel",
+            {"num_workers": 3, "parameter_server_mode": "socket", "mode": "hogwild", "frequency": "batch"},
             {"mode": "hogwild", "frequency": 1, "num_workers": 3, "parameter_server_mode": "socket"},
         ),
-        ({"class_name": "AsynchronousSparkModel", "config": {}}, {"mode": "asynchronous"}),
-        ({}, {"mode": "synchronous"}),
+        ("AsynchronousSparkModel", {}, {"mode": "asynchronous"}),
+        (None, {}, {"mode": "synchronous"}),  # a file of Keras
     ],
-    ids=["synchronous", "hogwild", "asynchronous", "of Keras"],
 )
-def test_a_file_of_elephas_is_loaded(model, tmp_path, written, expected):
+def test_a_file_of_elephas_is_loaded(model, tmp_path, kind, config, expected):
+    written = {"class_name": kind, "config": config} if kind else {}
     loaded = load_spark_model(hdf5(model, tmp_path / "model.h5", **written))
     assert {name: getattr(loaded, name) for name in expected} == expected
     assert np.array_equal(loaded.model(X), model(X))
