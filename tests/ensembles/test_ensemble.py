@@ -122,9 +122,13 @@ def test_arrays_do_not_start_spark(soft):
 
 
 def test_transform_and_rows_that_are_not_finite(soft):
+    def scaled(features, labels):
+        features /= 16.0
+        return features, labels
+
     raw = X * 16
-    found = soft.evaluate(raw, LABELS, transform=lambda features, labels: (features / 16.0, labels))
-    assert found == pytest.approx(soft.evaluate(X, LABELS), rel=1e-5)
+    assert soft.evaluate(raw, LABELS, transform=scaled) == pytest.approx(soft.evaluate(X, LABELS), rel=1e-5)
+    assert np.array_equal(raw, X * 16)
     x = X.copy()
     x[39, 0] = np.nan
     with pytest.raises(DataError, match="NaN"):

@@ -171,7 +171,7 @@ def test_the_struct_of_an_invalid_row_is_null():
 
 def test_the_error_with_on_invalid_error_names_the_row():
     with pytest.raises(DataError, match="argument 1.*row 41 of partition 0"):
-        score(regression(), *batches(X, 40), pa.array([[1.0, 2.0, 3.0], None]), on_invalid="error")
+        score(regression(), *batches(X, 40), pa.array([[1.0, 2.0, 3.0], None], pa.list_(pa.float32())), on_invalid="error")
 
 
 def test_nulls_and_nan_reach_the_model_as_nan_with_on_invalid_allow():

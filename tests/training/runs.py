@@ -82,10 +82,11 @@ def stored_run(
     return run
 
 
-class RecordedEvents:
-    """Keeps the events of a training."""
+class RecordedEvents(keras.callbacks.Callback):
+    """Keeps the events of a training; may be one of its callbacks."""
 
     def __init__(self):
+        super().__init__()
         self.events = []
 
     def on_event(self, event):

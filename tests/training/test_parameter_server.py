@@ -36,6 +36,7 @@ from tests.rpc.test_transports import eventually
 from tests.training.runs import (
     BATCH,
     Model,
+    RecordedEvents,
     Snapshots,
     X,
     Y,
@@ -220,21 +221,10 @@ class ReadAgain(LocalResults):
         return self.whole.from_source(partitions)
 
 
-class Incidents(keras.callbacks.Callback):
-    """Keeps the kinds of the incidents."""
-
-    def __init__(self):
-        super().__init__()
-        self.kinds = []
-
-    def on_event(self, event):
-        self.kinds += [event.kind] if isinstance(event, Incident) else []
-
-
 def test_a_partition_with_missing_files_is_trained_from_its_source(linear):
-    histories, incidents = [], Incidents()
-    _, stats, _ = train(linear, Losing(partitions(20, 8).blocks), epochs=2, histories=histories, callbacks=[incidents])
-    assert incidents.kinds == ["repair", "takeover"]
+    histories, seen = [], RecordedEvents()
+    _, stats, _ = train(linear, Losing(partitions(20, 8).blocks), epochs=2, histories=histories, callbacks=[seen])
+    assert [incident.kind for incident in seen.of(Incident)] == ["repair", "takeover"]
     found = weights_of(linear.model)
     assert stats.steps == {0: 10, 1: 4}
     assert [(entry["epoch"], entry["worker"]) for entry in histories] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -279,13 +269,6 @@ def test_an_attempt_that_takes_over_keeps_the_progress_of_the_previous_one(tmp_p
 
 
 # Logs, weights and callbacks on the driver
-
-
-def test_callbacks_get_the_weights_of_their_epoch(linear):
-    mine, theirs = Snapshots(), Snapshots()
-    train(linear, partitions(22), epochs=4, frequency=2, callbacks=[mine])
-    plain(linear, 4, callbacks=[theirs])
-    np.testing.assert_allclose(mine.weights, theirs.weights, rtol=0, atol=1e-6)
 
 
 @keras.saving.register_keras_serializable("tests_of_parameter_server")

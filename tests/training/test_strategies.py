@@ -60,16 +60,19 @@ def test_training_learns(linear, strategy):
 @pytest.mark.parametrize("frequency", ["epoch", 3])
 def test_one_worker_equals_plain_keras(linear, strategy, frequency):
     """Also if a second fit continues."""
+    mine, theirs = Snapshots(), Snapshots()
+    callbacks = [] if strategy == "independent" else [mine]
     (first, _), (second, _) = (
-        fit(linear, partitions(22), strategy, initial_epoch=start, epochs=stop, frequency=frequency)
+        fit(linear, partitions(22), strategy, initial_epoch=start, epochs=stop, frequency=frequency, callbacks=callbacks)
         for start, stop in ((0, 2), (2, 3))
     )
     found = ModelState.take(linear.model)
     assert linear.model.history is second
     assert (first.epoch, second.epoch) == ([0, 1], [2])
-    expected = plain(linear, 3).history
+    expected = plain(linear, 3, callbacks=[theirs]).history
     assert close(linear.model, found.weights.vector, found.optimizer.vector)
     assert [int(each) for each in found.optimizer.integer_variables] == [18]
+    np.testing.assert_allclose(mine.weights, theirs.weights[: len(mine.weights)], rtol=0, atol=1e-6)
     assert set(first.history) == set(expected)
     for name, values in expected.items():
         losses = first.history[name] + second.history[name]
