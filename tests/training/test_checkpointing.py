@@ -319,11 +319,7 @@ def test_interrupted_twice(tmp_path, scheduled, kind):
         train(scheduled, path, every="epoch", **validated(failing(1, raising(kind))))
     assert newest(path).progress.rounds == 1
     scheduled.reset()
-    message = (
-        rf"interrupted by SIGTERM in epoch 2, after 1 batch. The newest checkpoint is {path}/checkpoint-0000000[34]-.*To "
-        rf"continue, call fit again with checkpoint=Checkpoint\('{path}'\), resume=True"
-    )
-    with pytest.raises(TrainingInterruptedError, match=message):
+    with pytest.raises(TrainingInterruptedError, match=f"epoch 2, after 1 batch.*{path}/checkpoint-.*resume=True"):
         train(scheduled, path, every="epoch", resume=True, **validated(failing(2, terminated)))
     assert signal.getsignal(signal.SIGTERM) == handler
     assert not any(thread.name.startswith("sparkkeras-checkpoints") for thread in threading.enumerate())
@@ -356,9 +352,9 @@ def test_epochs_that_end_together_have_one_checkpoint(at_once, tmp_path, average
     arguments = {"mode": "asynchronous", "every": "epoch", "dataset": partitions(12, 8), "server": server}
     train(averaged, tmp_path, worker_callbacks=callbacks, **arguments)
     assert server.stats.steps == {0: 9, 1: 2}
-    last, first = (stored(tmp_path)._read(name).value.progress for name in stored(tmp_path).names())
-    assert (first.part.epoch, first.finished, first.workers.partitions[1].left) == (1, False, False)
-    assert (last.part.epoch, last.finished, last.workers.partitions[1].left) == (3, True, True)
+    found = [stored(tmp_path)._read(name).value.progress for name in stored(tmp_path).names()]
+    parts = [(each.part.epoch, each.finished, each.workers.partitions[1].left) for each in found]
+    assert parts == [(3, True, True), (1, False, False)]
 
 
 class Interrupt(keras.callbacks.Callback):
