@@ -180,7 +180,6 @@ def states(callbacks):
         ("averaged", all_of_keras, "synchronous", "slowmo", (2, 3)),
         ("averaged", all_of_keras, "allreduce", None, (3,)),
         ("scheduled", plain, "asynchronous", None, (1,)),
-        long("scheduled", plain, "synchronous", None, None),
         long("averaged", plain, "asynchronous", "dcasgd", None),
         long("scheduled", plain, "hogwild", None, None),
         long("averaged", all_of_keras, "synchronous", "slowmo", None),
@@ -498,15 +497,6 @@ def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch
     store = stored(tmp_path)
     assert len(store.names()) == 2
     assert store.newest().value.progress.finished
-
-
-@pytest.mark.soak
-def test_all_reduce_continues_with_other_workers(at_once, tmp_path, averaged):
-    train(averaged, tmp_path / "run", mode="allreduce", dataset=partitions(13), every=2)
-    cut(tmp_path / "run", tmp_path / "cut", 3)  # in the middle of the second epoch
-    with pytest.warns(UserWarning, match="had 13 rows.*have 8, 5"):
-        history = train(averaged, tmp_path / "cut", mode="allreduce", resume=True, every=2)
-    assert history.epoch == [0, 1, 2]
 
 
 def test_all_reduce_continues_with_other_rounds(tmp_path, averaged):

@@ -13,7 +13,6 @@ import pytest
 
 from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
-from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.training import persistence
 from tests.models import regression
@@ -204,7 +203,6 @@ def test_values_that_are_not_paths_are_reported(model):
 def test_custom_objects_may_be_any_objects_except_plain_values_and_are_checked_first(model):
     given = {"half": keras.DTypePolicy("mixed_bfloat16"), "Dense": keras.layers.Dense, "relu": keras.ops.relu}
     assert SparkModel(model, custom_objects=given).custom_objects == given
-    assert ModelArchive.pack(regression(), given).unpack().built  # they are sent to workers
     for plain in ("Dense", np.float32(1), True, None, []):
         with pytest.raises(ConfigurationError, match="custom_objects has 'half'"):
             SparkModel(model, custom_objects={"half": plain})
