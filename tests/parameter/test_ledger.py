@@ -97,36 +97,17 @@ def arrays(*numbers):
 # Leases
 
 
-def test_a_lease_has_the_point_to_start_from():
-    resumed = Bench(3, epochs=range(4, 6)).ledger.lease(0, 7)
-    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.iterations, resumed.metrics) == (0, 4, 0, (), ())
-
-
-def test_the_same_attempt_gets_the_same_lease_again():
-    bench = Bench(3)
-    first = bench.take(0, 7)
-    assert bench.take(0, 7) == first
-    bench.clock.advance(5 * LEASE_SECONDS)
-    assert bench.take(0, 7) == first
-    assert bench.ledger.lease(0, 8) == "wait"
-
-
-def test_another_attempt_waits_until_the_lease_expires():
-    bench = Bench(3)
-    bench.take(0, 7)
-    assert bench.ledger.lease(0, 8) == "wait"
-    bench.clock.advance(LEASE_SECONDS - 0.1)
-    assert bench.ledger.lease(0, 8) == "wait"
-    bench.clock.advance(0.1)
-    assert bench.take(0, 8)
-
-
-def test_an_expired_lease_works_until_another_attempt_asks():
+def test_another_attempt_gets_the_lease_if_it_asks_after_that_has_expired():
     bench = Bench(3)
     lease = bench.take(0, 7)
+    bench.clock.advance(LEASE_SECONDS - 0.1)
+    assert bench.ledger.lease(0, 8) == "wait"
     bench.clock.advance(5 * LEASE_SECONDS)
     assert bench.push(0, lease, 1)
+    assert bench.take(0, 7) == lease
     assert bench.ledger.lease(0, 8) == "wait"
+    bench.clock.advance(LEASE_SECONDS)
+    assert bench.take(0, 8) > lease
 
 
 CALLS = {
@@ -136,34 +117,27 @@ CALLS = {
     "repeated push": lambda bench, lease: bench.push(0, lease, 1),
     "evaluated": lambda bench, lease: bench.ledger.evaluated(0, lease, 0, arrays(1)),
     "keep optimizer": lambda bench, lease: bench.ledger.keep_optimizer(0, lease, b"optimizer"),
+    "finish": lambda bench, lease: bench.ledger.finish(0, lease),
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_every_call_that_carries_a_lease_renews_it(call):
+def test_every_call_renews_the_lease_that_it_carries_and_is_rejected_after_a_takeover(call):
     bench = Bench(3)
     lease = bench.take(0, 7)
     assert bench.push(0, lease, 1)
     bench.clock.advance(LEASE_SECONDS - 1)
-    call(bench, lease)
-    bench.clock.advance(LEASE_SECONDS - 1)
-    assert bench.ledger.lease(0, 8) == "wait"
-
-
-def test_an_attempt_whose_connection_closed_is_replaced_at_once():
-    bench = Bench(3)
-    lease = bench.take(0, 7)
-    bench.ledger.expire(lease)
-    assert bench.take(0, 8) > lease
-
-
-def test_a_released_partition_can_be_leased_at_once_and_keeps_its_progress():
-    bench = Bench(3)
-    lease = bench.take(0, 7)
-    bench.push(0, lease, 1)
-    bench.ledger.release(0, lease)
-    assert bench.ledger.lease(0, 8).sequence == 1
-    rejected(LEASE_LOST, bench.push, 0, lease, 2)
+    if call is not CALLS["finish"]:
+        call(bench, lease)
+        bench.clock.advance(LEASE_SECONDS - 1)
+        assert bench.ledger.lease(0, 8) == "wait"
+    bench.clock.advance()
+    new = bench.take(0, 8)
+    message = rejected(LEASE_LOST, call, bench, lease)
+    assert "worker 0 was taken over" in message
+    sequence = bench.ledger.lease(0, 8).sequence
+    assert sequence == (2 if call is CALLS["push"] else 1)
+    assert bench.push(0, new, sequence + 1)
 
 
 def test_partitions_with_missing_rows_are_reported_once():
@@ -186,21 +160,6 @@ def test_the_lease_of_another_partition_is_rejected():
     rejected(LEASE_LOST, bench.directive, 0, bench.take(1))
 
 
-@pytest.mark.parametrize(
-    "call", [*CALLS.values(), lambda bench, lease: bench.ledger.finish(0, lease)], ids=[*CALLS, "finish"]
-)
-def test_all_calls_of_a_replaced_attempt_are_rejected(call):
-    bench = Bench(3)
-    lease = bench.take(0, 7)
-    bench.push(0, lease, 1)
-    bench.clock.advance()
-    new = bench.take(0, 8)
-    message = rejected(LEASE_LOST, call, bench, lease)
-    assert "the lease of worker 0 was taken over by another attempt" in message
-    assert bench.ledger.lease(0, 8).sequence == 1
-    assert bench.push(0, new, 2)
-
-
 def test_a_replaced_attempt_stays_rejected_after_its_successor_is_lost():
     bench = Bench(3)
     bench.take(0, 7)
@@ -221,14 +180,8 @@ def test_a_finished_partition_stays_finished():
     rejected(LEASE_LOST, bench.push, 0, lease, 1)
 
 
-@pytest.mark.parametrize("call", ["lease", "directive", "finish", "release"])
-def test_an_unknown_worker_is_rejected(call):
-    message = rejected("unknown", getattr(Bench(3).ledger, call), 5, 1)
-    assert "there is no worker 5" in message
-
-
-def test_a_partition_without_batches_is_done_from_the_start():
-    assert Bench(3, 0).ledger.lease(1, 7) == "done"
+def test_an_unknown_worker_is_rejected():
+    assert "worker 5" in rejected("unknown", Bench(3).ledger.lease, 5, 1)
 
 
 # Pushes
@@ -262,7 +215,7 @@ def test_a_push_out_of_sequence_is_rejected():
     bench = Bench(3)
     lease = bench.take(0)
     bench.push(0, lease, 1)
-    assert "worker 0 sent push 3; expected push 2" in rejected("out of turn", bench.push, 0, lease, 3)
+    assert "push 3; expected push 2" in rejected("out of turn", bench.push, 0, lease, 3)
     assert bench.push(0, lease, 2)
 
 
@@ -287,54 +240,34 @@ def in_thread(work):
 @pytest.mark.parametrize(
     ("call", "result"),
     [
-        (lambda ledger, lease: ledger.lease(0, 8).batch, 2),
-        (lambda ledger, lease: ledger.finish(0, lease), None),
-        (lambda ledger, lease: ledger.release(0, lease), None),
+        (lambda bench, lease: bench.ledger.lease(0, 8).batch, 2),
+        (lambda bench, lease: bench.ledger.finish(0, lease), None),
+        (lambda bench, lease: bench.ledger.release(0, lease), None),
+        (lambda bench, lease: bench.push(0, lease, 1), False),
     ],
-    ids=["takeover", "finish", "release"],
+    ids=["takeover", "finish", "release", "the same push"],
 )
-def test_a_partition_keeps_its_attempt_while_a_push_is_being_applied(call, result):
+def test_other_calls_of_a_partition_wait_for_a_push(call, result):
     bench = Bench(3)
     lease = bench.take(0, 7)
     with bench.ledger.pushing(0, lease, 1):
         bench.clock.advance(2 * LEASE_SECONDS)
-        thread, found = in_thread(lambda: call(bench.ledger, lease))
+        thread, found = in_thread(lambda: call(bench, lease))
         thread.join(0.1)
         assert thread.is_alive()
         bench.ledger.pushed(0, ExchangePoint(0, 2, 2, 8, 0.25, 1.5))
     thread.join(120)
     assert found == [result]
     assert bench.ledger.steps == {0: 2}
-    rejected(LEASE_LOST, bench.push, 0, lease, 2)
 
 
-def test_the_same_push_at_the_same_time_is_applied_once():
-    bench = Bench(3)
-    lease = bench.take(0)
-    with bench.ledger.pushing(0, lease, 1) as new:
-        assert new
-        thread, again = in_thread(lambda: bench.push(0, lease, 1))
-        thread.join(0.1)
-        bench.ledger.pushed(0, ExchangePoint(0, 1, 1, 4, 0.25, 1.5))
-    thread.join(120)
-    assert again == [False]
-    assert bench.ledger.steps == {0: 1}
-
-
-def test_partitions_do_not_wait_for_pushes_of_each_other():
+def test_a_push_keeps_neither_other_partitions_nor_renewals_waiting():
     bench = Bench(3, 3)
-    leases = [bench.take(worker) for worker in (0, 1)]
-    with bench.ledger.pushing(0, leases[0], 1):
-        assert bench.push(1, leases[1], 1)
-        assert bench.directive(1, leases[1]) == Directive()
-
-
-def test_renewing_does_not_wait_for_a_push():
-    bench = Bench(3)
-    lease = bench.take(0)
-    with bench.ledger.pushing(0, lease, 1):
+    one, two = bench.take(0), bench.take(1)
+    with bench.ledger.pushing(0, one, 1):
+        assert bench.push(1, two, 1)
         bench.clock.advance(LEASE_SECONDS - 1)
-        bench.directive(0, lease)
+        assert bench.directive(0, one) == Directive()
     bench.clock.advance(LEASE_SECONDS - 1)
     assert bench.ledger.lease(0, 999) == "wait"
 
@@ -374,19 +307,6 @@ def test_an_epoch_ends_when_all_workers_have_reported_it():
     assert (first.seconds, first.learning_rate, first.metrics, first.logs) == (1.5, 0.25, arrays(5), {"loss": 0.0})
 
 
-def test_an_epoch_waits_for_a_partition_that_has_not_started():
-    bench = Bench(1, 1)
-    bench.end(0, bench.take(0), 0)
-    assert bench.ended_epochs() == []
-
-
-def test_an_epoch_does_not_wait_for_a_partition_without_batches():
-    bench = Bench(0, 1, PartitionPlan(0, validates=True), validates=lambda epoch: True)
-    bench.end(1, bench.take(1), 0)
-    (end,) = bench.ended_epochs()
-    assert [report.worker for report in end.reports] == [1]
-
-
 def test_an_epoch_does_not_wait_for_a_worker_that_has_left():
     bench = Bench(1, 1, epochs=range(3))
     one, two = bench.take(0), bench.take(1)
@@ -408,33 +328,26 @@ def test_an_epoch_without_reports_does_not_end():
     assert bench.ended_epochs() == []
 
 
-def test_wait_returns_an_epoch_that_ends():
-    bench = Bench(1)
-    lease = bench.take(0)
-    thread, found = in_thread(lambda: bench.ledger.wait(300))
-    bench.end(0, lease, 0)
-    thread.join(120)
-    assert found[0].epoch == 0
-
-
 @pytest.mark.parametrize(
-    "end",
+    ("call", "epochs"),
     [
-        lambda bench, lease: bench.ledger.wake(),
-        lambda bench, lease: bench.ledger.stop(),
-        lambda bench, lease: bench.ledger.release(0, lease, missing=True),
+        (lambda bench, lease: bench.end(0, lease, 0), [0]),
+        (lambda bench, lease: bench.ledger.wake(), []),
+        (lambda bench, lease: bench.ledger.stop(), []),
+        (lambda bench, lease: bench.ledger.release(0, lease, missing=True), []),
     ],
-    ids=["wake", "stop", "release"],
+    ids=["end of an epoch", "wake", "stop", "release"],
 )
-def test_wait_returns_early(end):
+def test_wait_returns_early(call, epochs):
     bench = Bench(1)
     lease = bench.take(0)
     waiting, found = in_thread(lambda: bench.ledger.wait(300))
     while not bench.ledger._changed._waiters:
         waiting.join(0.001)
-    end(bench, lease)
+    call(bench, lease)
     waiting.join(120)
-    assert found == [None]
+    assert [end.epoch for end in found if end] == epochs
+    assert len(found) == 1
 
 
 # Validation
@@ -469,36 +382,20 @@ def test_an_epoch_ends_when_all_validating_workers_have_reported():
     assert end.validation == (arrays(5), arrays(7))
     assert end.snapshot == "weights of 0"
     assert [report.worker for report in end.reports] == [0, 1, 2]
-    assert "epoch 0 is not being evaluated" in rejected("gone", bench.ledger.snapshot, 0)
+    rejected("gone", bench.ledger.snapshot, 0)
 
 
-def test_a_worker_without_validation_rows_is_left_out():
-    bench, leases = trained(VALIDATING, VALIDATING)
-    bench.ledger.evaluated(0, leases[0], 0, None)
-    bench.ledger.evaluated(1, leases[1], 0, arrays(2))
-    (end,) = bench.ended_epochs()
-    assert end.validation == (arrays(2),)
-
-
-def test_validation_does_not_wait_for_a_worker_that_leaves():
+@pytest.mark.parametrize(
+    "leave",
+    [lambda ledger, lease: ledger.evaluated(1, lease, 0, None), lambda ledger, lease: ledger.finish(1, lease)],
+    ids=["no rows", "leaves"],
+)
+def test_validation_does_not_wait_for_a_worker_without_rows_or_one_that_leaves(leave):
     bench, leases = trained(VALIDATING, VALIDATING)
     bench.ledger.evaluated(0, leases[0], 0, arrays(5))
-    bench.ledger.finish(1, leases[1])
+    leave(bench.ledger, leases[1])
     (end,) = bench.ended_epochs()
     assert end.validation == (arrays(5),)
-
-
-def test_a_worker_that_left_before_the_epoch_ended_does_not_evaluate_it():
-    bench = Bench(VALIDATING, VALIDATING, epochs=range(1), validates=always)
-    one, two = bench.take(0), bench.take(1)
-    bench.end(0, one, 0)
-    bench.ledger.finish(0, one)
-    bench.end(1, two, 0)
-    assert bench.ended_epochs() == []
-    bench.ledger.evaluated(1, two, 0, arrays(5))
-    (end,) = bench.ended_epochs()
-    assert end.validation == (arrays(5),)
-    assert [report.worker for report in end.reports] == [0, 1]
 
 
 def test_a_new_attempt_evaluates_the_epochs_that_the_old_one_did_not():
@@ -630,17 +527,6 @@ def test_a_second_attempt_does_not_count_as_another_worker():
     assert bench.directive(0, again).wait
 
 
-@pytest.mark.parametrize("how", ["expire", "release", "finish"])
-def test_workers_do_not_wait_for_the_first_push_of_one_that_is_gone(how):
-    """Nor for that of a partition without batches."""
-    bench = Bench(9, 9, 0, num_concurrent=3)
-    alive, gone = bench.take(0), bench.take(1)
-    bench.push(0, alive, 1)
-    assert bench.directive(0, alive).wait
-    end_lease(bench, how, 1, gone)
-    assert not bench.directive(0, alive).wait
-
-
 @pytest.mark.parametrize(("pushes", "max_staleness"), [(0, None), (1, 2), (2, 2)])
 def test_the_cost_of_a_call_does_not_grow_with_the_number_of_workers(pushes, max_staleness):
     """Every call looks at some leases, and reads the clock for each."""
@@ -672,26 +558,23 @@ def test_no_worker_gets_further_ahead_of_the_slowest_than_the_bound(bound):
     assert not bench.directive(0, one).wait
 
 
-def test_without_a_bound_no_worker_waits():
-    bench = Bench(99, 99, max_staleness=None)
-    lease = bench.take(0)
-    bench.take(1)
-    for sequence in range(1, 51):
-        bench.push(0, lease, sequence)
-    assert not bench.directive(0, lease).wait
-
-
 @pytest.mark.parametrize("how", ["expire", "release", "finish"])
-def test_workers_do_not_wait_for_one_that_is_gone(how):
-    bench = Bench(2, 2, 2, epochs=range(1), max_staleness=0)
-    one, two = bench.take(0), bench.take(1)
-    bench.push(0, one, 1)
-    assert bench.directive(0, one).wait
-    end_lease(bench, how, 1, two)
-    assert not bench.directive(0, one).wait
+@pytest.mark.parametrize(
+    ("batches", "options"),
+    [(0, {"num_concurrent": 3}), (9, {"max_staleness": 0})],
+    ids=["first push", "bound"],
+)
+def test_workers_do_not_wait_for_one_that_is_gone(batches, options, how):
+    """Nor for the first push of a partition without batches, nor at the bound for one that has not started."""
+    bench = Bench(9, 9, batches, **options)
+    alive, gone = bench.take(0), bench.take(1)
+    bench.push(0, alive, 1)
+    assert bench.directive(0, alive).wait
+    end_lease(bench, how, 1, gone)
+    assert not bench.directive(0, alive).wait
     if how != "finish":
         bench.take(1, 999)
-        assert bench.directive(0, one).wait
+        assert bench.directive(0, alive).wait
 
 
 def test_workers_that_have_finished_their_epochs_neither_wait_nor_keep_others_waiting():
@@ -723,21 +606,16 @@ def test_workers_wait_for_a_driver_with_a_backlog():
 # Calls of the driver
 
 
-def test_stop_reaches_all_workers_and_new_attempts():
-    bench = Bench(1, 1, 1, num_concurrent=3)
+def test_stop_reaches_all_workers_and_new_attempts_and_no_epoch_ends_after_it():
+    bench = Bench(1, 1, num_concurrent=2)
     one, two = bench.take(0), bench.take(1)
     bench.ledger.stop()
     assert bench.directive(0, one) == bench.directive(1, two) == Directive(stop=True)
-    assert bench.ledger.lease(2, 7) == "done"
-
-
-def test_no_epoch_ends_after_a_stop():
-    bench = Bench(1)
-    lease = bench.take(0)
-    bench.ledger.stop()
-    bench.end(0, lease, 0)
-    assert bench.ended_epochs() == []
-    assert bench.completed == []
+    assert bench.ledger.lease(1, 999) == "done"
+    for worker, lease in enumerate((one, two)):
+        bench.end(worker, lease, 0)
+        bench.ledger.finish(worker, lease)
+    assert bench.ended_epochs() == bench.completed == []
 
 
 def test_settings_are_numbered():
@@ -771,22 +649,16 @@ def test_workers_that_have_completed_all_epochs_do_not_keep_others_waiting():
     assert not second.directive(1, lease).wait
 
 
-def test_a_worker_that_its_callback_has_stopped_does_not_train_again():
+@pytest.mark.parametrize("by_driver", [False, True])
+def test_a_worker_that_has_stopped_trains_again_only_if_the_driver_has_stopped_it(by_driver):
+    """And not its callback."""
     first = Bench(1, 1, epochs=range(3), num_concurrent=2)
     stopped, other = first.take(0), first.take(1)
     first.end(0, stopped, 0)
-    first.ledger.finish(0, stopped)
     first.end(1, other, 0)
+    if by_driver:
+        first.ledger.stop()
+    first.ledger.finish(0, stopped)
     second = Bench(1, 1, epochs=range(1, 3), num_concurrent=2, reached=first.ledger.cut().progress)
-    assert second.ledger.lease(0, 7) == "done"
+    assert (second.ledger.lease(0, 7) == "done") is not by_driver
     assert second.ledger.lease(1, 8).epoch == 1
-
-
-def test_workers_that_the_driver_has_stopped_train_again():
-    first = Bench(1, epochs=range(3))
-    lease = first.take(0)
-    first.end(0, lease, 0)
-    first.ledger.stop()
-    first.ledger.finish(0, lease)
-    second = Bench(1, epochs=range(1, 3), reached=first.ledger.cut().progress)
-    assert second.ledger.lease(0, 7).epoch == 1
