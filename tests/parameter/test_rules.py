@@ -125,66 +125,55 @@ def exchanged(rule, local, base, center, **of_window):
     return sent.tolist(), following.tolist()
 
 
-def applied(rule, center, sent, staleness):
-    center = np.array(center, np.float32)
+def applied(rule, sent, staleness):
+    center = np.array(SERVER, np.float32)
     rule.apply(center, rule.init(center), update(sent), staleness)
     return center.tolist()
-
-
-def applies(rule, center, updates):
-    """The centers after each apply."""
-    center = np.array(center, np.float32)
-    state = rule.init(center)
-    seen = []
-    for one in updates:
-        rule.apply(center, state, one, 0)
-        seen.append(center.tolist())
-    return seen
 
 
 # Synchronous rules, computed by hand. Rates are powers of two, so that every step is exact.
 
 
-def test_average_replaces_the_center():
-    assert applies(Average(), [1, 2], [update([3, -1]), update([0.5, 8])]) == [[3, -1], [0.5, 8]]
-
-
-def test_slowmo_matches_values_computed_by_hand():
-    updates = [update([0, 4], 0.5), update([-1, 4], 0.5), update([-1.5, 4.5], 0.25)]
-    assert applies(SlowMo(momentum=0.5, alpha=1.0), [1, 2], updates) == [
-        [0, 4],  # (C - W)/lr = [2, -4] = u; C - 0.5*u
-        [-1.5, 5],  # (C - W)/lr = [2, 0]; u = [1, -2] + [2, 0] = [3, -2]; C - 0.5*u
-        [-1.875, 4.75],  # (C - W)/lr = [0, 2]; u = [1.5, -1] + [0, 2] = [1.5, 1]; C - 0.25*u
-    ]
-
-
-def test_slowmo_with_a_slow_learning_rate_matches_values_computed_by_hand():
-    updates = [update([0, 4], 0.5), update([0.5, 1], 0.5)]
-    assert applies(SlowMo(momentum=0.25, alpha=0.5), [1, 2], updates) == [
-        [0.5, 3],  # u = [2, -4]; C - 0.5*0.5*u
-        [0.375, 2.25],  # (C - W)/lr = [0, 4]; u = [0.5, -1] + [0, 4] = [0.5, 3]; C - 0.25*u
-    ]
-
-
-def test_slowmo_with_a_learning_rate_of_zero_changes_nothing():
-    updates = [update([0, 4], 0.5), update([0, 4], 0.0), update([-1, 4], 0.5)]
-    assert applies(SlowMo(momentum=0.5), [1, 2], updates) == [[0, 4], [0, 4], [-1.5, 5]]
-
-
-def test_diloco_matches_values_computed_by_hand():
-    """It does not use the workers' learning rate."""
-    updates = [update([0, 4], 0.5), update([-0.75, 3.5], 0.0), update([-0.625, 1.75], 0.25)]
-    assert applies(DiLoCo(learning_rate=0.5, momentum=0.5), [1, 2], updates) == [
-        [0.25, 3.5],  # g = u = [1, -2]; C - 0.5*(g + 0.5*u) = C - 0.5*[1.5, -3]
-        [-0.625, 3.75],  # g = [1, 0]; u = [0.5, -1] + g = [1.5, -1]; C - 0.5*[1.75, -0.5]
-        [-0.8125, 2.375],  # g = [0, 2]; u = [0.75, -0.5] + g = [0.75, 1.5]; C - 0.5*[0.375, 2.75]
-    ]
-
-
-@pytest.mark.parametrize("rule", [SlowMo(momentum=0.0), DiLoCo(learning_rate=1.0, momentum=0.0)], ids=repr)
-def test_without_momentum_and_with_a_rate_of_one_a_rule_equals_average(rule):
-    updates = [update([3, -1], 0.5), update([0.5, 8], 0.25)]
-    assert applies(rule, [1, 2], updates) == applies(Average(), [1, 2], updates)
+@pytest.mark.parametrize(
+    ("rule", "updates", "centers"),
+    [
+        (Average(), [([3, -1], 0.1), ([0.5, 8], 0.1)], [[3, -1], [0.5, 8]]),
+        (
+            SlowMo(momentum=0.5, alpha=1.0),
+            [([0, 4], 0.5), ([-1, 4], 0.5), ([-1.5, 4.5], 0.25)],
+            [
+                [0, 4],  # (C - W)/lr = [2, -4] = u; C - 0.5*u
+                [-1.5, 5],  # (C - W)/lr = [2, 0]; u = [1, -2] + [2, 0] = [3, -2]; C - 0.5*u
+                [-1.875, 4.75],  # (C - W)/lr = [0, 2]; u = [1.5, -1] + [0, 2] = [1.5, 1]; C - 0.25*u
+            ],
+        ),
+        (
+            SlowMo(momentum=0.25, alpha=0.5),
+            [([0, 4], 0.5), ([0.5, 1], 0.5)],
+            [
+                [0.5, 3],  # u = [2, -4]; C - 0.5*0.5*u
+                [0.375, 2.25],  # (C - W)/lr = [0, 4]; u = [0.5, -1] + [0, 4] = [0.5, 3]; C - 0.25*u
+            ],
+        ),
+        (SlowMo(momentum=0.5), [([0, 4], 0.5), ([0, 4], 0.0), ([-1, 4], 0.5)], [[0, 4], [0, 4], [-1.5, 5]]),
+        (
+            DiLoCo(learning_rate=0.5, momentum=0.5),  # does not use the workers' learning rate
+            [([0, 4], 0.5), ([-0.75, 3.5], 0.0), ([-0.625, 1.75], 0.25)],
+            [
+                [0.25, 3.5],  # g = u = [1, -2]; C - 0.5*(g + 0.5*u) = C - 0.5*[1.5, -3]
+                [-0.625, 3.75],  # g = [1, 0]; u = [0.5, -1] + g = [1.5, -1]; C - 0.5*[1.75, -0.5]
+                [-0.8125, 2.375],  # g = [0, 2]; u = [0.75, -0.5] + g = [0.75, 1.5]; C - 0.5*[0.375, 2.75]
+            ],
+        ),
+    ],
+)
+def test_synchronous_rules_match_values_computed_by_hand(rule, updates, centers):
+    center = np.array([1, 2], np.float32)
+    state, seen = rule.init(center), []
+    for weights, learning_rate in updates:
+        rule.apply(center, state, update(weights, learning_rate), 0)
+        seen.append(center.tolist())
+    assert seen == centers
 
 
 # Asynchronous rules, computed by hand. The worker trained from B = [1, 2] to W = [3, -2], and pulls C = [5, 4].
@@ -195,39 +184,37 @@ LOCAL, BASE, CENTER = [3, -2], [1, 2], [5, 4]
 SERVER = [10, 20]
 
 
-def test_downpour_matches_values_computed_by_hand():
-    # d = W - B; C + d
-    assert exchanged(Downpour(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
-    assert applied(Downpour(), SERVER, [2, -4], 3) == [12, 16]
-
-
 @pytest.mark.parametrize(
-    ("steps", "sent", "following"),
+    ("rule", "of_window", "sent", "following"),
     [
-        (1, [2, -4], [7, 0]),
-        (4, [0.5, -1], [5.5, 3]),  # d = (W - B)/4; C + d
+        (Downpour(), {}, [2, -4], [7, 0]),  # d = W - B; C + d
+        (DynSGD(), {}, [2, -4], [7, 0]),
+        (AGN(), {"steps": 1}, [2, -4], [7, 0]),
+        (AGN(), {"steps": 4}, [0.5, -1], [5.5, 3]),  # d = (W - B)/4; C + d
+        (EASGD(alpha=0.25), {}, [-0.5, -1.5], [3.5, -0.5]),  # E = (W - C)/4 = [-2, -6]/4; W - E
+        (EAMSGD(alpha=0.25), {}, [-0.5, -1.5], [3.5, -0.5]),
+        (EASGD(alpha=1), {}, [-2, -6], CENTER),
+        # d = [2, -4]; C - B = [4, 2]; d*d*(C - B) = [16, 32]; d - [16, 32]/8/0.5
+        (DCASGD(compensation=0.125), {"steps": 1, "learning_rate": 0.5}, [-2, -12], [3, -8]),
+        (DCASGD(compensation=0.125), {"learning_rate": 0.0}, [2, -4], [7, 0]),
     ],
+    ids=repr,
 )
-def test_agn_matches_values_computed_by_hand(steps, sent, following):
-    assert exchanged(AGN(), LOCAL, BASE, CENTER, steps=steps) == (sent, following)
-    assert applied(AGN(), SERVER, [0.5, -1], 3) == [10.5, 19]
+def test_exchanges_match_values_computed_by_hand(rule, of_window, sent, following):
+    assert exchanged(rule, LOCAL, BASE, CENTER, **of_window) == (sent, following)
+
+
+@pytest.mark.parametrize("rule", [Downpour(), AGN(), EASGD(), EAMSGD(), DCASGD()], ids=repr)
+def test_the_server_adds_what_a_worker_sends(rule):
+    assert applied(rule, [2, -4], 3) == [12, 16]
 
 
 @pytest.mark.parametrize(
     ("staleness", "center"),
     [(0, [12, 16]), (1, [11, 18]), (3, [10.5, 19])],  # C + d/(s + 1)
 )
-def test_dynsgd_matches_values_computed_by_hand(staleness, center):
-    assert exchanged(DynSGD(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
-    assert applied(DynSGD(), SERVER, [2, -4], staleness) == center
-
-
-@pytest.mark.parametrize("kind", [EASGD, EAMSGD])
-def test_easgd_matches_values_computed_by_hand(kind):
-    # E = (W - C)/4 = [-2, -6]/4; W - E
-    assert exchanged(kind(alpha=0.25), LOCAL, BASE, CENTER) == ([-0.5, -1.5], [3.5, -0.5])
-    assert applied(kind(alpha=0.25), SERVER, [-0.5, -1.5], 3) == [9.5, 18.5]
-    assert exchanged(kind(alpha=1), LOCAL, BASE, CENTER) == ([-2, -6], CENTER)
+def test_dynsgd_adds_less_of_a_stale_update(staleness, center):
+    assert applied(DynSGD(), [2, -4], staleness) == center
 
 
 @pytest.mark.parametrize(("num_workers", "alpha"), [(1, 0.9), (9, 0.1)])
@@ -235,24 +222,6 @@ def test_the_default_alpha_of_easgd_depends_on_the_number_of_workers(num_workers
     sent, following = exchanged(EASGD(), LOCAL, BASE, CENTER, num_workers=num_workers)
     assert np.allclose(sent, [-2 * alpha, -6 * alpha])
     assert np.allclose(following, [3 + 2 * alpha, -2 + 6 * alpha])
-
-
-@pytest.mark.parametrize(
-    ("compensation", "learning_rate", "sent", "following"),
-    [
-        # d = [2, -4]; C - B = [4, 2]; d*d*(C - B) = [16, 32]
-        (0.0, 0.5, [2, -4], [7, 0]),
-        (0.125, 0.5, [-2, -12], [3, -8]),  # d - [16, 32]/8/0.5
-        (0.03125, 0.25, [0, -8], [5, -4]),  # d - [16, 32]/32/0.25
-        (0.125, 0.0, [2, -4], [7, 0]),
-    ],
-)
-@pytest.mark.parametrize("steps", [1, 8])
-def test_dcasgd_matches_values_computed_by_hand(compensation, learning_rate, sent, following, steps):
-    """The mean gradient of a window of k steps is d/(k*lr), so k times the compensation does what 1 does for one step."""
-    rule = DCASGD(compensation=compensation * steps)
-    assert exchanged(rule, LOCAL, BASE, CENTER, learning_rate=learning_rate, steps=steps) == (sent, following)
-    assert applied(rule, SERVER, sent, 3) == [10 + sent[0], 20 + sent[1]]
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -371,33 +340,19 @@ def asynchronous(request):
     return request.param
 
 
-def test_exchange_does_not_change_its_arguments(asynchronous):
-    draw = np.random.default_rng(0)
-    given = [some(draw) for _ in range(3)]
-    old = [array.copy() for array in given]
-    for array in given:
-        array.flags.writeable = False
-    sent, following = asynchronous.exchange(*given, window())
-    assert all(np.array_equal(array, before) for array, before in zip(given, old, strict=True))
-    assert not any(np.shares_memory(made, array) for made in (sent, following) for array in given)
-    assert not np.shares_memory(sent, following)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_exchange_keeps_the_dtype_and_shape(asynchronous, dtype):
+def test_exchange_returns_new_arrays_of_the_same_dtype_and_changes_no_argument(asynchronous, dtype):
     """Also with numbers of NumPy."""
-    draw = np.random.default_rng(1)
-    local, base, center = (some(draw, dtype=dtype) for _ in range(3))
+    draw = np.random.default_rng(0)
+    given = [some(draw, dtype=dtype) for _ in range(3)]
+    old = [array.copy() for array in given]
     for seen in (window(), window(np.int64(5), np.float64(0.1), np.int64(2))):
-        for made in asynchronous.exchange(local, base, center, seen):
-            assert (made.shape, made.dtype) == (local.shape, dtype)
-
-
-def test_a_worker_at_an_unchanged_center_sends_zeros(asynchronous):
-    center = some(np.random.default_rng(2))
-    sent, following = asynchronous.exchange(center, center, center, window())
-    assert not sent.any()
-    assert np.array_equal(following, center)
+        sent, following = asynchronous.exchange(*given, seen)
+        assert all(np.array_equal(array, before) for array, before in zip(given, old, strict=True))
+        assert not np.shares_memory(sent, following)
+        for made in (sent, following):
+            assert not any(np.shares_memory(made, array) for array in given)
+            assert (made.shape, made.dtype) == (given[0].shape, dtype)
 
 
 @pytest.mark.parametrize("rule", [Downpour(), DynSGD(), DCASGD()], ids=repr)
@@ -478,33 +433,18 @@ class WithoutStaleness(Damped):
         raise AssertionError("never called")
 
 
-@dataclass(frozen=True)
-class WithoutWindow(OtherModes):
-    def exchange(self, local, base, center):
-        raise AssertionError("never called")
-
-
-ASYNCHRONOUS_NAMES = "'agn', 'dcasgd', 'downpour', 'dynsgd', 'eamsgd', 'easgd'"
-
-
 @pytest.mark.parametrize(
     ("given", "mode", "words"),
     [
         (Average, "synchronous", r"rule=Average\(\)"),
-        (3, "synchronous", "no modes, no init, no apply: expected one of"),
-        (WithoutStaleness(), "synchronous", r"apply of .* takes \(center, state, update\) after self; expected .*staleness"),
-        (WithoutWindow(), "asynchronous", r"exchange of .* takes \(local, base, center\) after self; expected .*, window"),
-        (OtherModes(), "synchronous", "'OtherModes' does not fit .*it supports 'asynchronous', 'hogwild'"),
-        (OtherModes(), "hogwild", "'OtherModes' has no exchange.*sparkkeras.AsynchronousRule"),
-        ("easgd", "synchronous", "it supports 'asynchronous'.* are 'average', 'diloco', 'slowmo'"),
-        ("slowmo", "asynchronous", f"it supports 'synchronous'.* are {ASYNCHRONOUS_NAMES}"),
-        ("dynsgd", "hogwild", "it supports 'asynchronous'.* are 'agn', 'downpour'"),
-        ("avg", "synchronous", "Did you mean 'average'"),
-        ("avg", "hogwild", "Known: 'agn', 'downpour'.* Did you mean 'agn'"),
+        (3, "synchronous", "no modes, no init"),
+        (WithoutStaleness(), "synchronous", r"takes \(center, state, update\)"),
+        (OtherModes(), "hogwild", "'OtherModes' has no exchange"),
+        ("dynsgd", "hogwild", "supports 'asynchronous'.* 'agn', 'downpour'"),
+        ("avg", "hogwild", "'agn', 'downpour'.* mean 'agn'"),
         # Names of dist-keras
-        ("ADAG", "asynchronous", "rule='agn' in sparkkeras, with mode='asynchronous' or mode='hogwild'.*Did you mean 'agn'"),
-        ("aeasgd", "asynchronous", "rule='easgd' in sparkkeras"),
-        ("AveragingTrainer", "synchronous", "rule='average' in sparkkeras"),
+        ("ADAG", "asynchronous", "mode='asynchronous' or mode='hogwild'.* mean 'agn'"),
+        ("AveragingTrainer", "synchronous", "rule='average' in"),
     ],
 )
 def test_a_rule_that_cannot_be_used_is_an_error(given, mode, words):
@@ -538,13 +478,12 @@ def test_eamsgd_accepts_nesterov_momentum(optimizer):
     ("optimizer", "got"),
     [
         (scaled(sgd(False, 0.9)), "nesterov=False and momentum=0.9"),
-        (sgd(True, 0.0), "nesterov=True and momentum=0.0"),
         (sgd(True, None), "nesterov=True and momentum=None"),
-        (object(), "object with nesterov=False"),
+        (object(), "nesterov=False"),
     ],
 )
 def test_the_error_of_eamsgd_says_how_to_get_nesterov_momentum(optimizer, got):
-    with pytest.raises(ConfigurationError, match=rf"received .*{got}.*SGD\(\.\.\., momentum=0.9, nesterov=True\)"):
+    with pytest.raises(ConfigurationError, match=f"{got}.*momentum=0.9, nesterov=True"):
         EAMSGD().check_optimizer(optimizer)
 
 
@@ -552,35 +491,32 @@ def test_the_error_of_eamsgd_says_how_to_get_nesterov_momentum(optimizer, got):
     ("kind", "name", "value"),
     [
         (SlowMo, "momentum", 1.0),
-        (SlowMo, "momentum", -0.1),
-        (SlowMo, "alpha", 0),
         (SlowMo, "alpha", float("nan")),
         (DiLoCo, "learning_rate", "0.7"),
-        (DiLoCo, "momentum", None),
+        (DiLoCo, "momentum", -0.1),
         (EASGD, "alpha", 0),
         (EAMSGD, "alpha", 1.01),
         (EASGD, "alpha", True),
         (DCASGD, "compensation", -0.04),
         (DCASGD, "compensation", float("inf")),
-        (DCASGD, "compensation", "0.04"),
     ],
 )
 def test_the_error_of_an_invalid_hyper_parameter_names_it(kind, name, value):
-    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\({name}={value!r}\): expected"):
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\({name}={value!r}\)"):
         kind(**{name: value})
 
 
 def test_a_custom_rule_that_is_not_a_dataclass_cannot_be_saved():
-    with pytest.raises(ConfigurationError, match="SimpleNamespace cannot be saved, because it is not a dataclass"):
+    with pytest.raises(ConfigurationError, match="not a dataclass"):
         rule_config(SimpleNamespace())
 
 
 def test_loading_a_custom_rule_needs_custom_objects():
-    with pytest.raises(ConfigurationError, match=r"update rule 'Damped': pass custom_objects=\{'Damped': Damped\}"):
+    with pytest.raises(ConfigurationError, match=r"custom_objects=\{'Damped': Damped\}"):
         rule_from_config(rule_config(Damped()), {})
 
 
 def test_a_misspelt_hyper_parameter_suggests_the_nearest():
-    with pytest.raises(UnknownArgumentError, match="^DCASGD takes no argument 'compensate'.*Did you mean 'compensation'"):
+    with pytest.raises(UnknownArgumentError, match="^DCASGD .*'compensate'.* mean 'compensation'"):
         DCASGD(compensate=0.5)
     assert pickle.loads(pickle.dumps(DCASGD())) == DCASGD()
