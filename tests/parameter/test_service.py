@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import threading
 import time
 from contextlib import contextmanager
@@ -91,6 +90,7 @@ def bench():
         yield bench
 
 
+BODY = memoryview(bytes(PAYLOAD_FORMAT.update_bytes))
 REPORT = EvaluationReport(METRICS, 3, {"loss": 0.5, "mine": np.array([1, 2])})
 POINT = ExchangePoint(epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1, seconds=1.5, metrics=METRICS)
 
@@ -127,15 +127,11 @@ def test_small_arrays_survive_packing_as_copies(arrays):
     assert all(array.flags.writeable for array in found)
 
 
-def test_packing_converts_dtypes():
+def test_packing_converts_dtypes_and_rejects_other_shapes():
     kind = ArraySpecs.like([np.zeros(2, np.float32)])
     assert same(kind.unpack(memoryview(kind.pack([np.array([1, 2])]))), [np.array([1, 2], np.float32)])
-
-
-@pytest.mark.parametrize("arrays", [(), (np.zeros((1, 2)),)])
-def test_packing_rejects_other_shapes(arrays):
-    with pytest.raises(ValueError, match="expected arrays of the shapes and dtypes .*'float32'.* received"):
-        ArraySpecs.like([np.zeros(2, np.float32)]).pack(arrays)
+    with pytest.raises(ValueError, match="'float32'"):
+        kind.pack([np.zeros((1, 2))])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +196,7 @@ def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
         assert same(weights.integer_variables, INTEGER_VARIABLES)
         assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]  # though both are received into the same buffer
         assert client.report(0, REPORT).evaluate == ()
-        with pytest.raises(DriverConnectionError, match="epoch 0 is not being evaluated"):
+        with pytest.raises(DriverConnectionError, match="epoch 0"):
             client.snapshot(0)
         end = bench.ledger.wait(0)
         assert same(end.validation[0].metrics, METRICS)
@@ -243,20 +239,19 @@ def test_a_record_survives_its_packing_without_long_vectors():
 @pytest.mark.parametrize(
     ("values", "logs", "words"),
     [
-        ((np.nan, 0, 0, 0), None, "its update is not finite"),
-        ((0, 0, 0, -np.inf), None, "its update is not finite"),
-        ((1, 1, 1, 4), {"loss": np.inf}, "its loss is not finite"),
-        ((1, 1, 1, 4), {"loss": np.array([1.0, np.nan])}, "its loss is not finite"),
+        ((np.nan, 0, 0, 0), None, "update is not finite"),
+        ((1, 1, 1, 4), {"loss": np.inf}, "loss is not finite"),
+        ((1, 1, 1, 4), {"loss": np.array([1.0, np.nan])}, "loss is not finite"),
     ],
 )
 def test_an_update_or_a_loss_that_is_not_finite_ends_training(bench, values, logs, words):
     other = bench.client(0)
-    with pytest.raises(DivergenceError, match=f"training diverged in epoch 2 on worker 2: {words}.*smaller learning rate"):
+    with pytest.raises(DivergenceError, match=f"epoch 2 on worker 2: its {words}"):
         push(bench.client(2), values, epoch=1, logs=logs)
     with pytest.raises(DivergenceError):
         push(other, (np.nan, 0, 0, 0))
-    assert "worker 2" in str(bench.service.failure)
     assert isinstance(bench.service.failure, DivergenceError)
+    assert "worker 2" in str(bench.service.failure)
     assert (bench.values, bench.store.version, bench.stats.pushes, bench.ledger.rows) == (VECTOR.tolist(), 0, 0, 0)
     assert other.renew().stop
     assert bench.client(1, leased=False).lease() is None
@@ -277,24 +272,19 @@ def test_metrics_may_be_nan(bench):
 def test_a_custom_rule_that_fails_ends_training_with_its_message():
     with serving(rule=Picky()) as bench:
         one, two = bench.client(0), bench.client(1)
-        message = "the update rule Picky() failed to apply an update: ZeroDivisionError: thirteen"
-        with pytest.raises(DriverConnectionError, match=re.escape(message)):
+        with pytest.raises(DriverConnectionError, match=r"Picky\(\) failed .*: thirteen"):
             push(one, (13, 0, 0, 4))
         assert bench.stats.pushes == 0
         assert isinstance(bench.service.failure, ConfigurationError)
-        assert message in str(bench.service.failure)
+        assert "thirteen" in str(bench.service.failure)
         assert two.renew().stop
 
 
 # Invalid calls
 
 
-def fields(worker=0, lease=1, sequence=1, **header):
-    return {"worker": worker, "lease": lease, "sequence": sequence, "base": 0} | POINT.pack() | header
-
-
-def body(size=PAYLOAD_FORMAT.update_bytes):
-    return (memoryview(np.ones(PAYLOAD_FORMAT.update_bytes, np.uint8).tobytes())[:size],)
+def fields(lease, sequence=1, **header):
+    return {"worker": 0, "lease": lease, "sequence": sequence, "base": 0} | POINT.pack() | header
 
 
 def rejected(bench, kind, name, fields, body=()):
@@ -304,22 +294,18 @@ def rejected(bench, kind, name, fields, body=()):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("invalid", [{"logs": 7}, {"rows": "many"}, {"steps": math.inf}, {"seconds": None}, {"base": 1}])
+@pytest.mark.parametrize("invalid", [{"logs": 7}, {"rows": "many"}, {"steps": math.inf}, {"base": 1}])
 def test_an_update_with_an_invalid_field_is_not_applied(bench, invalid):
-    sent = fields(lease=bench.client()._lease, **invalid)
+    sent = fields(bench.client()._lease, **invalid)
     for _ in range(2):
-        rejected(bench, "malformed", "update", sent, body())
+        rejected(bench, "malformed", "update", sent, (BODY,))
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "expected"),
-    [("update", 16, PAYLOAD_FORMAT.update_bytes), ("report", 3, PAYLOAD_FORMAT.metrics.nbytes)],
-)
-def test_a_body_that_is_too_short_is_rejected(bench, name, size, expected):
+def test_a_body_that_is_too_short_is_rejected(bench):
     client = bench.client()
-    message = rejected(bench, "malformed", name, fields(lease=client._lease), body(size))
-    assert f"the call {name!r} takes a body of {expected} bytes, received {size}" in message
+    message = rejected(bench, "malformed", "update", fields(client._lease), (BODY[:16],))
+    assert f"{PAYLOAD_FORMAT.update_bytes} bytes, received 16" in message
     assert (bench.store.version, bench.ledger.rows) == (0, 0)
     push(client)
 
@@ -330,14 +316,9 @@ def test_the_limits_of_the_bodies_of_calls(bench):
     assert {name: bench.service.limit(name) for name in (*limits, *others)} == limits | dict.fromkeys(others, 0)
 
 
-def test_an_unknown_call_is_rejected(bench):
-    assert "there is no call 'delete'" in rejected(bench, "unknown", "delete", {})
-
-
-@pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
-def test_a_call_without_its_fields_is_rejected(bench, name):
-    message = rejected(bench, "malformed", name, {}, body() if name == "update" else ())
-    assert re.search(rf"the field '\w+' of the call {name!r} is missing or invalid: KeyError", message)
+def test_an_unknown_call_and_one_without_its_fields_are_rejected(bench):
+    assert "'delete'" in rejected(bench, "unknown", "delete", {})
+    assert "'worker' of the call 'lease'" in rejected(bench, "malformed", "lease", {})
     push(bench.client())
 
 
@@ -348,7 +329,7 @@ def test_a_fault_of_the_server_is_not_taken_for_an_invalid_call(bench, caplog, m
         raise KeyError("lost")
 
     monkeypatch.setattr(bench.ledger, "directive", fail)
-    assert "the call 'renew' failed: KeyError" in rejected(bench, "failed", "renew", fields(lease=lease))
+    assert "'renew' failed: KeyError" in rejected(bench, "failed", "renew", fields(lease))
     assert "in fail" in caplog.text, "the traceback"
 
 
@@ -489,18 +470,15 @@ def test_renewing_goes_on_after_an_outage_that_is_longer_than_the_timeout(monkey
 # A server that has stopped
 
 
-@pytest.mark.parametrize("call", [push, ParameterClient.lease])
-def test_a_server_that_has_stopped_is_reported_in_time(call):
+def test_a_server_that_has_stopped_is_reported_in_time():
     with serving(timeout=0.3) as bench:
         client = bench.client(1)
     started = time.monotonic()
     with pytest.raises(DriverConnectionError) as caught:
-        call(client)
+        push(client)
     assert 0.1 < time.monotonic() - started < 20
-    message = str(caught.value)
-    assert "worker 1 received no reply from the driver at inprocess://127.0.0.1:0 for 0.3 seconds" in message
-    assert "no server with this secret runs in this process" in message
-    assert "timeout= of server_options" in message
+    for words in ("worker 1 received no reply", "inprocess://127.0.0.1:0", "0.3 seconds", "timeout= of server_options"):
+        assert words in str(caught.value)
 
 
 def test_release_ignores_a_rejection_and_a_server_that_has_stopped():

@@ -79,29 +79,13 @@ def test_a_held_snapshot_never_changes(locked):
     assert [snapshot.version for snapshot in held] == [0, 1, 2, 3, 4]
 
 
-def test_two_readers_of_a_version_share_its_memory():
-    store = a_store([1, 2])
-    one, two = store.snapshot(), store.snapshot()
-    assert np.shares_memory(one.weights.vector, two.weights.vector)
-    one.release()
-    apply(store, [1, 1])
-    assert two.weights.vector.tolist() == [1, 2]
-
-
-def test_an_update_copies_nothing_without_a_reader():
+def test_an_update_copies_the_weights_once_for_a_reader():
     store = a_store([1, 2])
     with store.snapshot() as before:
         memory = before.weights.vector
     apply(store, [1, 1])
-    apply(store, [1, 1])
-    with store.snapshot() as after:
-        assert np.shares_memory(after.weights.vector, memory)
-        assert after.weights.vector.tolist() == [3, 4]
-
-
-def test_an_update_copies_once_for_a_reader():
-    store = a_store([1, 2])
     reader = store.snapshot()
+    assert np.shares_memory(reader.weights.vector, memory), "no reader, no copy"
     apply(store, [1, 1])
     with store.snapshot() as first:
         memory = first.weights.vector
@@ -109,6 +93,7 @@ def test_an_update_copies_once_for_a_reader():
     with store.snapshot() as second:
         assert np.shares_memory(second.weights.vector, memory)
         assert not np.shares_memory(second.weights.vector, reader.weights.vector)
+        assert second.weights.vector.tolist() == [4, 5]
 
 
 def test_a_vector_that_is_still_read_is_not_reused():
@@ -171,18 +156,13 @@ def test_the_rule_gets_the_window_and_the_trainable_part(locked):
     assert staleness == 2
 
 
-def test_statistics_are_averaged(locked):
-    store = a_store([0, 8, -8], trainable=1, num_workers=4, locked=locked)
+@pytest.mark.parametrize("trainable", [0, 1])
+def test_statistics_are_averaged(locked, trainable):
+    store = a_store([0, 8, -8], trainable=trainable, num_workers=4, locked=locked)
     apply(store, [0, 16, 0])
     assert values(store)[1:] == [10, -6]  # C += (W - C)/4
     apply(store, [0, 10, 2])
     assert values(store)[1:] == [10, -4]
-
-
-def test_weights_may_be_statistics_only():
-    store = a_store([4, 8], trainable=0, num_workers=2)
-    apply(store, [0, 0])
-    assert values(store) == [2, 4]
 
 
 def test_the_largest_of_each_counter_is_kept(locked):
@@ -229,9 +209,9 @@ def test_a_state_that_does_not_fit_is_replaced(name):
     assert store.rule_state()["velocity"].tolist() == [1, 2]
 
 
-def test_a_rule_that_returns_its_result_is_reported(locked):
-    store = a_store([1, 2], rule=Returning(), locked=locked)
-    with pytest.raises(ConfigurationError, match="Returning.*returned something from apply: it must change center in place"):
+def test_a_rule_that_returns_its_result_is_reported():
+    store = a_store([1, 2], rule=Returning())
+    with pytest.raises(ConfigurationError, match="Returning.*apply: .* in place"):
         apply(store, [1, 1])
     assert values(store) == [1, 2]
 
