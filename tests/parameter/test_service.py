@@ -336,11 +336,6 @@ def test_a_fault_of_the_server_is_not_taken_for_an_invalid_call(bench, caplog, m
 # Other calls
 
 
-def test_health_returns_the_version(bench):
-    push(bench.client())
-    assert connect(bench.address).call("health", {})[0] == {"version": 1}
-
-
 def test_every_reply_has_the_directive_of_the_driver():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
@@ -386,12 +381,6 @@ def test_a_client_that_disconnects_loses_its_lease_to_others(bench, finishes):
             client.finish()
     assert (bench.ledger.lease(0, 2) == "done") == finishes
     assert bench.ledger.lease(0, 2) != "wait"
-
-
-def test_missing_rows_are_reported_to_the_driver(bench):
-    bench.client(1).release(missing=True)
-    bench.client(2).release()
-    assert bench.ledger.pop_missing() == [1]
 
 
 # Statistics

@@ -153,6 +153,30 @@ def test_a_lack_of_threads_closes_the_connection_only(monkeypatch):
             assert client.recv(100) == FIRST
 
 
+def test_a_lack_of_open_files_delays_new_connections_only():
+    with accepting() as address, contextlib.ExitStack() as stack:
+        client, *late = [stack.enter_context(socket.socket()) for _ in range(31)]
+        client.connect(address)
+        client.sendall(FIRST)
+        assert client.recv(100) == FIRST
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as next_free:
+            lowest = next_free.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                socket.socket()
+            for connection in late:
+                connection.connect(address)
+            time.sleep(0.3)  # the acceptor tries to accept them
+            client.sendall(b"more")
+            assert client.recv(100) == b"more"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        late[-1].sendall(FIRST)
+        assert late[-1].recv(100) == FIRST
+
+
 def test_stopping_lets_calls_in_progress_reply():
     busy = threading.Event()
 

@@ -21,8 +21,6 @@ from sparkkeras.rpc.wire import (
     WireError,
 )
 
-SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5]
-
 FIELDS = {"worker": 3, "rate": 0.1, "ended": None, "missing": True, "logs": {"loss": [1e-30, -2.5]}, "ä": "‰ \"' \n"}
 
 HEADER = Header("update", FIELDS, 64)
@@ -74,7 +72,7 @@ def bits(data):
 
 
 @encrypts
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [0, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
 def test_a_message_arrives_unchanged(encrypt, size):
     client, server = sessions(encrypt)
     body = random_bytes(size)
@@ -152,17 +150,13 @@ def test_no_pair_of_key_and_nonce_is_reused(encrypt):
     assert len(set(seen)) == len(seen) == (12_000 if encrypt else 8000)
 
 
-def test_hello_messages_differ():
+def test_secrets_and_hello_messages_are_random():
+    keys = {Secret.fresh().key for _ in range(100)}
+    assert (len(keys), {len(key) for key in keys}) == (100, {32})
     secret = Secret.fresh()
     hellos = [Handshake(secret, False).hello() for _ in range(200)]
     assert {len(hello) for hello in hellos} == {HELLO_BYTES}
     assert len({hello[-TAG_BYTES:] for hello in hellos}) == 200
-
-
-def test_a_secret_is_32_random_bytes():
-    keys = {Secret.fresh().key for _ in range(100)}
-    assert len(keys) == 100
-    assert {len(key) for key in keys} == {32}
 
 
 # Messages that are rejected
@@ -170,18 +164,11 @@ def test_a_secret_is_32_random_bytes():
 
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(st.data())
-def test_a_flipped_bit_in_a_header_is_rejected(data):
-    client, server = sessions()
-    header, _ = sent(client)
-    with pytest.raises(WireError, match="a message header fails authentication"):
-        server.open(flipped(header, data.draw(bits(header))))
-
-
-def test_a_rejected_header_does_not_use_up_the_sequence_number():
+def test_a_flipped_bit_in_a_header_is_rejected_and_does_not_use_up_the_sequence_number(data):
     client, server = sessions()
     header, rest = sent(client)
-    with pytest.raises(WireError):
-        server.open(flipped(header, 0))
+    with pytest.raises(WireError, match="header fails authentication"):
+        server.open(flipped(header, data.draw(bits(header))))
     assert received(server, header, rest) == (HEADER, BODY)
 
 
@@ -190,7 +177,7 @@ def test_a_rejected_header_does_not_use_up_the_sequence_number():
 def test_a_flipped_bit_in_a_body_or_its_tag_is_rejected(encrypt, data):
     client, server = sessions(encrypt)
     header, rest = sent(client)
-    with pytest.raises(WireError, match="a message body fails authentication"):
+    with pytest.raises(WireError, match="body fails authentication"):
         received(server, header, flipped(rest, data.draw(bits(rest))))
 
 
@@ -205,105 +192,87 @@ def test_a_flipped_bit_in_any_chunk_of_a_large_body_is_rejected(encrypt, where):
 
 @encrypts
 def test_a_truncated_or_extended_or_reordered_body_is_rejected(encrypt):
-    body, tag = slice(None, -TAG_BYTES), slice(-TAG_BYTES, None)
-    for changed in (
-        lambda b: b[1:],
-        lambda b: b[:32] + b[tag],
-        lambda b: b[body] + b"\0" + b[tag],
-        lambda b: b[tag],
-        lambda b: b[32:-TAG_BYTES] + b[:32] + b[tag],
-        lambda b: b[:-1],
-        lambda b: b"",
+    for damaged in (
+        lambda body, tag: body[1:] + tag,
+        lambda body, tag: body[:32] + tag,
+        lambda body, tag: body + b"\0" + tag,
+        lambda body, tag: tag,
+        lambda body, tag: body[32:] + body[:32] + tag,
+        lambda body, tag: body + tag[:-1],
+        lambda body, tag: b"",
     ):
         client, server = sessions(encrypt)
         header, rest = sent(client)
         with pytest.raises(WireError):
-            received(server, header, changed(rest))
+            received(server, header, damaged(rest[:-TAG_BYTES], rest[-TAG_BYTES:]))
 
 
 @encrypts
-@pytest.mark.parametrize("between", [0, 300])
-def test_a_repeated_message_is_rejected(encrypt, between):
-    client, server = sessions(encrypt)
-    first = sent(client)
+def test_another_server_with_the_same_secret_rejects_a_recorded_session(encrypt):
+    secret = Secret.fresh()
+    handshake = Handshake(secret, encrypt)
+    hello = handshake.hello()
+    answer, _ = Acceptor(secret, encrypt).accept(hello)
+    _, other = Acceptor(secret, encrypt).accept(hello)
+    with pytest.raises(WireError):
+        received(other, *sent(handshake.complete(answer)))
+
+
+@encrypts
+def test_sides_with_different_encrypt_settings_reject_each_other(encrypt):
+    secret = Secret.fresh()
+    handshake = Handshake(secret, encrypt)
+    answer, server = Acceptor(secret, not encrypt).accept(handshake.hello())
+    with pytest.raises(WireError):
+        received(server, *sent(handshake.complete(answer)))
+
+
+@encrypts
+def test_a_message_that_is_not_the_next_of_its_session_is_rejected(encrypt):
+    secret = Secret.fresh()
+    client, server = sessions(encrypt, secret)
+    first, *others, last = [sent(client, body=[b'["finish",0,{}]']) for _ in range(302)]
+    attacks = {
+        "one that overtakes": others[0],
+        "a body as a header": (first[1], b""),
+        "a reply": sent(server),
+        "one of another session": sent(sessions(encrypt, secret)[0]),
+        "one of another run": sent(sessions(encrypt)[0]),
+    }
+    for message in attacks.values():
+        with pytest.raises(WireError):
+            received(server, *message)
+    with pytest.raises(WireError):
+        received(client, *first)  # a request as a reply
     received(server, *first)
-    for _ in range(between):
-        received(server, *sent(client))
     with pytest.raises(WireError):
         received(server, *first)
-
-
-def test_messages_out_of_order_are_rejected():
-    client, server = sessions()
-    sent(client)
-    second = sent(client)
+    for message in others:
+        received(server, *message)
     with pytest.raises(WireError):
-        received(server, *second)
-
-
-@encrypts
-def test_the_body_of_another_message_is_rejected(encrypt):
-    client, server = sessions(encrypt)
-    (first, one), (second, other) = sent(client), sent(client)
+        received(server, *first)
     with pytest.raises(WireError):
-        received(server, first, other)
-    with pytest.raises(WireError):
-        received(server, second, one)
-
-
-def test_a_body_is_not_accepted_as_a_header():
-    client, server = sessions(encrypt=True)
-    plain = json.dumps(["finish", 0, {}]).encode()
-    _, rest = sent(client, body=[plain])
-    with pytest.raises(WireError):
-        server.open(rest)
-
-
-@encrypts
-@pytest.mark.parametrize("run", ["the same", "another"])
-def test_a_message_of_another_session_is_rejected(encrypt, run):
-    secret = Secret.fresh()
-    client, _ = sessions(encrypt, secret)
-    _, server = sessions(encrypt, secret if run == "the same" else Secret.fresh())
-    with pytest.raises(WireError):
-        received(server, *sent(client))
-
-
-@encrypts
-def test_a_reply_is_not_accepted_as_a_request_nor_the_reverse(encrypt):
-    client, server = sessions(encrypt)
-    for one in (client, server):
-        with pytest.raises(WireError):
-            received(one, *sent(one))
-
-
-def test_sides_with_different_encrypt_settings_reject_each_other():
-    secret = Secret.fresh()
-    for encrypt in (False, True):
-        handshake = Handshake(secret, encrypt)
-        answer, server = Acceptor(secret, not encrypt).accept(handshake.hello())
-        client = handshake.complete(answer)
-        with pytest.raises(WireError):
-            received(server, *sent(client))
+        received(server, last[0], first[1])
 
 
 # Handshakes
 
 
 def test_a_hello_is_accepted_once():
-    """In the whole run."""
+    """In the whole run, and not if it is an answer."""
     secret = Secret.fresh()
     acceptor = Acceptor(secret, False)
     hellos = [Handshake(secret, False).hello() for _ in range(500)]
-    for hello in hellos:
-        acceptor.accept(hello)
+    answers = [acceptor.accept(hello)[0] for hello in hellos]
     for hello in hellos[::50]:
         with pytest.raises(WireError, match="was used before"):
             acceptor.accept(hello)
+    with pytest.raises(WireError):
+        acceptor.accept(answers[0])
 
 
 def test_a_hello_of_another_run_is_rejected():
-    with pytest.raises(WireError, match="made without this run's secret"):
+    with pytest.raises(WireError, match="without this run's secret"):
         Acceptor(Secret.fresh(), False).accept(Handshake(Secret.fresh(), False).hello())
 
 
@@ -320,14 +289,6 @@ def test_another_answer_is_rejected(kind):
     }
     with pytest.raises(WireError):
         handshake.complete(answers[kind])
-
-
-def test_an_answer_is_not_accepted_as_a_hello():
-    secret = Secret.fresh()
-    acceptor = Acceptor(secret, False)
-    answer, _ = acceptor.accept(Handshake(secret, False).hello())
-    with pytest.raises(WireError):
-        acceptor.accept(answer)
 
 
 def test_a_flipped_bit_in_a_handshake_is_rejected():
@@ -363,9 +324,8 @@ def test_any_bytes_but_a_handshake_raise_a_wire_error(junk):
 
 
 INVALID_HEADERS = [
-    b"", b"\xff\xfe", b"[", b"1", b'["push",1]', b'["push",1,{},0]', b'"abc"', b'[1,1,{}]', b'["push",-1,{}]',
-    b'["push",1.5,{}]', b'["push",true,{}]', b'["push",NaN,{}]', b'["push",1,[]]', b"[" * 5000,
-    b'["push",' + b"9" * 5000 + b",{}]",
+    b"\xff\xfe", b"[", b'["push",1,{},0]', b'[1,1,{}]', b'["push",-1,{}]', b'["push",1.5,{}]', b'["push",true,{}]',
+    b'["push",1,[]]', b"[" * 5000, b'["push",' + b"9" * 5000 + b",{}]",
 ]  # fmt: skip
 
 
