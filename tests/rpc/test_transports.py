@@ -32,6 +32,7 @@ from sparkkeras.rpc.transport import (
     make_transport,
 )
 from sparkkeras.rpc.wire import CHUNK_BYTES, MAX_HEADER_BYTES, TAG_BYTES, Header, Secret, Session, encode_header
+from tests.processes import free_port
 
 TRANSPORTS_UNDER_TEST = ["inprocess", "socket", "http"]
 
@@ -140,11 +141,6 @@ def eventually(true, seconds=60.0):
     while not true() and time.monotonic() < deadline:
         time.sleep(0.005)
     return true()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class LastBytes(bytes):

@@ -39,6 +39,8 @@ from sparkkeras.runner.rank_context import RankContext
 from sparkkeras.training.saved_run import FIT
 from sparkkeras.worker import processes
 from tests.processes import clean_environment, interrupted_when, lines_of_ranks
+from tests.rpc.test_transports import eventually
+from tests.runner.test_on_spark import is_alive
 
 # Most ranks here are forks, which start at once; none uses the backend, whose threads do not exist in forks.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -60,15 +62,8 @@ def nothing_is_left(tmp_path_factory, monkeypatch):
     yield
     assert me.num_fds() <= files
     assert set(me.children(recursive=True)) <= children
-    until(lambda: threading.active_count() <= threads)
+    assert eventually(lambda: threading.active_count() <= threads)
     assert list(folder.iterdir()) == []
-
-
-def until(condition, seconds=20):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it took too long"
-        time.sleep(0.01)
 
 
 def local(ranks=2, **options):
@@ -115,7 +110,7 @@ def test_a_file_runs_as_a_program(tmp_path, capsys):
     assert local().run(script, "--epochs", 3) == [None, None]
     assert sorted(lines_of_ranks(capsys)) == [f"[{rank}] 3 beside ['--epochs', '3'] True" for rank in (0, 1)]
     script.write_text("import sys\nprint('before')\nsys.exit(3)")
-    with pytest.raises(WorkerError, match=r"failed: it exited with the code 3\.(.|\n)*1 line:\n\nbefore"):
+    with pytest.raises(WorkerError, match=r"the code 3\.(.|\n)*1 line:\n\nbefore"):
         local(1).run(str(script))
 
 
@@ -142,16 +137,16 @@ def test_a_failed_rank_ends_the_others_and_its_traceback_is_the_error(forks):
         time.sleep(60)
 
     started = time.monotonic()
-    with pytest.raises(WorkerError, match=r"rank 1 of 2 on 127.0.0.1 failed: KeyError: 'missing'") as raised:
+    with pytest.raises(WorkerError, match="rank 1 of 2 .*: KeyError: 'missing'") as raised:
         local().run(train)
     assert time.monotonic() - started < 4
     assert 'raise KeyError("missing")' in raised.value.worker_traceback
     assert "/sparkkeras/" not in raised.value.worker_traceback
-    assert str(raised.value).endswith("The output of rank 1, 1 line:\n\nbefore the error")
+    assert str(raised.value).endswith("output of rank 1, 1 line:\n\nbefore the error")
 
 
 def test_a_rank_that_ends_without_a_result_has_failed(forks):
-    with pytest.raises(WorkerError, match="its process ended with the exit code 0"):
+    with pytest.raises(WorkerError, match="the exit code 0"):
         local(1).run(lambda: os._exit(0))
 
 
@@ -162,7 +157,7 @@ def test_a_stopped_process_is_noticed(forks, monkeypatch):
 
 
 def test_the_timeout_ends_the_ranks(forks):
-    with pytest.raises(TimeoutError, match=r"rank 1 of 2 did not end within timeout=0\.3 seconds") as raised:
+    with pytest.raises(TimeoutError, match=r"rank 1 of 2 .*timeout=0\.3") as raised:
         local().run(lambda: time.sleep(60 * context().rank), timeout=0.3)
     assert isinstance(raised.value, WorkerError)
 
@@ -181,31 +176,31 @@ def test_an_interrupt_ends_the_ranks_within_three_seconds(forks):
 
 
 def test_processes_that_a_rank_leaves_running_are_ended(forks):
-    pid = local(1).run(lambda: subprocess.Popen(["sleep", "60"]).pid)[0]
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    (pid,) = local(1).run(lambda: subprocess.Popen(["sleep", "60"]).pid)
+    assert eventually(lambda: not is_alive(pid))
 
 
 @pytest.mark.soak
 def test_ranks_end_with_the_driver():
     code = "import time\nfrom sparkkeras import SparkRunner\nSparkRunner(2, local_mode=True).run(lambda: time.sleep(60))"
     driver = subprocess.Popen([sys.executable, "-c", code], env=clean_environment())
-    until(lambda: len(psutil.Process(driver.pid).children()) == 2)
+    assert eventually(lambda: len(psutil.Process(driver.pid).children()) == 2)
     ranks = psutil.Process(driver.pid).children()
     driver.kill()
     driver.wait()
-    until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+    assert eventually(lambda: not any(is_alive(rank.pid) for rank in ranks))
 
 
 # Results
 
 
 def test_what_cannot_be_pickled_is_named(forks):
-    with pytest.raises(CustomObjectError, match=r"pickling args\[1\] \(<unlocked _thread.lock"):
-        local().run(print, 1, threading.Lock())
     lock = threading.Lock()
-    with pytest.raises(CustomObjectError, match="the function <lambda> cannot be sent"):
+    with pytest.raises(CustomObjectError, match=r"args\[1\] \(<unlocked"):
+        local().run(print, 1, lock)
+    with pytest.raises(CustomObjectError, match="function <lambda> cannot"):
         local().run(lambda: lock)
-    with pytest.raises(WorkerError, match="the result of rank 0 cannot be pickled, since pickling lock"):
+    with pytest.raises(WorkerError, match="result of rank 0 .*pickling lock"):
         local(1).run(lambda: {"lock": threading.Lock()})
 
 
@@ -224,9 +219,9 @@ def test_large_results_arrive_whole(forks, monkeypatch):
 
 def test_results_have_a_limit(forks, monkeypatch):
     monkeypatch.setattr(service, "VALUE_BYTES", 1000)
-    with pytest.raises(WorkerError, match="the result of rank 0 has .* write it to a file system"):
+    with pytest.raises(WorkerError, match="result of rank 0 has .*file system"):
         local(1).run(lambda: np.zeros(1000))
-    with pytest.raises(WorkerError, match=r"ConfigurationError: the value of all_reduce\(\) has 0.00 GiB, and at most"):
+    with pytest.raises(WorkerError, match=r"value of all_reduce\(\) has"):
         local(1).run(lambda: context().all_reduce(np.zeros(1000)))
 
 
@@ -280,7 +275,7 @@ def test_rows_may_be_changed(forks):
 def test_rows_of_different_shapes_on_two_workers_are_refused():
     blocks = tuple(from_arrays(np.zeros((2, width), np.float32), None, None) for width in (3, 4))
     source = Mock(dataset=lambda ranks: contextlib.nullcontext(LocalDataset(blocks)))
-    message = r"x has shape \(3,\), float32 in partition 0, but x has shape \(4,\), float32 in partition 1\. Every row must"
+    message = r"\(3,\), float32 in partition 0, .*\(4,\), float32 in partition 1"
     with pytest.raises(DataError, match=message), stored_on_workers(source, 2, everywhere=False):
         pass
 
@@ -317,7 +312,7 @@ def test_ranks_out_of_step_are_an_error_and_not_a_hang(forks):
         if ranks.rank == 0:
             ranks.barrier()
 
-    with pytest.raises(WorkerError, match=r"barrier\(\) of rank 0 .* cannot end: rank 1 has ended without it") as caught:
+    with pytest.raises(WorkerError, match=r"barrier\(\) of rank 0 .*rank 1 has ended") as caught:
         local().run(train)
     assert str(caught.value).count("Traceback (most recent call last)") == 1
 
@@ -333,10 +328,10 @@ def test_reports_appear_on_the_driver(forks, capsys):
 def test_what_is_not_a_number_is_named():
     ranks = RankContext(0, 1, 0, 1, (), ("127.0.0.1:1",), Mock())
     for call, message in (
-        (lambda: ranks.report(1, [1]), "received a list of 1 value as logs: expected a dict of numbers by name"),
-        (lambda: ranks.report(1, {"loss": "high"}), r"logs\['loss'\]: expected numbers, .*received str 'high'"),
-        (lambda: ranks.report(1, {"loss": [1, 2]}), r"logs\['loss'\]: expected a number, received a list of 2 values"),
-        (lambda: ranks.all_reduce(True), r"all_reduce received .*booleans have no sum\. Pass int\(value\)"),
+        (lambda: ranks.report(1, [1]), "a list of 1 value as logs"),
+        (lambda: ranks.report(1, {"loss": "high"}), r"logs\['loss'\].*received str 'high'"),
+        (lambda: ranks.report(1, {"loss": [1, 2]}), r"logs\['loss'\].*a list of 2 values"),
+        (lambda: ranks.all_reduce(True), r"all_reduce .*Pass int\(value\)"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             call()
@@ -361,12 +356,12 @@ def test_a_run_continues_from_what_rank_0_has_saved(forks, tmp_path):
         local(2).run(train, 5, 2, **arguments)
     assert local(2).run(train, 4, None, **arguments) == [(2, [10.0] * 3, {"losses": [0.5]})] * 2
     assert local(1).run(train, 4, None, **arguments) == [(4, [10.0] * 3, {"losses": [0.5] * 3})]
-    with pytest.raises(ConfigurationError, match=r"checkpoints? of an earlier training.*pass resume=True"):
+    with pytest.raises(ConfigurationError, match="pass resume=True"):
         local(1).run(train, 4, None, checkpoint=Checkpoint(path))
-    with pytest.raises(ConfigurationError, match="is of SparkRunner.run, and this is SparkModel.fit"):
+    with pytest.raises(ConfigurationError, match="this is SparkModel.fit"):
         SparkModel.from_checkpoint(path)
     CheckpointStore(str(tmp_path / "fit")).write(FIT, None)
-    with pytest.raises(ConfigurationError, match="is of SparkModel.fit .*, and this is SparkRunner.run"):
+    with pytest.raises(ConfigurationError, match="this is SparkRunner.run"):
         local(1).run(train, 4, None, checkpoint=Checkpoint(tmp_path / "fit"), resume=True)
 
 
@@ -376,28 +371,14 @@ def test_what_cannot_be_saved_is_named(forks, tmp_path):
 
     for epoch, state, message in (
         (-1, {}, "epoch=-1"),
-        (0, [1], "save received a list of 1 value as state: expected a dict by name"),
-        (0, {"model": {1, 2}}, r"state\['model'\] cannot be stored in a checkpoint"),
+        (0, [1], "a list of 1 value as state"),
+        (0, {"model": {1, 2}}, r"state\['model'\] cannot be stored"),
     ):
         with pytest.raises(WorkerError, match=message):
             local(1).run(save, epoch, state, checkpoint=Checkpoint(tmp_path))
-    with pytest.raises(WorkerError, match=r"save\(\) needs checkpoints: pass checkpoint=Checkpoint\(path\)"):
+    with pytest.raises(WorkerError, match=r"pass checkpoint=Checkpoint\(path\)"):
         local(1).run(save, 0, {})
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("runner", "arguments", "message"),
-    [
-        ({"barrier": False}, {"checkpoint": Checkpoint("a")}, "checkpoint= needs ranks that run at the same time"),
-        ({}, {"checkpoint": Checkpoint("a", every=2)}, r"Checkpoint\(every=2\): in a run, each call of context\(\)\.save"),
-        ({}, {"checkpoint": "a"}, "checkpoint='a': expected sparkkeras.Checkpoint"),
-        ({}, {"resume": True}, "resume=True: pass checkpoint="),
-    ],
-)
-def test_checkpoints_that_do_not_fit(runner, arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        local(2, **runner).run(len, [], **arguments)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path, monkeypatch):
@@ -409,14 +390,14 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path, monke
         return 3
 
     monkeypatch.setattr(CheckpointStore, "write", write)
-    with pytest.warns(UserWarning, match="a checkpoint could not be written to .*: the disk is full"):
+    with pytest.warns(UserWarning, match="checkpoint .*: the disk is full"):
         assert local(1).run(train, checkpoint=Checkpoint(tmp_path)) == [3]
 
 
 def test_independent_ranks_know_no_others(forks):
     def train():
         ranks = context()
-        with pytest.raises(ConfigurationError, match=r"barrier\(\) needs ranks that run at the same time"):
+        with pytest.raises(ConfigurationError, match="at the same time"):
             ranks.barrier()
         return ranks.addresses, ranks.rank, "MASTER_ADDR" in os.environ
 
@@ -426,7 +407,7 @@ def test_independent_ranks_know_no_others(forks):
 def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
     from sparkkeras import ClusterError
 
-    with pytest.raises(ClusterError, match=r"context\(\) was called outside of SparkRunner.run"):
+    with pytest.raises(ClusterError, match="outside of SparkRunner.run"):
         context()
 
     def train():
@@ -449,44 +430,37 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: SparkRunner(0), ConfigurationError, "num_workers=0: expected a positive whole number"),
-        (lambda: SparkRunner(num_proc=2), UnknownArgumentError, "Did you mean 'num_workers'"),
-        (lambda: SparkRunner(2, True), UnknownArgumentError, "name the others"),
+        (lambda: SparkRunner(0), ConfigurationError, "num_workers=0"),
+        (lambda: SparkRunner(num_proc=2), UnknownArgumentError, "mean 'num_workers'"),
         (lambda: SparkRunner(2, gpus_per_worker=1), ConfigurationError, "requires use_gpu=True"),
-        (lambda: local().run(3), ConfigurationError, "expected a function, or the path of a Python file"),
-        (
-            lambda: local().run(len, [], 2),
-            ConfigurationError,
-            "other arguments than the function len takes: too many positional",
-        ),
+        (lambda: local().run(3), ConfigurationError, "function, or the path"),
+        (lambda: local().run(len, [], 2), ConfigurationError, "function len takes: too many"),
         (
             lambda: local().run(lambda rate: rate, args=(1,), kwargs={"rate": 2}),
             ConfigurationError,
-            r"It received args= and kwargs=, whose values it does not unpack: pass them as run\(function, 1",
+            r"args= and kwargs=.* run\(function, 1",
         ),
-        (
-            lambda: local().run(lambda rate: rate, rates=2),
-            ConfigurationError,
-            r"missing a required argument: 'rate'\. Pass .* of run itself are data, .*, monitor\. Did you mean 'rate'\?$",
-        ),
+        (lambda: local().run(lambda rate: rate, rates=2), ConfigurationError, "missing .*'rate'.* mean 'rate'"),
         (
             lambda: local().run(lambda data: data, data=np.ones(3)),
             ConfigurationError,
-            r"data= is an argument of run itself, which is not passed on: bind it, functools\.partial\(function, data=",
+            r"functools\.partial\(function, data=",
         ),
-        (lambda: local().run("none.py"), OSError, "there is no file 'none.py'"),
-        (lambda: local().run("/"), StorageError, "'/' is a folder: expected the path of a Python file"),
+        (lambda: local().run("none.py"), OSError, "no file 'none.py'"),
+        (lambda: local().run("/"), StorageError, "'/' is a folder"),
         (lambda: local().run(__file__, epochs=3), ConfigurationError, "epochs= is an argument by name"),
-        (lambda: local().run(__file__, [3]), ConfigurationError, r"\[3\] is no command-line argument"),
-        (lambda: local().run(print, features="a"), ConfigurationError, "features= names columns of data, which is missing"),
-        (lambda: local().run(print, data=np.ones(3), label="a"), ConfigurationError, "label= requires a Spark DataFrame"),
-        (lambda: local().run(print, data=print), ConfigurationError, "data is a function"),
-        (lambda: local().run(print, data=np.ones(0)), DataError, "no rows"),
+        (lambda: local().run(__file__, [3]), ConfigurationError, r"\[3\] is no command-line"),
+        (lambda: local().run(print, features="a"), ConfigurationError, "features= .* is missing"),
+        (lambda: local().run(print, data=np.ones(3), label="a"), ConfigurationError, "label= requires a Spark"),
         (
             lambda: local().run(print, data=({"a": np.ones(3)}, np.ones(3), np.ones(3))),
             DataError,
-            r"data is a tuple of 3 values \(a dict .*\); expected .* a pair \(x, y\) of .*: \(x, \(y, sample_weight\)\)",
+            r"tuple of 3 values .*\(x, \(y, sample_weight\)\)",
         ),
+        (lambda: local(barrier=False).run(len, [], checkpoint=Checkpoint("a")), ConfigurationError, "the same time"),
+        (lambda: local().run(len, [], checkpoint=Checkpoint("a", every=2)), ConfigurationError, r"\(every=2\): in a run"),
+        (lambda: local().run(len, [], checkpoint="a"), ConfigurationError, "checkpoint='a': expected"),
+        (lambda: local().run(len, [], resume=True), ConfigurationError, "resume=True: pass checkpoint="),
     ],
 )
 def test_mistakes_are_errors_before_a_process_starts(call, kind, message, monkeypatch):
@@ -499,13 +473,8 @@ def test_gpus_are_distributed(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,5,7")
     assert launchers.gpus_of_ranks(2, None) == (("0", "2"), ("5", "7"))
     assert launchers.gpus_of_ranks(2, 1) == (("0",), ("2",))
-    with pytest.raises(ConfigurationError, match="3 ranks with 2 GPUs each need 6, but this machine has 4"):
+    with pytest.raises(ConfigurationError, match="need 6, .* has 4"):
         launchers.gpus_of_ranks(3, 2)
-
-
-def test_nothing_needed_for_ranks_loads_keras():
-    code = "import sys, sparkkeras.runner.rank, sparkkeras.worker.processes; print('keras' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_rows_that_a_worker_does_not_find_are_sent_to_all(forks, monkeypatch):
