@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sparkkeras.runner.exchanges import ALL_REDUCE, BARRIER, BROADCAST, Exchanges, Kind, OutOfStepError, total
+from sparkkeras.runner.exchanges import ALL_REDUCE, BARRIER, Exchanges, Kind, OutOfStepError, total
 
 SUM = Kind(ALL_REDUCE, "float32", (2,))
 
@@ -31,18 +31,11 @@ def test_results_are_dropped_when_all_ranks_have_them():
     assert list(exchanges._exchanges) == [3]
 
 
-def test_a_broadcast_is_the_value_of_rank_0():
-    exchanges = Exchanges(2)
-    exchanges.give(1, 1, Kind(BROADCAST), b"")
-    exchanges.give(0, 1, Kind(BROADCAST), b"value")
-    assert exchanges.take(1) == b"value"
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (Kind(BARRIER), r"rank 0 called all_reduce\(array of float32 with shape \(2,\)\), but rank 1 called barrier\(\)"),
-        (Kind(ALL_REDUCE, "float32", (3,)), r"rank 1 called all_reduce\(array of float32 with shape \(3,\)\)"),
+        (Kind(BARRIER), r"rank 0 called all_reduce\(.*rank 1 called barrier\(\)"),
+        (Kind(ALL_REDUCE, "float32", (3,)), r"rank 1 called .*\(3,\)"),
     ],
 )
 def test_ranks_out_of_step_are_named(other, message):
@@ -50,14 +43,6 @@ def test_ranks_out_of_step_are_named(other, message):
     exchanges.give(0, 1, SUM, packed(1, 2))
     exchanges.give(1, 1, other, packed(1, 2))
     with pytest.raises(OutOfStepError, match=message):
-        exchanges.take(1)
-
-
-def test_no_rank_waits_for_one_that_has_ended():
-    exchanges = Exchanges(2)
-    exchanges.give(0, 1, SUM, packed(1, 2))
-    exchanges.end(1)
-    with pytest.raises(OutOfStepError, match="rank 1 has ended"):
         exchanges.take(1)
 
 
@@ -73,8 +58,8 @@ def test_a_rank_may_end_when_it_has_given_its_last_value():
 def test_small_floats_are_summed_in_four_bytes(dtype):
     ones = np.ones(1, dtype)
     assert total([ones * 256] + [ones / 8] * 8) == 257  # each eighth alone would be lost
-    assert total([ones, ones]).dtype == dtype
 
 
-def test_integers_keep_their_dtype():
-    assert total([np.array([2], np.int8)] * 3).dtype == np.int8
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.bfloat16])
+def test_sums_keep_their_dtype(dtype):
+    assert total([np.ones(1, dtype)] * 3).dtype == dtype

@@ -2,29 +2,25 @@
 
 import pytest
 
+from sparkkeras.events import Events, OutputWritten, RankChanged, RankReported, RunEnded, RunStarted
+from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.transport import Call
 from sparkkeras.runner import group as group_module
 from sparkkeras.runner.exchanges import BARRIER, Kind, OutOfStepError
 from sparkkeras.runner.group import RankFailure, RankGroup
 from sparkkeras.runner.service import GroupService
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.terminals import Terminal, manual_clock, write_to
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def clock(monkeypatch):
+    return manual_clock(monkeypatch)
 
 
 @pytest.fixture
 def group(clock):
     """Two ranks that have joined."""
-    group = RankGroup(2, clock=clock)
+    group = RankGroup(2, clock=lambda: clock.now)
     assert group.join(0, 7, "a", 1) is None
     assert group.join(1, 8, "::1", 2) == group.join(0, 7, "a", 1) == ("a:1", "[::1]:2")
     return group
@@ -47,13 +43,6 @@ def test_the_first_failure_counts(group, clock):
     assert group.failure() == RankFailure(1, "ValueError: one")
 
 
-def test_a_rank_that_died_is_the_cause_of_errors_before(group):
-    group.fail(RankFailure(0, "RuntimeError: connection closed by peer"))
-    group.end(0, "its process ended with the exit code 1")
-    group.end(1, "killed")
-    assert group.failure() == RankFailure(1, "killed", is_death=True)
-
-
 def test_what_fails_while_the_group_stops_does_not_count(group):
     group.stop()
     group.fail(RankFailure(0, "RuntimeError"))
@@ -64,13 +53,13 @@ def test_what_fails_while_the_group_stops_does_not_count(group):
 
 
 def test_a_rank_that_ends_with_its_result_has_not_failed(group):
-    group.expect(0, [3])
-    group.receive(0, 0, 0, memoryview(b"abc"))
     group.complete(0)
     group.end(0, "exit code 0")
     assert group.failure() is None
     assert group.unfinished == [1]
-    assert bytes(group.result(0)[0]) == b"abc"
+    assert not group.has_ended
+    group.disconnect(1)
+    assert group.has_ended
 
 
 def test_processes_exit_together(group):
@@ -79,7 +68,7 @@ def test_processes_exit_together(group):
     group.complete(0)
     assert not group.may_exit
     group.give(1, 1, Kind(BARRIER), b"")
-    with pytest.raises(OutOfStepError, match="rank 0 has ended without it"):
+    with pytest.raises(OutOfStepError, match="rank 0 has ended"):
         group.take(1)
     group.complete(1)
     assert group.may_exit
@@ -116,7 +105,7 @@ def test_a_silent_worker_is_lost(group, clock):
     clock.now += group_module.SETTLE_SECONDS
     group.heartbeat(0)
     assert group.failure().rank == 1
-    assert "sent nothing for 10 seconds" in group.failure().error
+    assert "nothing for 10 seconds" in group.failure().error
 
 
 def test_silence_does_not_count_while_the_driver_is_paused(group, clock):
@@ -132,15 +121,8 @@ def test_silence_does_not_count_while_the_driver_is_paused(group, clock):
     assert group.failure().rank == 1
 
 
-def test_a_group_has_ended_with_its_last_host(group):
-    group.end(0, "exit code 0")
-    assert not group.has_ended
-    group.disconnect(1)
-    assert group.has_ended
-
-
 def test_independent_ranks_may_start_again(clock):
-    group = RankGroup(2, together=False, clock=clock)
+    group = RankGroup(2, together=False, clock=lambda: clock.now)
     assert group.join(0, 1, "a", 0) == ()
     group.start(0)
     group.disconnect(0)
@@ -154,7 +136,7 @@ def test_independent_ranks_may_start_again(clock):
 
 def test_a_second_attempt_does_not_replace_one_that_runs(clock):
     """With spark.speculation=true, Spark starts slow tasks a second time, and ends those that come in second."""
-    group = RankGroup(2, together=False, clock=clock)
+    group = RankGroup(2, together=False, clock=lambda: clock.now)
     service = GroupService(group)
 
     def join(rank, attempt):
@@ -182,7 +164,7 @@ def test_a_second_attempt_does_not_replace_one_that_runs(clock):
 
 def test_results_arrive_in_pieces():
     group = RankGroup(1)
-    with pytest.raises(ValueError, match="has announced no result"):
+    with pytest.raises(ValueError, match="announced no result"):
         group.receive(0, 0, 0, memoryview(b"he"))
     group.expect(0, [5, 0, 100])
     group.receive(0, 0, 0, memoryview(b"he"))
@@ -201,6 +183,7 @@ def test_results_arrive_in_pieces():
 PEER = RankFailure(0, "sparkkeras.worker.collectives.group.PeerLostError: the process of rank 1 does not answer")
 ABORT = RankFailure(0, "its process was killed by SIGABRT", is_death=True)
 KILL = RankFailure(1, "its process was killed by SIGKILL", is_death=True)
+CLOSED = RankFailure(0, "RuntimeError: connection closed by peer")
 RAISED = RankFailure(1, "ValueError: on purpose")
 
 
@@ -208,6 +191,7 @@ RAISED = RankFailure(1, "ValueError: on purpose")
     ("reported", "cause"),
     [
         ([PEER, KILL], KILL),
+        ([CLOSED, KILL], KILL),
         ([RAISED, ABORT], RAISED),
         ([ABORT, PEER], ABORT),
         ([ABORT, KILL], KILL),
@@ -218,3 +202,111 @@ def test_consequences_of_a_failure_are_not_its_cause(reported, cause):
     for failure in reported:
         group.fail(failure)
     assert group.failure(is_final=True) == cause
+
+
+# What is emitted and shown: output, reports, states, and the line with the progress
+
+
+class Display:
+    """The progress of a group, from its events."""
+
+    def __init__(self, group, heard, verbose):
+        self.progress = Progress(verbose)
+        self.events = Events([self.progress, heard])
+        self.group = group
+        self.progress.on_event(RunStarted("function", "train", {"num_workers": group.size}))
+
+    def update(self):
+        for event in self.group.news():
+            self.events.emit(event)
+        self.progress.refresh()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    return write_to(Terminal(), monkeypatch)
+
+
+class Listener(list):
+    on_event = list.append
+
+
+@pytest.fixture
+def heard():
+    return Listener()
+
+
+@pytest.fixture
+def display(group, clock, terminal, heard):
+    return Display(group, heard, 1)
+
+
+def test_a_line_shows_what_the_ranks_do(group, display, clock, terminal):
+    display.update()
+    assert terminal.line == "0 of 2 ranks started - 0.0s"
+    group.start(0)
+    clock.now += 1.5
+    display.update()
+    assert terminal.line == "1 of 2 ranks started - 1.5s"
+    group.start(1)
+    for epoch in (0, 1, 2):
+        clock.now += 10
+        group.console.report(RankReported(0, epoch, 10, {"loss": 1 / (epoch + 1)}))
+        group.console.report(RankReported(1, epoch, 10, {"loss": 9.0}))
+        display.update()
+    assert terminal.line == "2 ranks running - epoch 3 of 10 - 31.5s - about 1m 10s left - loss: 0.3333"
+    clock.now += 4
+    group.complete(0)
+    display.update()
+    assert terminal.line.startswith("1 of 2 ranks finished - epoch 3 of 10 - 35.5s - about 1m 06s left - loss")
+    display.events.emit(RunEnded())
+    assert terminal.line == ""
+
+
+def test_output_stays_above_the_line_and_all_is_emitted(group, display, clock, terminal, heard):
+    display.update()
+    clock.now += 1
+    group.start(1)
+    group.console.add(1, ["one", "two"])
+    report = RankReported(0, 0, None, {"loss": 0.5})
+    group.console.report(report)
+    display.update()
+    assert terminal.getvalue().split("\r\033[K")[1].splitlines()[:3] == ["[1] one", "[1] two", "[0] epoch 1  loss: 0.5"]
+    assert terminal.line.startswith("1 of 2 ranks started")
+    assert heard == [
+        OutputWritten(1, "one\ntwo\n"),
+        OutputWritten(0, "epoch 1  loss: 0.5\n"),
+        RankChanged(1, "started", "::1"),
+        report,
+    ]
+
+
+@pytest.mark.parametrize(("verbose", "written"), [(2, "[0] one\n"), (0, "")])
+def test_without_a_line_output_is_written_or_only_emitted(group, clock, terminal, heard, verbose, written):
+    display = Display(group, heard, verbose)
+    group.console.add(0, ["one"])
+    display.update()
+    assert (terminal.getvalue(), heard) == (written, [OutputWritten(0, "one\n")])
+
+
+def test_a_rank_that_spark_starts_again_is_an_event(clock, terminal, heard):
+    group = RankGroup(2, together=False)
+    display = Display(group, heard, 2)
+    for attempt, host in ((1, "a"), (2, "b"), (3, "b")):
+        group.join(0, attempt, host, 0)
+        group.start(0)
+        display.update()
+        display.update()
+        group.disconnect(0)
+    group.join(0, 4, "c", 0)
+    display.update()  # it has not started there
+    assert heard == [RankChanged(0, "started", host) for host in ("a", "b", "b")]
+
+
+def test_the_end_of_training_is_not_that_of_the_function(group, display, clock, terminal):
+    for epoch in (1, 2, 3):  # which should have been 0, 1, 2
+        clock.now += 1
+        group.console.report(RankReported(0, epoch, 3, {}))
+        display.update()
+    assert terminal.line == "0 of 2 ranks started - epoch 4 - 3.0s"
