@@ -3,7 +3,6 @@
 To add a rule to the conformance suite, add it to ``SYNCHRONOUS_UNDER_TEST`` or ``ASYNCHRONOUS_UNDER_TEST``.
 """
 
-import dataclasses
 import json
 import pickle
 from dataclasses import dataclass
@@ -353,48 +352,6 @@ def test_exchange_returns_new_arrays_of_the_same_dtype_and_changes_no_argument(a
         for made in (sent, following):
             assert not any(np.shares_memory(made, array) for array in given)
             assert (made.shape, made.dtype) == (given[0].shape, dtype)
-
-
-@pytest.mark.parametrize("rule", [Downpour(), DynSGD(), DCASGD()], ids=repr)
-def test_a_single_worker_trains_as_without_a_server(rule):
-    """Its base stays equal to the center, so nothing is counted twice."""
-    draw = np.random.default_rng(3)
-    center = some(draw, dtype=np.float64)
-    state, base, plain = rule.init(center), center.copy(), center.copy()
-    for _ in range(5):
-        progress = some(draw, dtype=np.float64)
-        plain += progress
-        sent, base = rule.exchange(base + progress, base, center.copy(), window())
-        rule.apply(center, state, update(sent, dtype=np.float64), 0)
-        assert np.allclose(center, plain, rtol=0, atol=1e-12)
-        assert np.allclose(base, plain, rtol=0, atol=1e-12)
-
-
-def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.02):
-    """Train a linear regression on ``workers`` with different rows; returns the error of the center.
-
-    A push reaches the server after the next exchanges of all other workers, so that other updates are applied in between.
-    """
-    draw = np.random.default_rng(0)
-    optimum = np.array([1.0, -2.0, 0.5])
-    rows = draw.normal(size=(workers, 20, 3))
-    center = np.zeros(3)
-    state, bases, underway = rule.init(center), [center.copy()] * workers, []
-    for number in range(exchanges):
-        worker = number % workers
-        if len(underway) == workers - 1:
-            rule.apply(center, state, underway.pop(0), workers - 1)
-        local = bases[worker].copy()
-        for _ in range(steps):
-            local -= rate * rows[worker].T @ rows[worker] @ (local - optimum) / 20
-        seen = window(steps, rate, workers)
-        sent, bases[worker] = rule.exchange(local, bases[worker], center.copy(), seen)
-        underway.append(WorkerUpdate(**dataclasses.asdict(seen), sent=sent))
-    return float(np.abs(center - optimum).max())
-
-
-def test_workers_that_exchange_asynchronously_find_the_optimum(asynchronous):
-    assert simulate(asynchronous) < 1e-6
 
 
 # Names and errors

@@ -162,15 +162,16 @@ def test_unchanged_weights_are_not_sent_again(bench):
 
 
 def test_a_push_brings_the_weights_after_it(bench):
+    """Its vector may consist of parts, and of views with gaps."""
     client, other = bench.client(), bench.client(1)
     client.pull()
     push(other)
-    parts = [np.array([1, 1, 1, 4], np.float32)]
+    parts = [np.array([1, 0, 2, 0, 3, 0], np.float32)[::2], np.array([4], np.float32), np.array([], np.float32)]
     for _ in range(2):  # the second time as if the first reply had been lost
         _, pulled = client.push(parts, INTEGER_VARIABLES, 0, POINT, pull=True)
         client._sequence -= 1
         assert pulled.version == 2
-        assert pulled.weights.vector.tolist() == bench.values
+        assert pulled.weights.vector.tolist() == bench.values == [3, 5, 7, 4]
     assert (bench.stats.pulls, bench.stats.pushes, bench.stats.duplicates) == (3, 2, 1)
 
 
@@ -220,12 +221,6 @@ def test_a_push_is_applied_with_all_its_fields(bench):
     assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.iterations) == (1, 0, 2, (16, 6))
     assert same(resumed.metrics, METRICS)
     assert bench.ledger.rows == 48
-
-
-def test_a_push_may_consist_of_parts_and_views_with_gaps(bench):
-    parts = [np.array([1, 0, 2, 0, 3, 0], np.float32)[::2], np.array([4], np.float32), np.array([], np.float32)]
-    bench.client().push(parts, INTEGER_VARIABLES, 0, POINT)
-    assert bench.values == [2, 4, 6, 4]
 
 
 def test_a_record_survives_its_packing_without_long_vectors():

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -109,11 +109,9 @@ def delta(worker, epoch, batch):
     return values
 
 
-def run(batches, dies=()):
-    """Train with a thread for each worker, whose attempts die at these calls.
-
-    Returns the store, the ledger, the statistics and the networks.
-    """
+@pytest.mark.parametrize("batches", [100, pytest.param(667, marks=pytest.mark.soak)])
+def test_every_push_is_applied_once_over_a_bad_network_though_attempts_die(batches):
+    """Copies of their calls arrive before the calls of the next attempt, and in between."""
     store = a_store(VECTOR, (np.array(0),), num_workers=WORKERS)
     ledger = a_ledger(
         [batches] * WORKERS,
@@ -124,66 +122,36 @@ def run(batches, dies=()):
         on_epoch=lambda epoch: store.snapshot(),
     )
     service = ParameterService(ledger, PAYLOAD_FORMAT)
-    networks, failed = [], []
+    networks = []
 
     def work(worker):
-        try:
-            late = []
-            for attempt, call in enumerate([*dies, None]):
-                number = 10 * attempt + worker
-                network = BadNetwork(address, number, late, call)
-                networks.append(network)
-                try:
-                    train(address, worker, number, network, batches)
-                except Killed:
-                    network.close()
-                late = network.in_transit()
-            for copy in late:
-                network.deliver(copy)
-        except BaseException as error:
-            failed.append(error)
+        late = []
+        for attempt, dies in enumerate([11, 1, 25, 2, 30, None]):
+            number = 10 * attempt + worker
+            network = BadNetwork(address, number, late, dies)
+            networks.append(network)
+            with suppress(Killed):
+                train(address, worker, number, network, batches)
+            network.close()
+            late = network.in_transit()
+        for copy in late:
+            network.deliver(copy)
 
-    with serving("inprocess", service, timeout=30.0) as address:
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(WORKERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failed:
-        raise failed[0]
-    return store, ledger, service.stats("inprocess"), networks
-
-
-def check(batches, store, ledger, stats):
-    """Check that every push was applied exactly once."""
+    with serving("inprocess", service, timeout=30.0) as address, ThreadPoolExecutor(WORKERS) as threads:
+        list(threads.map(work, range(WORKERS)))
     unique = WORKERS * EPOCHS * batches
     pushes = itertools.product(range(WORKERS), range(EPOCHS), range(1, batches + 1))
-    expected = sum(delta(*push) for push in pushes)
     with store.snapshot() as snapshot:
-        assert snapshot.weights.vector.tolist() == expected.tolist()
+        assert snapshot.weights.vector.tolist() == sum(delta(*push) for push in pushes).tolist()
         assert snapshot.weights.integer_variables[0] == EPOCHS * batches
+    stats = service.stats("inprocess")
     assert stats.pushes == store.version == unique
     assert stats.duplicates > unique / 20
+    assert stats.rejected_requests["lease lost"] > 0
     assert stats.steps == dict.fromkeys(range(WORKERS), EPOCHS * batches)
     assert ledger.rows == 7 * unique
     ends = [ledger.wait(0) for _ in range(EPOCHS)]
     assert [end.epoch for end in ends] == list(range(EPOCHS))
     assert all((report.rows, report.steps) == (7 * batches, batches) for end in ends for report in end.reports)
-
-
-@pytest.mark.parametrize("batches", [100, pytest.param(667, marks=pytest.mark.soak)])
-def test_every_push_is_applied_once_over_a_bad_network(batches):
-    store, ledger, stats, networks = run(batches)
-    check(batches, store, ledger, stats)
-    assert set(stats.rejected_requests) <= {"lease lost"}
-    for network in networks:
-        assert min(network.lost_requests, network.lost_replies, network.duplicated, network.delayed) > batches / 2
-
-
-def test_every_push_is_applied_once_though_attempts_die():
-    """Copies of their calls arrive before the calls of the next attempt, and in between."""
-    batches, dies = 20, (11, 1, 25, 2, 30)
-    store, ledger, stats, networks = run(batches, dies)
-    check(batches, store, ledger, stats)
-    assert len(networks) == (len(dies) + 1) * WORKERS
-    assert stats.rejected_requests["lease lost"] > 0
+    for fault in ("lost_requests", "lost_replies", "duplicated", "delayed"):
+        assert sum(getattr(network, fault) for network in networks) > WORKERS * batches / 2

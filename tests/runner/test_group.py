@@ -162,24 +162,6 @@ def test_a_second_attempt_does_not_replace_one_that_runs(clock):
     assert group.is_current(1, 4)
 
 
-def test_results_arrive_in_pieces():
-    group = RankGroup(1)
-    with pytest.raises(ValueError, match="announced no result"):
-        group.receive(0, 0, 0, memoryview(b"he"))
-    group.expect(0, [5, 0, 100])
-    group.receive(0, 0, 0, memoryview(b"he"))
-    group.receive(0, 0, 2, memoryview(b"llo"))
-    group.receive(0, 2, 99, memoryview(b"!"))
-    with pytest.raises(ValueError):
-        group.receive(0, 0, 4, memoryview(b"no"))
-    with pytest.raises(IndexError):
-        group.receive(0, 3, 0, memoryview(b"no"))
-    parts = group.result(0)
-    assert [len(part) for part in parts] == [5, 0, 100]
-    assert bytes(parts[0]) == b"hello"
-    assert parts[2][99] == ord("!")
-
-
 PEER = RankFailure(0, "sparkkeras.worker.collectives.group.PeerLostError: the process of rank 1 does not answer")
 ABORT = RankFailure(0, "its process was killed by SIGABRT", is_death=True)
 KILL = RankFailure(1, "its process was killed by SIGKILL", is_death=True)

@@ -2,10 +2,8 @@
 
 import contextlib
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from sparkkeras.data.dataset import DriverAddress
@@ -16,7 +14,6 @@ from sparkkeras.runner.group import _LOST, RankFailure, RankGroup
 from sparkkeras.runner.groups import Ranks, failed, run_group
 from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.rank import Placement
-from sparkkeras.runner.service import RankClient, pack_parts, unpack_parts
 
 
 class Hosts:
@@ -216,26 +213,3 @@ def test_a_rank_that_does_not_start_while_another_one_waits_is_named(fast, monke
     with pytest.warns(UserWarning, match="rank 1 of 2 .*spark.blockManager.port") as caught, pytest.raises(ClusterError):
         run_group(group, ranks(lambda address: WaitingTasks(100, None)))
     assert len(caught) == 1
-
-
-def test_the_driver_answers_what_all_ranks_ask():
-    def rank(address, number):
-        with RankClient(address, number, 1, is_host=True) as client:
-            client.join("host", 1)
-            asked = [pack_parts((number, np.arange(epoch)), "a question") for epoch in (1, 2)]
-            answers = [client.ask_driver(epoch, parts) for epoch, parts in enumerate(asked, 1)]
-            client.finish(pack_parts([bytes(each) for each in answers], "the answers"))
-            client.end("exit code 0")
-
-    def start(address):
-        def both():
-            with ThreadPoolExecutor(2) as threads:
-                list(threads.map(rank, [address] * 2, range(2)))
-
-        return LocalRunning(both)
-
-    def answer(asked):
-        return repr([(number, array.tolist()) for number, array in map(unpack_parts, asked)]).encode()
-
-    expected = [b"[(0, [0]), (1, [0])]", b"[(0, [0, 1]), (1, [0, 1])]"]
-    assert run_group(RankGroup(2), ranks(start), answer=answer) == [expected, expected]

@@ -57,25 +57,6 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch, error, o
     assert not overwrite or path.read_bytes() == b"old"
 
 
-def test_the_target_is_never_partially_written(tmp_path, monkeypatch):
-    """Until all bytes are on disk, the target is the old file."""
-    path = tmp_path / "model.keras"
-    path.write_bytes(b"old")
-    seen = []
-    fsync = os.fsync
-
-    def look(file):
-        fsync(file)
-        seen.append(path.read_bytes())
-        drafts = [entry for entry in tmp_path.iterdir() if entry != path]
-        seen.append([draft.read_bytes() for draft in drafts])
-
-    monkeypatch.setattr(filesystem.os, "fsync", look)
-    write_bytes(str(path), b"new")
-    assert seen == [b"old", [b"new"]]
-    assert path.read_bytes() == b"new"
-
-
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_without_overwrite_the_first_of_two_writers_wins(tmp_path, monkeypatch, when):
     path = tmp_path / "model.keras"

@@ -71,14 +71,6 @@ def test_a_worker_without_cryptography_sends_nothing(monkeypatch, recorded):
     assert not recorded.events
 
 
-def test_short_epochs_open_no_connection(recorded):
-    with live_progress(Events([recorded]), LOOPBACK, ServerOptions()) as target:
-        with progress.ProgressReporter(target, 0) as reporter:
-            for _ in range(10_000):
-                reporter.update(8, {})
-            assert reporter._thread is None
-
-
 class Unknown:
     @property
     def driver(self):

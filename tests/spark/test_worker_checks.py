@@ -1,10 +1,6 @@
 """Checks of the workers."""
 
-import queue
 import threading
-
-import keras
-import pytest
 
 from sparkkeras.spark import probe
 from sparkkeras.spark.worker_checks import equip
@@ -33,22 +29,6 @@ def test_a_probe_blocks_only_other_probes_of_its_context():
     for thread in threads:
         thread.join(10)
     assert probes == [1]
-
-
-@pytest.mark.parametrize(("environment", "loads"), [({"SPARKKERAS_WORKER": "1"}, True), ({"SPARKKERAS_FORKS": "1"}, False)])
-def test_probed_workers_load_keras_unless_they_fork(monkeypatch, environment, loads):
-    imported = queue.SimpleQueue()
-    monkeypatch.setattr(probe.importlib, "import_module", imported.put)
-    for name, value in ({"SPARKKERAS_WORKER": "1"} | environment).items():
-        monkeypatch.setenv(name, value)
-    threads = set(threading.enumerate())
-    (found,) = probe.probe(backend=keras.backend.backend())
-    assert found["missing"] == []
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(10)
-    assert imported.empty() is not loads
-    if loads:
-        assert imported.get() == "keras"
 
 
 def test_a_folder_that_an_uninstalled_backend_has_left_does_not_count(monkeypatch, tmp_path):
