@@ -306,18 +306,6 @@ def test_the_first_apply_moves_towards_the_update(rule):
     assert np.array_equal(np.sign(center - old), np.sign(weights - old))
 
 
-def test_a_copied_state_can_be_used_further(rule):
-    """As with a saved model: the state is copied between two updates."""
-    draw = np.random.default_rng(8)
-    center, one, two = some(draw), update(some(draw)), update(some(draw))
-    state = rule.init(center)
-    rule.apply(center, state, one, 0)
-    copy, stored = center.copy(), {name: array.copy() for name, array in state.items()}
-    rule.apply(center, state, two, 0)
-    rule.apply(copy, stored, two, 0)
-    assert np.array_equal(copy, center)
-
-
 def test_a_rule_works_without_parameters(rule):
     none = np.zeros(0, np.float32)
     rule.apply(none, rule.init(none), update([]), 0)

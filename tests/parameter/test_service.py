@@ -65,7 +65,7 @@ class Bench:
 
 
 @contextmanager
-def serving(*plans, rule=None, epochs=3, timeout=60.0, num_concurrent=1):
+def serving(*plans, rule=None, epochs=3, timeout=60.0):
     """A service whose partitions have three batches and validate by default."""
     plans = plans or [PartitionPlan(3, validates=True)] * 3
     store = a_store(VECTOR, INTEGER_VARIABLES, trainable=3, rule=rule, num_workers=len(plans))
@@ -73,7 +73,7 @@ def serving(*plans, rule=None, epochs=3, timeout=60.0, num_concurrent=1):
         plans,
         store,
         range(epochs),
-        num_concurrent=num_concurrent,
+        num_concurrent=1,
         validates=lambda epoch: True,
         lease_seconds=600.0,
         warmup_timeout=600.0,
@@ -331,29 +331,6 @@ def test_a_fault_of_the_server_is_not_taken_for_an_invalid_call(bench, caplog, m
 # Other calls
 
 
-def test_every_reply_has_the_directive_of_the_driver():
-    with serving(PartitionPlan(3, validates=True)) as bench:
-        client = bench.client()
-        bench.ledger.put_settings([0.5])
-        bench.ledger.put_settings([0.25])
-        assert push(client).settings == (2, (0.25,))
-        assert push(client, batch=3, logs={}) == client.renew() == Directive(evaluate=(0,), settings=(2, (0.25,)))
-        bench.ledger.stop()
-        assert client.report(0, REPORT) == Directive(stop=True)
-
-
-def test_proceed_waits_as_long_as_the_directive_says():
-    with serving(num_concurrent=2) as bench:
-        client, other = bench.client(0), bench.client(1)
-        push(client)
-        assert client.renew().wait
-        timer = threading.Timer(0.05, push, [other])
-        timer.start()
-        assert client.proceed() == Directive()
-        assert bench.stats.pushes == 2
-        timer.join()
-
-
 def test_staying_lasts_while_epochs_have_to_be_evaluated():
     with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
         one, two = bench.client(0), bench.client(1)
@@ -366,16 +343,6 @@ def test_staying_lasts_while_epochs_have_to_be_evaluated():
             if directive.evaluate:
                 one.report(0, REPORT)
         assert directives == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
-
-
-@pytest.mark.parametrize("finishes", [False, True])
-def test_a_client_that_disconnects_loses_its_lease_to_others(bench, finishes):
-    with bench.client(attempt=1) as client:
-        assert bench.ledger.lease(0, 2) == "wait"
-        if finishes:
-            client.finish()
-    assert (bench.ledger.lease(0, 2) == "done") == finishes
-    assert bench.ledger.lease(0, 2) != "wait"
 
 
 # Statistics

@@ -290,19 +290,6 @@ def test_a_rejection_arrives_with_its_kind_and_message(name, call, kind, message
             assert echo(caller, {}, b"still here") == b"still here"
 
 
-@every_transport
-def test_a_call_with_an_invalid_name_does_not_reach_the_handler(name):
-    """Some of these names have a meaning in a transport."""
-    handler = RecordingHandler()
-    with serving(name, handler) as address, calling(address) as caller:
-        for odd in ("hello", "", "../echo", "echo?", "%65cho", "ä", "echo\r\nHost: driver", "echo\0"):
-            with pytest.raises((RefusedError, TransportError)):
-                caller.call(odd, {})
-            with contextlib.suppress(TransportError):
-                echo(caller)
-    assert {call[0] for call in handler.calls} <= {"echo"}
-
-
 @pytest.mark.parametrize(("call", "limit", "size"), [("small", 10, 4 * MB), ("echo", 8 * MB, 8 * MB + 1)])
 @every_transport
 def test_a_body_larger_than_its_limit_is_rejected_and_not_handled(name, call, limit, size):
