@@ -331,20 +331,6 @@ def test_a_fault_of_the_server_is_not_taken_for_an_invalid_call(bench, caplog, m
 # Other calls
 
 
-def test_staying_lasts_while_epochs_have_to_be_evaluated():
-    with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
-        one, two = bench.client(0), bench.client(1)
-        push(one, batch=3, logs={})
-        directives = []
-        for directive in one.staying():
-            directives.append(directive)
-            if len(directives) == 2:
-                push(two, batch=3, logs={})
-            if directive.evaluate:
-                one.report(0, REPORT)
-        assert directives == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
-
-
 # Statistics
 
 

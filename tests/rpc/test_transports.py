@@ -350,21 +350,6 @@ def test_every_reply_is_released_once(name):
 
 
 @over_tcp
-def test_a_reply_is_released_once_if_the_connection_breaks_while_it_is_sent(name):
-    handler = RecordingHandler()
-
-    def change(way, before, data):
-        return LastBytes() if way == "back" and before > MB else data
-
-    with serving(name, handler) as address, Relay(address, change) as relay, calling(relay.address) as caller:
-        for number in range(3):
-            with pytest.raises(TransportError):
-                caller.call("give", {"size": 32 * MB})
-            assert eventually(lambda count=number + 1: len(handler.sent) == count)
-    assert handler.sent == {0: 1, 1: 1, 2: 1}
-
-
-@over_tcp
 def test_a_reply_that_the_client_does_not_read_is_released_after_the_timeout(name):
     """The client is connected and does not read."""
     handler, stuck = RecordingHandler(), threading.Event()

@@ -1,6 +1,5 @@
 """Spark Connect: results in cells of bounded size, and stopped sessions."""
 
-import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +16,7 @@ from sparkkeras import (
     to_simple_rdd,
 )
 from sparkkeras.hyperopt import HyperParamModel
-from sparkkeras.modeling.state import ModelState
-from sparkkeras.sources.frame_blocks import OverPartition
-from sparkkeras.sources.tasks import KeyedPieces, Missing
+from sparkkeras.sources.tasks import Missing
 from sparkkeras.spark.connect import (
     PLAN_CACHE,
     RemoteCluster,
@@ -29,8 +26,6 @@ from sparkkeras.spark.connect import (
 )
 from sparkkeras.spark.job_errors import TaskFailure
 from sparkkeras.spark.slots import holding_slots
-from sparkkeras.training.worker_reports import Mean, merge
-from sparkkeras.weights import Flat
 
 
 @pytest.mark.parametrize("most", [1, 10, 11, 1000])
@@ -39,27 +34,6 @@ def test_results_survive_the_round_trip_through_cells_of_bounded_size(most):
     cells = [cell for result in results for cell in pack_cells(result, most)]
     assert list(unpack_cells(cells)) == results
     assert max(map(len, cells)) < most + 200
-
-
-def replica(offset):
-    state = ModelState(Flat(np.arange(1000, dtype=np.float32) + offset, (np.array(3),)), Flat(np.ones(2000, np.float32)))
-    return Mean(4, (state.weights, state.optimizer), (), ("report",))
-
-
-def test_a_replica_is_split_on_the_worker():
-    results = [replica(0), Missing(1)]
-    call = OverPartition(lambda *_: (), lambda *_: KeyedPieces(lambda *_: results, merge, 500)(7, ()), keys=("piece",))
-    batches = list(call(iter(())))
-    found = [pickle.loads(batch.column("result")[0].as_py()) for batch in batches]
-    assert {partition for partition, _ in found} == {7}
-    *pieces, missing = [piece for _, piece in found]
-    assert [batch.column("piece")[0].as_py() for batch in batches] == [*range(len(pieces)), 0]
-    assert missing == Missing(1)
-    assert len(pieces) == 25
-    assert max(len(batch.column("result")[0].as_py()) for batch in batches) < 1500
-    whole = merge.join(pieces)
-    assert np.array_equal(whole.vectors[0].vector, replica(0).vectors[0].vector)
-    assert whole.reports == ("report",)
 
 
 def test_a_stopped_session_raises_an_error_in_every_entry_point():
