@@ -137,7 +137,7 @@ def test_a_failed_rank_ends_the_others_and_its_traceback_is_the_error(forks):
         time.sleep(60)
 
     started = time.monotonic()
-    with pytest.raises(WorkerError, match="rank 1 of 2 .*: KeyError: 'missing'") as raised:
+    with pytest.raises(WorkerError, match="rank 1 .*KeyError: 'missing'") as raised:
         local().run(train)
     assert time.monotonic() - started < 4
     assert 'raise KeyError("missing")' in raised.value.worker_traceback
@@ -152,12 +152,12 @@ def test_a_rank_that_ends_without_a_result_has_failed(forks):
 
 def test_a_stopped_process_is_noticed(forks, monkeypatch):
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
-    with pytest.raises(WorkerError, match="was stopped by a signal"):
+    with pytest.raises(WorkerError, match="stopped by a signal"):
         local(1).run(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 def test_the_timeout_ends_the_ranks(forks):
-    with pytest.raises(TimeoutError, match=r"rank 1 of 2 .*timeout=0\.3") as raised:
+    with pytest.raises(TimeoutError, match=r"rank 1 .*timeout=0\.3") as raised:
         local().run(lambda: time.sleep(60 * context().rank), timeout=0.3)
     assert isinstance(raised.value, WorkerError)
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_pickled_is_named(forks):
         local().run(print, 1, lock)
     with pytest.raises(CustomObjectError, match="function <lambda> cannot"):
         local().run(lambda: lock)
-    with pytest.raises(WorkerError, match="result of rank 0 .*pickling lock"):
+    with pytest.raises(WorkerError, match="rank 0 .*pickling lock"):
         local(1).run(lambda: {"lock": threading.Lock()})
 
 
@@ -219,7 +219,7 @@ def test_large_results_arrive_whole(forks, monkeypatch):
 
 def test_results_have_a_limit(forks, monkeypatch):
     monkeypatch.setattr(service, "VALUE_BYTES", 1000)
-    with pytest.raises(WorkerError, match="result of rank 0 has .*file system"):
+    with pytest.raises(WorkerError, match="rank 0 has .*file system"):
         local(1).run(lambda: np.zeros(1000))
     with pytest.raises(WorkerError, match=r"value of all_reduce\(\) has"):
         local(1).run(lambda: context().all_reduce(np.zeros(1000)))
@@ -312,7 +312,7 @@ def test_ranks_out_of_step_are_an_error_and_not_a_hang(forks):
         if ranks.rank == 0:
             ranks.barrier()
 
-    with pytest.raises(WorkerError, match=r"barrier\(\) of rank 0 .*rank 1 has ended") as caught:
+    with pytest.raises(WorkerError, match=r"barrier\(\) .*rank 1 has ended") as caught:
         local().run(train)
     assert str(caught.value).count("Traceback (most recent call last)") == 1
 
@@ -390,7 +390,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path, monke
         return 3
 
     monkeypatch.setattr(CheckpointStore, "write", write)
-    with pytest.warns(UserWarning, match="checkpoint .*: the disk is full"):
+    with pytest.warns(UserWarning, match="disk is full"):
         assert local(1).run(train, checkpoint=Checkpoint(tmp_path)) == [3]
 
 

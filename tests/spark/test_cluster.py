@@ -258,7 +258,7 @@ def test_the_context_of_a_connect_server_in_this_process_is_not_used(monkeypatch
 
 
 def test_many_small_partitions_cause_a_warning_with_their_number_and_size():
-    with pytest.warns(UserWarning, match=r"64 partitions.*1 batch of 32 rows.*num_workers=2\)"):
+    with pytest.warns(UserWarning, match="64 partitions.*32 rows.*num_workers=2"):
         warn_of_partitions(64, 2, 1, 32)
 
 
