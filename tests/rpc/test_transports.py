@@ -21,6 +21,7 @@ import pytest
 
 from sparkkeras.errors import ConfigurationError, DriverConnectionError
 from sparkkeras.rpc import acceptor
+from sparkkeras.rpc.addresses import connect_error
 from sparkkeras.rpc.service import Client
 from sparkkeras.rpc.transport import (
     Address,
@@ -735,6 +736,14 @@ def test_ipv6_addresses_work(name):
         assert echo(caller, {}, random_bytes(MB)) == random_bytes(MB)
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", address.port), 1).close()
+
+
+@pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", "Connection refused"), ("h" * 64, "label")])
+def test_why_a_connection_fails(host, reason):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert connect_error("127.0.0.1", port) == ""
+    assert reason in connect_error(host, port)
 
 
 # Resources that are left behind

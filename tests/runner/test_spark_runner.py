@@ -3,6 +3,7 @@
 # ruff: noqa: T201 - ranks print
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -34,7 +35,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.runner import context, groups, hosts, launchers, service
 from sparkkeras.runner.data import stored_on_workers
-from sparkkeras.runner.rank import Script
+from sparkkeras.runner.rank import Script, environment
 from sparkkeras.runner.rank_context import RankContext
 from sparkkeras.training.saved_run import FIT
 from sparkkeras.worker import processes
@@ -124,6 +125,27 @@ def test_a_file_travels_where_it_does_not_exist(tmp_path, monkeypatch):
     with contextlib.ExitStack() as stack:
         with pytest.raises(ValueError, match="here"):
             script.on_host(stack)(Mock(), Mock())
+
+
+def test_libraries_find_the_group():
+    addresses = ["[::1]:1", "b:2", "[::1]:3"]
+    variables = environment(2, 3, tuple(addresses))
+    assert json.loads(variables.pop("TF_CONFIG")) == {
+        "cluster": {"worker": addresses},
+        "task": {"type": "worker", "index": 2},
+    }
+    assert variables == {
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "::1",
+        "MASTER_PORT": "1",
+        "TF_GRPC_REUSE_PORT": "1",
+        "JAX_COORDINATOR_ADDRESS": "[::1]:1",
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "[::1]:1,b:2,[::1]:3",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "3",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "2",
+    }
 
 
 # Failures
