@@ -171,22 +171,6 @@ def test_ranks_on_two_executors(sc, spark):
     assert sorted(len(labels) for _, labels in found) == [0, 1]
 
 
-@pytest.mark.soak
-def test_the_coordinator_of_jax_outlives_the_other_ranks(sc):
-    pytest.importorskip("jax")
-
-    def train():
-        import jax
-
-        ranks = context()
-        jax.distributed.initialize(num_processes=2, process_id=ranks.rank)
-        count = jax.device_count()
-        time.sleep(3 * ranks.rank)
-        return count
-
-    assert SparkRunner(2).run(train) == [2, 2]
-
-
 def test_too_few_slots_are_an_error_before_a_job(sc):
     with pytest.raises(ConfigurationError, match=r"num_workers=3, .*local\[3\].*local_mode=True"):
         SparkRunner(3).run(print)
