@@ -508,23 +508,17 @@ def test_workers_wait_until_enough_workers_have_pushed():
 
 
 def test_the_wait_for_first_pushes_times_out():
+    """A second attempt does not count as another worker."""
     bench = Bench(9, 9, num_concurrent=2)
     bench.clock.advance(1000)
-    lease = bench.take(0)
-    bench.push(0, lease, 1)
-    bench.clock.advance(WARMUP_TIMEOUT - 0.5)
+    bench.push(0, bench.take(0, 7), 1)
+    bench.clock.advance()
+    lease = bench.take(0, 8)
+    bench.push(0, lease, 2)
+    bench.clock.advance(WARMUP_TIMEOUT - LEASE_SECONDS - 0.5)
     assert bench.directive(0, lease).wait
     bench.clock.advance(0.5)
     assert not bench.directive(0, lease).wait
-
-
-def test_a_second_attempt_does_not_count_as_another_worker():
-    bench = Bench(9, 9, num_concurrent=2)
-    bench.push(0, bench.take(0, 7), 1)
-    bench.clock.advance()
-    again = bench.take(0, 8)
-    bench.push(0, again, 2)
-    assert bench.directive(0, again).wait
 
 
 @pytest.mark.parametrize(("pushes", "max_staleness"), [(0, None), (1, 2), (2, 2)])

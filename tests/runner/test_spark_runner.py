@@ -167,15 +167,22 @@ def test_a_failed_rank_ends_the_others_and_its_traceback_is_the_error(forks):
     assert str(raised.value).endswith("output of rank 1, 1 line:\n\nbefore the error")
 
 
-def test_a_rank_that_ends_without_a_result_has_failed(forks):
-    with pytest.raises(WorkerError, match="the exit code 0"):
-        local(1).run(lambda: os._exit(0))
-
-
-def test_a_stopped_process_is_noticed(forks, monkeypatch):
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (lambda: os._exit(0), "the exit code 0"),
+        (lambda: os.kill(os.getpid(), signal.SIGSTOP), "stopped by a signal"),
+        (lambda: {"lock": threading.Lock()}, "rank 0 .*pickling lock"),
+        (lambda: np.zeros(1000), "rank 0 has .*file system"),
+        (lambda: context().all_reduce(np.zeros(1000)), r"value of all_reduce\(\) has"),
+        (lambda: context().save(0, {}), r"pass checkpoint=Checkpoint\(path\)"),
+    ],
+)
+def test_why_a_rank_has_failed(forks, monkeypatch, train, words):
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
-    with pytest.raises(WorkerError, match="stopped by a signal"):
-        local(1).run(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    monkeypatch.setattr(service, "VALUE_BYTES", 1000)
+    with pytest.raises(WorkerError, match=words):
+        local(1).run(train)
 
 
 def test_the_timeout_ends_the_ranks(forks):
@@ -216,14 +223,12 @@ def test_ranks_end_with_the_driver():
 # Results
 
 
-def test_what_cannot_be_pickled_is_named(forks):
+def test_what_cannot_be_pickled_is_named():
     lock = threading.Lock()
     with pytest.raises(CustomObjectError, match=r"args\[1\] \(<unlocked"):
         local().run(print, 1, lock)
     with pytest.raises(CustomObjectError, match="function <lambda> cannot"):
         local().run(lambda: lock)
-    with pytest.raises(WorkerError, match="rank 0 .*pickling lock"):
-        local(1).run(lambda: {"lock": threading.Lock()})
 
 
 def test_large_results_arrive_whole(forks, monkeypatch):
@@ -237,14 +242,6 @@ def test_large_results_arrive_whole(forks, monkeypatch):
         assert found["a"].flags.writeable
         assert isinstance(found["b"], Answer)
         assert (found["b"].value[0].tolist(), found["b"].value[1], found["rank"]) == ([1, 1, 1], "text", rank)
-
-
-def test_results_have_a_limit(forks, monkeypatch):
-    monkeypatch.setattr(service, "VALUE_BYTES", 1000)
-    with pytest.raises(WorkerError, match="rank 0 has .*file system"):
-        local(1).run(lambda: np.zeros(1000))
-    with pytest.raises(WorkerError, match=r"value of all_reduce\(\) has"):
-        local(1).run(lambda: context().all_reduce(np.zeros(1000)))
 
 
 class Answer:
@@ -398,8 +395,6 @@ def test_what_cannot_be_saved_is_named(forks, tmp_path):
     ):
         with pytest.raises(WorkerError, match=message):
             local(1).run(save, epoch, state, checkpoint=Checkpoint(tmp_path))
-    with pytest.raises(WorkerError, match=r"pass checkpoint=Checkpoint\(path\)"):
-        local(1).run(save, 0, {})
     assert list(tmp_path.iterdir()) == []
 
 
