@@ -156,6 +156,8 @@ def test_a_lack_of_threads_closes_the_connection_only(monkeypatch):
 def test_a_lack_of_open_files_delays_new_connections_only():
     with accepting() as address, contextlib.ExitStack() as stack:
         client, *late = [stack.enter_context(socket.socket()) for _ in range(31)]
+        for connection in (client, *late):
+            connection.settimeout(10)
         client.connect(address)
         client.sendall(FIRST)
         assert client.recv(100) == FIRST
