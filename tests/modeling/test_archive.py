@@ -1,7 +1,6 @@
 """Packing and unpacking of models; errors name the parts that would be lost."""
 
-import io
-import json
+import functools
 import pickle
 import time
 import warnings
@@ -14,15 +13,13 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive, copy_of, without_rates
-from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate, serialize
+from sparkkeras.modeling.compilation import check_trainable, compile_to_evaluate, serialize
 from sparkkeras.modeling.optimizers import iterations
-from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
 from tests.models import Distilled, regression
 
@@ -127,20 +124,6 @@ class Forgetful(keras.layers.Dense):
         return {"name": self.name}
 
 
-class Subclassed(keras.Model):
-    def __init__(self, units, **options):
-        super().__init__(**options)
-        self.units = units
-        self.first = Scaled(0.5)
-        self.last = keras.layers.Dense(units)
-
-    def call(self, x):
-        return self.last(self.first(x))
-
-    def get_config(self):
-        return {**super().get_config(), "units": self.units}
-
-
 class Softened(keras.layers.Layer):
     """Creates a lambda in its constructor, also in a copy: the lambda is not saved."""
 
@@ -171,57 +154,6 @@ def dense(*extra, activation="relu", **compiled):
     )
     model.compile(**({"optimizer": "adam", "loss": "mse", "run_eagerly": True} | compiled))
     return model
-
-
-def several():
-    one, two = keras.Input((3,), name="one"), keras.Input((3,), name="two")
-    shared = keras.layers.Dense(2, name="shared")
-    joined = keras.layers.Concatenate()([shared(one), shared(two)])
-    outputs = {"size": keras.layers.Dense(1, name="size")(joined), "sign": keras.layers.Dense(1, name="sign")(joined)}
-    model = keras.Model({"one": one, "two": two}, outputs)
-    model.compile(
-        optimizer="rmsprop",
-        loss={"size": "mse", "sign": distance},
-        loss_weights={"size": 1.0, "sign": 0.25},
-        metrics={"size": ["mae"], "sign": [Largest()]},
-        run_eagerly=True,
-    )
-    return model
-
-
-def subclassed():
-    model = Subclassed(1)
-    model(X)
-    model.compile(optimizer="adam", loss="mse", run_eagerly=True)
-    return model
-
-
-def recurrent():
-    keras.utils.set_random_seed(1)
-    layers = [keras.Input((None,)), keras.layers.Embedding(10, 3), keras.layers.LSTM(2), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile(optimizer="adam", loss="mse", run_eagerly=True)
-    return model
-
-
-WORDS = [["red"], ["blue"], ["red"], ["none of these"]]
-
-
-def words(layer):
-    inputs = keras.Input((1,), dtype="string")
-    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
-    model.compile(optimizer="sgd", loss="mse", run_eagerly=True)
-    return model
-
-
-def looked_up():
-    return words(keras.layers.StringLookup(vocabulary=["blue", "red", "green"], output_mode="one_hot"))
-
-
-def vectorized():
-    layer = keras.layers.TextVectorization(output_mode="multi_hot")
-    layer.adapt(["red red", "blue", "green blue"])
-    return words(layer)
 
 
 def own_parts():
@@ -261,17 +193,6 @@ def adapted():
     return model
 
 
-TOKENS = RNG.integers(0, 10, (12, 5))
-MODELS = {
-    "several inputs and outputs": (several, {"one": X, "two": -X}, {"size": Y, "sign": np.sign(Y)}),
-    "subclassed": (subclassed, X, Y),
-    "custom parts": (own_parts, X, Y),
-    "layers with state": (layers_with_state, X, Y),
-    "adapted layers": (adapted, X, Y),
-    "recurrent": (recurrent, TOKENS, Y),
-}
-
-
 @pytest.fixture
 def emptied(monkeypatch):
     """Also empty small archives, which usually keep their weights."""
@@ -279,18 +200,23 @@ def emptied(monkeypatch):
     monkeypatch.setattr(models, "_packed", OrderedDict())
 
 
-@pytest.mark.parametrize(("build", "x", "y"), MODELS.values(), ids=MODELS)
-def test_a_model_survives_the_round_trip(emptied, build, x, y):
-    makes_the_round_trip(build(), x, y)
+@pytest.mark.parametrize("build", [own_parts, layers_with_state, adapted])
+def test_a_model_survives_the_round_trip(emptied, build):
+    makes_the_round_trip(build(), X, Y)
 
 
-without_text = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has text in its tensors")
-
-
-@without_text
-@pytest.mark.parametrize("build", [looked_up, vectorized])
-def test_a_text_model_survives_the_round_trip(emptied, build):
-    makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has text in its tensors")
+def test_a_text_model_survives_the_round_trip_with_its_vocabulary(emptied):
+    layer = keras.layers.TextVectorization(output_mode="multi_hot")
+    layer.adapt(["red red", "blue", "green blue"])
+    inputs = keras.Input((1,), dtype="string")
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
+    model.compile(optimizer="sgd", loss="mse", run_eagerly=True)
+    words = [["red"], ["blue"], ["red"], ["none of these"]]
+    makes_the_round_trip(model, keras.ops.convert_to_tensor(words, dtype="string"), Y[:4])
+    before = ModelArchive.pack(model).digest
+    layer.set_vocabulary(["green", "blue", "red"])
+    assert ModelArchive.pack(model).digest != before
 
 
 def test_the_archive_of_a_large_model_is_small():
@@ -379,9 +305,7 @@ def makes_the_round_trip(model, x, y, copied=through_an_archive):
 
 
 def test_custom_objects_are_packed():
-    archive = ModelArchive.pack(dense(), {"extra": tilted})
-    assert set(archive.custom.load()) == {"extra"}
-    assert ModelArchive.pack(dense()).custom.load() == {}
+    assert set(ModelArchive.pack(dense(), {"extra": tilted}).custom.load()) == {"extra"}
 
 
 def test_packing_does_not_change_the_model():
@@ -397,55 +321,7 @@ def test_packing_does_not_change_the_model():
 # Errors
 
 
-def error_of(kind, model):
-    with pytest.raises(kind) as caught:
-        ModelArchive.pack(model)
-    return str(caught.value)
-
-
-def test_two_closures_with_the_same_name():
-    message = error_of(CustomObjectError, dense(loss=weighted_error(2), metrics=[weighted_error(3)]))
-    assert message.startswith("two different objects of the model have the name 'error': ")
-    assert "loss" in message
-    assert "metrics[0]" in message
-
-
-@pytest.mark.parametrize("argument", ["loss", "metrics", "activation"])
-def test_a_lambda_is_rejected(argument):
-    function = lambda y, prediction=0: keras.ops.abs(y - prediction)  # noqa: E731
-    message = error_of(ModelError, dense(**{argument: [function] if argument == "metrics" else function}))
-    assert "Define it with def" in message
-
-
-def test_a_custom_function_with_the_name_of_a_keras_function():
-    message = error_of(CustomObjectError, dense(keras.layers.Dense(2, activation="relu"), activation=relu))
-    assert f"activation is {__name__}.relu, but a saved copy of the model loads with keras" in message
-    assert "Give yours a unique name" in message
-
-
-@pytest.mark.parametrize(
-    "compiled", [{"loss": mse, "metrics": ["mse"]}, {"loss": "mse", "metrics": [mse]}], ids=["loss", "metric"]
-)
-def test_a_custom_function_with_the_name_of_a_keras_function_that_is_used_as_a_string(compiled):
-    """A copy would use one function for both, with other metrics or even other training."""
-    model = dense(**compiled)
-    assert "mse" in error_of(CustomObjectError, model)
-    model.fit(X, Y, verbose=0)
-    assert "mse" in error_of(CustomObjectError, model)
-
-
-@pytest.mark.parametrize("layer", [WithoutConfig(2.0), Forgetful(units=3)], ids=["missing", "incomplete"])
-def test_a_layer_without_a_complete_configuration(layer):
-    assert "get_config" in error_of(ModelError, dense(layer))
-
-
 GLOBAL = 3.0
-
-
-@pytest.mark.parametrize("code", [lambda x: x * GLOBAL, lambda x: np.float32(2) * x])
-def test_a_lambda_layer_that_uses_globals(code):
-    """Keras saves the code of a lambda without its globals: it would fail on the workers."""
-    assert "Define it with def" in error_of(ModelError, dense(keras.layers.Lambda(code)))
 
 
 class Called:
@@ -453,51 +329,71 @@ class Called:
         return keras.ops.mean(keras.ops.square(y - prediction), axis=-1)
 
 
-def test_a_method_as_loss_is_named():
-    message = error_of(ModelError, dense(loss=Called().error))
-    assert message.startswith("error, a loss, metric or other function of the model, is a method")
-    assert "def error(y_true, y_pred)" in message
+class LosesMomentum(keras.optimizers.SGD):
+    def get_config(self):
+        return {**super().get_config(), "momentum": 0.0}
+
+
+NOT_COPIED = {
+    "two closures": (
+        lambda: dense(loss=weighted_error(2), metrics=[weighted_error(3)]),
+        CustomObjectError,
+        "two different.* 'error'",
+    ),
+    "name of Keras": (
+        lambda: dense(keras.layers.Dense(2, "relu"), activation=relu),
+        CustomObjectError,
+        "activation is .*relu",
+    ),
+    # A copy would use one function for both, with other metrics or even other training.
+    "name as a string": (lambda: dense(loss=mse, metrics=["mse"]), CustomObjectError, "mse"),
+    "name as a string, after fit": (lambda: trained(loss="mse", metrics=[mse]), CustomObjectError, "mse"),
+    "lambda as loss": (lambda: dense(loss=lambda y, p: keras.ops.abs(y - p)), ModelError, "Define it with def"),
+    "lambda as activation": (lambda: dense(activation=lambda x: keras.ops.abs(x)), ModelError, "Define it with def"),
+    # Keras saves the code of a lambda without its globals: it would fail on the workers.
+    "lambda with a global": (lambda: dense(keras.layers.Lambda(lambda x: x * GLOBAL)), ModelError, "Define it with def"),
+    "lambda set by compile": (lambda: own_compile(), ModelError, "factor .* 'stepping'.*with def"),
+    "no configuration": (lambda: dense(WithoutConfig(2.0)), ModelError, "get_config"),
+    "incomplete configuration": (lambda: dense(Forgetful(units=3)), ModelError, "get_config"),
+    "method as loss": (lambda: dense(loss=Called().error), ModelError, "is a method"),
+    "partial": (lambda: dense(loss=functools.partial(keras.losses.huber, delta=2.0)), ModelError, "Losses and metrics must"),
+    "optimizer": (lambda: dense(optimizer=LosesMomentum(0.1, momentum=0.9)), ModelError, "other variables"),
+}
+
+
+@pytest.mark.parametrize(("build", "kind", "words"), NOT_COPIED.values(), ids=NOT_COPIED)
+def test_code_that_a_copy_would_not_have_is_an_error(build, kind, words):
+    with pytest.raises(kind, match=rf"(?s){words}"):
+        ModelArchive.pack(build())
 
 
 # The digest
-
-
-def prepared(model):
-    metrics.prepare(model, from_arrays(X, Y, None))
-    return model
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["metrics made", "metrics not made yet"])
 def test_a_model_that_was_trained_is_not_packed_again(ready):
     model = dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), metrics=["mae", Largest()])
     if ready:
-        prepared(model)
+        metrics.prepare(model, from_arrays(X, Y, None))
     archive = ModelArchive.pack(model)
-    model.fit(X, Y, batch_size=12, epochs=2, verbose=0)
+    model.fit(X, Y, batch_size=12, verbose=0)
     model.evaluate(X, Y, verbose=0)
     model.predict(X, verbose=0)
     assert ModelArchive.pack(model) is archive
 
 
 @pytest.mark.parametrize(
-    "compiled",
-    [{"optimizer": "sgd"}, {"metrics": ["mae"]}, {"steps_per_execution": 4, "run_eagerly": False}],
-    ids=["optimizer", "metrics", "steps"],
+    "changed",
+    [{"optimizer": "sgd"}, {"metrics": ["mae"]}, {"steps_per_execution": 4}, {"loss": weighted_error(3.0)}],
+    ids=["optimizer", "metrics", "steps", "code"],
 )
-def test_compiling_again_changes_the_digest(compiled):
-    model = prepared(dense())
+def test_compiling_again_changes_the_digest(changed):
+    """The configurations of the losses are equal."""
+    compiled = {"optimizer": "adam", "loss": weighted_error(2.0)}
+    model = dense(run_eagerly=False, **compiled)
     before = ModelArchive.pack(model).digest
-    model.compile(**({"optimizer": "adam", "loss": "mse", "run_eagerly": True} | compiled))
-    assert ModelArchive.pack(prepared(model)).digest != before
-
-
-def test_other_code_with_the_same_name_changes_the_digest():
-    """The two configurations are equal."""
-    model, digests = dense(), set()
-    for factor in (2.0, 3.0):
-        model.compile(keras.optimizers.SGD(0.1, name="sgd"), weighted_error(factor))
-        digests.add(ModelArchive.pack(model).digest)
-    assert len(digests) == 2
+    model.compile(**compiled | changed)
+    assert ModelArchive.pack(model).digest != before
 
 
 def test_adapting_again_changes_the_digest():
@@ -507,15 +403,6 @@ def test_adapting_again_changes_the_digest():
     after = ModelArchive.pack(model)
     assert after.digest != before
     assert np.allclose(after.unpack()(X), model(X), atol=1e-6)
-
-
-@without_text
-def test_another_vocabulary_changes_the_digest():
-    layer = keras.layers.StringLookup(vocabulary=["blue", "red"], output_mode="one_hot")
-    model = words(layer)
-    before = ModelArchive.pack(model).digest
-    layer.set_vocabulary(["red", "blue"])
-    assert ModelArchive.pack(model).digest != before
 
 
 def test_a_process_caches_the_most_recent_models(monkeypatch):
@@ -539,87 +426,102 @@ class AddsLoss(keras.layers.Layer):
         return x
 
 
-def test_a_model_without_a_loss():
-    model = regression(loss=None)
-    with pytest.raises(ModelError, match=r"compiled without a loss, and no layer adds one: call model\.compile\(loss="):
-        check_trainable(model)
+def not_built():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
 
 
 @pytest.mark.parametrize(
-    "layer",
+    ("build", "words"),
     [
-        AddsLoss,
-        lambda: keras.layers.Lambda(lambda x: x),
-        lambda: keras.layers.RNN(keras.layers.SimpleRNNCell(1, bias_regularizer="l2")),
-        lambda: keras.Sequential([keras.layers.Dense(1, activity_regularizer="l2")]),
+        (lambda: regression(loss=None), "without a loss"),
+        (lambda: not_compiled(), "is not compiled"),
+        (not_built, "is not built"),
+        (lambda: dense(loss_weights=["acc"]), r"write compile.* metrics=\['acc'\]"),
+        (lambda: dense(metrics=["acuracy"]), "metrics.* Did you mean 'accuracy'"),
+        (lambda: dense(loss={"out": "mean_square_error"}), "loss=.* Did you mean 'mean_squared_error'"),
+        (lambda: dense(weighted_metrics={"out": ["foo"]}), "compiled with weighted_metrics="),
+        (lambda: frozen_after_fit(), "built for other weights"),
     ],
-    ids=["add_loss", "lambda", "cell", "nested"],
 )
-def test_a_model_in_which_a_layer_may_add_a_loss(layer):
-    model = keras.Sequential([keras.Input((3, 2)), layer(), keras.layers.Dense(1)])
+def test_a_model_that_cannot_be_trained(build, words):
+    with pytest.raises(ModelError, match=words):
+        check_trainable(build())
+
+
+def with_layer(layer):
+    model = keras.Sequential([keras.Input((3, 2)), layer, keras.layers.Dense(1)])
     model.compile("sgd")
-    check_trainable(model)
+    return model
 
 
-def test_a_model_that_is_not_compiled():
-    with pytest.raises(ModelError, match=r"is not compiled: call model\.compile"):
-        check_trainable(not_compiled())
+def own_loss():
+    class Own(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred)
+
+    model = Own([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mine")
+    return model
 
 
-def test_a_model_that_is_not_built():
-    model = keras.Sequential([keras.layers.Dense(1)], name="vague")
-    model.compile(optimizer="sgd", loss="mse")
-    with pytest.raises(ModelError, match=r"the model 'vague' is not built.*keras\.Input"):
-        check_trainable(model)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: with_layer(AddsLoss()),
+        lambda: with_layer(keras.layers.Lambda(lambda x: x)),
+        lambda: with_layer(keras.layers.RNN(keras.layers.SimpleRNNCell(1, bias_regularizer="l2"))),
+        lambda: with_layer(keras.Sequential([keras.layers.Dense(1, activity_regularizer="l2")])),
+        lambda: dense(loss="crossentropy", metrics=["Accuracy", "acc", keras.metrics.MeanSquaredError(), lambda y, p: p]),
+        lambda: dense(loss_weights={"out": 0.5}),
+        own_loss,
+    ],
+    ids=["add_loss", "lambda", "cell", "nested", "known names", "loss weights", "names for its own compute_loss"],
+)
+def test_a_model_that_can_be_trained(build):
+    check_trainable(build())
 
 
 # State
 
 
-def test_state_is_taken_and_put():
+def test_state_is_taken_with_trainable_weights_first_and_put():
     model = dense(keras.layers.BatchNormalization())
     model.fit(X, Y, epochs=2, batch_size=4, verbose=0)
-    state = pickle.loads(pickle.dumps(ModelState.take(model)))
-    before = vectors(model)
-    model.fit(X, Y, epochs=1, batch_size=4, verbose=0)
-    assert int(model.optimizer.iterations) == 9
+    state, before = pickle.loads(pickle.dumps(ModelState.take(model))), vectors(model)
+    ordered = [weight.numpy().ravel() for weight in (*model.trainable_weights, *model.non_trainable_weights)]
+    assert np.array_equal(state.weights.vector, np.concatenate(ordered))
+    assert model_state.trainable_size(model) == 29
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert iterations(model) == [9]
     assert not any(map(np.array_equal, vectors(model), before))
     state.put(model)
-    assert int(model.optimizer.iterations) == 6
+    assert iterations(model) == [6]
     assert all(map(np.array_equal, vectors(model), before))
 
 
-def test_trainable_weights_come_first():
-    model = dense(keras.layers.BatchNormalization())
-    model.fit(X, Y, verbose=0)
-    ordered = [weight.numpy().ravel() for weight in (*model.trainable_weights, *model.non_trainable_weights)]
-    assert np.array_equal(ModelState.take(model).weights.vector, np.concatenate(ordered))
-    assert model_state.trainable_size(model) == sum(weight.numpy().size for weight in model.trainable_weights)
-
-
-@pytest.mark.parametrize(
-    ("policy", "vector"), [("float64", "float64"), ("bfloat16", "float32"), ("mixed_float16", "float32")]
-)
+@pytest.mark.parametrize(("policy", "vector"), [("float64", "float64"), ("bfloat16", "float32")])
 def test_state_of_other_dtypes(policy, vector):
     if policy == "float64" and keras.backend.backend() == "jax":
         pytest.skip("JAX has float64 only if it is enabled")
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = dense()
-    finally:
-        keras.config.set_dtype_policy("float32")
-    state = ModelState.take(model)
+    layers = [keras.layers.Dense(4, dtype=policy), keras.layers.Dense(1, dtype=policy)]
+    model = keras.Sequential([keras.Input((3,), dtype=policy), *layers])
+    state = ModelWeights.take(model)
     assert state.weights.vector.dtype == vector
     model.set_weights([0 * weight for weight in model.get_weights()])
     state.put(model)
-    assert np.array_equal(ModelState.take(model).weights.vector, state.weights.vector)
+    assert np.array_equal(ModelWeights.take(model).weights.vector, state.weights.vector)
 
 
-def test_the_learning_rate_of_a_schedule_is_that_of_the_current_step():
+def test_the_learning_rate_of_a_schedule_is_that_of_the_current_step_and_cannot_be_set():
     model = dense(optimizer=keras.optimizers.SGD(Falling(0.5)))
     assert model_state.learning_rate(model) == 0.5
     model.fit(X, Y, batch_size=12, epochs=4, verbose=0)
     assert model_state.learning_rate(model) == pytest.approx(0.1)
+    assert not model_state.has_settable_rate(model)
+    scaled = regression(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    assert model_state.has_settable_rate(scaled)
 
 
 # Seeds
@@ -627,9 +529,7 @@ def test_the_learning_rate_of_a_schedule_is_that_of_the_current_step():
 
 def dropping():
     layers = [keras.layers.Dropout(0.5, seed=1), keras.layers.GaussianNoise(1.0, seed=1), keras.layers.Dropout(0.5)]
-    model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
-    return model
+    return keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
 
 
 def seeds(model):
@@ -654,46 +554,16 @@ def test_seed_generators_are_set_from_the_seed():
 # Schema
 
 
-def test_the_schema_of_a_model():
-    schema = schema_of(several())
-    assert schema.inputs == (InputSpec("one", (3,), True), InputSpec("two", (3,), True))
-    assert {(spec.name, spec.shape) for spec in schema.outputs} == {("size", (1,)), ("sign", (1,))}
-    assert schema.floatx == "float32"
-    assert schema_of(recurrent()).inputs[0].shape == (None,)
-    assert schema_of(subclassed()).inputs == ()
-
-
 # From bytes
-
-
-def test_bytes_that_are_not_a_model_raise_an_error():
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        models.load_bytes(b"no archive", {}, safe_mode=True)
-
-
-def test_an_error_names_missing_custom_code(monkeypatch):
-    data = models.save_bytes(dense(activation=tilted, optimizer="sgd"))
-    monkeypatch.setattr(models.custom_code, "already_loaded", lambda config: {})
-    with pytest.raises(CustomObjectError, match=r"the model needs the custom .*tilted.*pass custom_objects"):
-        models.load_bytes(data, {}, safe_mode=True)
-    assert models.load_bytes(data, {"tilted": tilted}, safe_mode=True).predict(X, verbose=0).shape == (12, 1)
-
-
-@pytest.mark.parametrize("wrapper", [keras.optimizers.LossScaleOptimizer, lambda optimizer: optimizer])
-def test_whether_the_learning_rate_can_be_set(wrapper):
-    for rate, settable in ((0.1, True), (Falling(0.1), False)):
-        assert model_state.has_settable_rate(regression(optimizer=wrapper(keras.optimizers.SGD(rate)))) == settable
 
 
 def test_a_worker_that_takes_over_counts_all_steps_and_restarts_averages():
     model = regression(optimizer=keras.optimizers.Adam(0.1, use_ema=True))
     begun = ModelState.take(model)
-    state = model_state.advanced(begun, model, (7,), [0.025])
-    assert iterations(model) == [7]
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
+    model_state.advanced(begun, model, (7,), [0.025])
+    assert (iterations(model), model_state.learning_rate(model)) == ([7], pytest.approx(0.025))
     for average, weight in zip(model.optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(np.asarray(average), np.asarray(weight))
-    np.testing.assert_array_equal(state.weights.vector, begun.weights.vector)
 
 
 # Packing for prediction
@@ -764,48 +634,6 @@ def test_prediction_after_training_reuses_the_archive():
     assert ModelArchive.pack_to_predict(quantized("int8", model)).digest != archive.digest
 
 
-def test_an_optimizer_that_was_built_for_other_weights():
-    model = frozen_after_fit()
-    check_compiled(model)
-    assert ModelArchive.pack(model).unpack().evaluate(X, Y, verbose=0) >= 0
-    with pytest.raises(ModelError, match=r"built for other weights.*Call model\.compile"):
-        check_trainable(model)
-
-
-def test_a_lambda_set_by_an_overridden_compile():
-    with pytest.raises(ModelError, match=r"factor of the model 'stepping' is a lambda.*Define it with def"):
-        ModelArchive.pack(own_compile())
-
-
-def test_an_overridden_compile_is_restored():
-    model = own_compile()
-    model.compile(2.0, optimizer="sgd", loss="mse")
-    check_trainable(model)
-    loaded = ModelArchive.pack(model).unpack()
-    assert loaded.compiled
-    assert type(loaded.optimizer) is keras.optimizers.SGD
-    assert loaded.factor == 2.0
-
-
-def test_an_optimizer_that_loads_with_other_variables():
-    class Forgetful(keras.optimizers.SGD):
-        def get_config(self):
-            return {**super().get_config(), "momentum": 0.0}
-
-    with pytest.raises(ModelError, match=r"optimizer .* has other variables.*get_config"):
-        ModelArchive.pack(dense(optimizer=Forgetful(0.1, momentum=0.9)))
-
-
-def test_metrics_passed_as_loss_weights():
-    model = not_compiled()
-    model.compile("sgd", "mse", ["acc"])
-    with pytest.raises(ModelError, match=r"third positional argument of compile is loss_weights.*metrics="):
-        check_compiled(model)
-    model = several()
-    model.compile("sgd", "mse", {"size": 1.0, "sign": 0.5})
-    check_trainable(model)
-
-
 # Models that do not load
 
 
@@ -848,9 +676,9 @@ class Broken(Renamed):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (Narrow, r"class Narrow: TypeError: Narrow\S* got an unexpected keyword argument 'trainable'.*\*\*kwargs"),
-        (lambda: dense(Renamed(2)), r"class Renamed: TypeError: .*keyword argument 'factor'.*names of the constructor's"),
-        (lambda: dense(Broken()), r"class Broken: OverflowError: too much\. A custom layer"),
+        (Narrow, r"class Narrow: TypeError: .*'trainable'.*\*\*kwargs"),
+        (lambda: dense(Renamed(2)), "class Renamed: TypeError: .*'factor'.*constructor's"),
+        (lambda: dense(Broken()), "class Broken: OverflowError: too much"),
     ],
     ids=["keyword arguments", "other name", "fails"],
 )
@@ -870,16 +698,12 @@ def test_run_eagerly_and_jit_compile_are_kept_in_prediction(monkeypatch):
     monkeypatch.setattr(models, "_packed", OrderedDict())
     model = not_compiled()
     archive = ModelArchive.pack_to_predict(model)
-    with zipfile.ZipFile(io.BytesIO(archive.data)) as data:
-        assert "attributes" not in json.loads(data.read("sparkkeras_unsaved.json"))  # workers resolve it for their machine
-    chosen = model.jit_compile  # Keras resolves it with the first call, for instance of predict
+    chosen = model.jit_compile  # Keras resolves it with the first call; workers resolve it for their machine
     assert ModelArchive.pack_to_predict(model) is archive
     assert not archive.unpack().run_eagerly
     model.jit_compile = not chosen
     assert ModelArchive.pack_to_predict(model).unpack().jit_compile is not chosen
-    for model in (dense(), not_compiled()):
-        model.run_eagerly = True
-        assert ModelArchive.pack_to_predict(model).unpack().run_eagerly
+    assert ModelArchive.pack_to_predict(dense()).unpack().run_eagerly
 
 
 class Float8(keras.layers.Layer):
@@ -888,19 +712,18 @@ class Float8(keras.layers.Layer):
         self.scale = self.add_weight(shape=shape[1:], initializer=ones, dtype="float8_e5m2", trainable=False)
 
     def call(self, x):
-        return x * keras.ops.cast(self.scale, x.dtype)
+        return x
 
 
 def test_float8_weights_that_keras_cannot_save():
-    model = keras.Sequential([keras.Input((3,)), Float8(name="narrow")])
-    for pack in (ModelArchive.pack_to_predict, models.copy_of, models.save_bytes):
-        with pytest.raises(ModelError, match=r'/narrow/.*has the dtype float8_e5m2, which .*dtype="bfloat16"'):
-            pack(model)
+    model = keras.Sequential([keras.Input((3,)), Float8()])
+    with pytest.raises(ModelError, match=r'dtype float8_e5m2.* dtype="bfloat16"'):
+        ModelArchive.pack_to_predict(model)
 
 
 def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
     model = quantized("float8", not_compiled())
-    with pytest.raises(ModelError, match=r'in another order .* model\.quantize\("float8"\)\. Save the model'):
+    with pytest.raises(ModelError, match="in another order.* Save the model"):
         ModelArchive.pack_to_predict(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", {"tilted": tilted})
@@ -909,73 +732,15 @@ def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
     assert np.array_equal(unpacked.predict(X, verbose=0), model.predict(X, verbose=0))
 
 
-@pytest.mark.parametrize(
-    ("compiled", "words"),
-    [
-        ({"metrics": ["acuracy"]}, r"compiled with metrics=\['acuracy'\]: .*Did you mean 'accuracy'"),
-        ({"loss": {"out": "mean_square_error"}}, "compiled with loss=.*: .*Did you mean 'mean_squared_error'"),
-        (
-            {"weighted_metrics": {"out": ["foo"]}},
-            r"compiled with weighted_metrics=[^?]* Call model\.compile",
-        ),
-    ],
-)
-def test_unknown_names_of_losses_and_metrics_raise_an_error(compiled, words):
-    model = not_compiled()
-    model.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
-    with pytest.raises(ModelError, match=words):
-        check_compiled(model)
-
-
-def test_known_names_of_losses_and_metrics_are_accepted():
-    model = not_compiled()
-    model.compile("sgd", "crossentropy", metrics=["Accuracy", "acc", keras.metrics.MeanSquaredError(), lambda y, p: p])
-    check_compiled(model)
-
-
-def test_a_model_with_a_custom_train_step_may_interpret_names_itself():
-    class Own(keras.Sequential):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return keras.ops.mean(y_pred)
-
-    model = Own([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mine")
-    check_trainable(model)
-
-
-class Hashing(keras.layers.Embedding):
-    def call(self, inputs):
-        return super().call(inputs % self.input_dim)
-
-
-def test_direct_inputs_of_an_embedding_are_indices():
-    words, sizes = keras.Input((4,), dtype="int32"), keras.Input((2,))
-    shared = keras.layers.Embedding(7, 3)
-    outputs = keras.layers.Concatenate()([keras.layers.Flatten()(shared(words)), sizes])
-    later = keras.Input((4,), dtype="int32")
-    for model, expected in (
-        (keras.Model([words, sizes], outputs), [7, None]),
-        (keras.Model(later, keras.layers.Flatten()(shared(later % 7))), [None]),
-        (keras.Sequential([keras.Input((4,)), keras.layers.Embedding(9, 3)]), [9]),
-        (keras.Sequential([keras.Input((4,), dtype="int32"), Hashing(9, 3)]), [None]),
-    ):
-        assert [spec.indices for spec in schema_of(model).inputs] == expected
-
-
-def call_while_handling(error, call):
-    try:
-        raise error
-    except error:
-        call()
-
-
-@pytest.mark.parametrize("handled", [FileNotFoundError, zipfile.BadZipFile])
-def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause(handled):
+def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause():
     data, loss = models.save_bytes(keras.Sequential([keras.Input((3,)), Broken()])), serialize({"loss": Broken()})
     custom = {"custom_objects": {"Broken": Broken}, "safe_mode": True}
     for load in (lambda: models.load_bytes(data, **custom), lambda: compile_to_evaluate(dense(), loss, **custom)):
-        with pytest.raises(ModelError, match=r"class Broken: OverflowError: too much\.") as caught:
-            call_while_handling(handled, load)
+        try:
+            raise zipfile.BadZipFile
+        except zipfile.BadZipFile:
+            with pytest.raises(ModelError, match="OverflowError: too much") as caught:
+                load()
         assert isinstance(caught.value.__cause__, OverflowError)
 
 
@@ -989,19 +754,15 @@ def test_a_model_that_was_saved_as_hdf5_keeps_its_optimizer(tmp_path):
     assert float(loaded.optimizer.learning_rate) == pytest.approx(0.003)
 
 
-def test_low_rank_factors_are_sent_to_workers():
+def test_a_copy_has_low_rank_factors():
     """Keras merges them into the other weights when it saves a layer."""
-    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(1)])
+    model = dense()
     model.layers[0].enable_lora(2)
-    model.compile("adam", "mse")
     for weight in model.trainable_weights:
         weight.assign(keras.random.normal(weight.shape))
-    unpacked = ModelArchive.pack(model).unpack()
-    ModelState.take(model).put(unpacked)
-    assert [weight.name for weight in unpacked.trainable_weights] == [weight.name for weight in model.trainable_weights]
-    rows = np.arange(6).reshape(2, 3)
-    for copy in (unpacked, copy_of(model)):
-        np.testing.assert_array_equal(copy.predict(rows, verbose=0), model.predict(rows, verbose=0))
+    copy = copy_of(model)
+    assert [weight.name for weight in copy.trainable_weights] == [weight.name for weight in model.trainable_weights]
+    assert np.array_equal(copy(X), model(X))
 
 
 # Teachers in losses
@@ -1025,13 +786,13 @@ def test_a_loss_has_the_current_weights_of_its_teacher(monkeypatch, is_attribute
     with monkeypatch.context() as patch:
         patch.setattr("time.time", lambda: later)
         assert ModelArchive.pack(model) is archive  # although Keras saves the time with a model
-    for changed in (0, 1):
-        teacher.set_weights([each + changed for each in teacher.get_weights()])
-        loss = ModelArchive.pack(model).unpack().loss
-        copy = loss.teacher if is_attribute else loss.__closure__[0].cell_contents
-        assert copy is not teacher
-        assert all(map(np.array_equal, copy.get_weights(), teacher.get_weights()))
-    assert ModelArchive.pack(model).digest != archive.digest
+    teacher.set_weights([each + 1 for each in teacher.get_weights()])
+    changed = ModelArchive.pack(model)
+    assert changed.digest != archive.digest
+    loss = changed.unpack().loss
+    copy = loss.teacher if is_attribute else loss.__closure__[0].cell_contents
+    assert copy is not teacher
+    assert all(map(np.array_equal, copy.get_weights(), teacher.get_weights()))
 
 
 def test_only_the_rates_of_optimizers_are_left_out_of_what_identifies_a_model():
