@@ -18,7 +18,6 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fixed_batch import (
     check_partitions,
-    check_whole_batches,
     fixed_batch_size,
     warn_of_shuffle,
 )
@@ -51,45 +50,45 @@ def model():
     return made
 
 
+without_torch = pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch does not train such models")
+
+
 def test_only_stateful_models_have_a_fixed_batch_size(model):
-    assert fixed_batch_size(model) == 8
+    assert fixed_batch_size(model) == Scorer.of(model).options.batch_size == 8
     assert fixed_batch_size(keras.Sequential([keras.Input((2,), batch_size=8), keras.layers.Dense(1)])) is None
-    assert Scorer.of(model).options.batch_size == 8
 
 
 @pytest.mark.filterwarnings("ignore:the model 'sequence' has stateful layers")
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch does not train such models")
+@without_torch
 def test_another_batch_size_is_reported(model):
     spark_model = SparkModel(model)
     for attempt in (spark_model.fit, spark_model.evaluate):
-        with pytest.raises(ConfigurationError, match=r"fixed batch size of 8, but batch_size=32: set batch_size=8"):
+        with pytest.raises(ConfigurationError, match="batch_size=32: set batch_size=8"):
             attempt(X, Y)
-    with pytest.raises(ConfigurationError, match="validation_batch_size=4: set validation_batch_size=8"):
+    with pytest.raises(ConfigurationError, match="set validation_batch_size=8"):
         spark_model.fit(X, Y, batch_size=8, validation_batch_size=4, validation_split=0.5)
     with pytest.raises(ConfigurationError, match="batch_size=16"):
         spark_model.predict(X, batch_size=16)
 
 
 def test_partitions_of_incomplete_batches_are_reported(model):
-    with pytest.raises(ConfigurationError, match=r"partition 1 has 20 rows for training, so the last batch has only 4"):
+    with pytest.raises(ConfigurationError, match="partition 1 has 20 rows"):
         check_partitions(model, (16, 20), "training")
     check_partitions(model, (16, 20), "training", max_batches=2)
     check_partitions(regression(), (1, 2), "training")
-    with pytest.raises(DataError, match="there are 20 rows, which leaves a batch of 4"):
-        check_whole_batches(model, 20)
 
 
 def test_shuffled_rows_are_warned_of(model):
-    with pytest.warns(UserWarning, match="shuffle=True reorders the rows.*shuffle=False"):
+    with pytest.warns(UserWarning, match="pass shuffle=False"):
         warn_of_shuffle(model, shuffle=True)
     warn_of_shuffle(model, shuffle=False)
 
 
 def test_what_pytorch_cannot_train_is_reported(model, monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
-    with pytest.raises(ModelError, match="stateful recurrent layers, which Keras cannot train with the backend 'torch'"):
+    with pytest.raises(ModelError, match="stateful .* 'torch'"):
         device.check_supported(model)
-    with pytest.raises(ModelError, match="steps_per_execution=4; with the backend 'torch', Keras supports only 1"):
+    with pytest.raises(ModelError, match="steps_per_execution=4; .* 'torch'"):
         device.check_supported(regression(steps_per_execution=4))
     device.check_supported(regression())
 
@@ -113,15 +112,15 @@ def in_blocks(x, y, sizes):
 def test_batches_to_predict_may_have_rows_of_several_blocks(model):
     """What reads rows chooses the size of blocks, such as Spark for Arrow batches."""
     source, options = check_predict(model, ROWS, ColumnMapping(), batch_size=8, transform=None, on_invalid="error")
-    archive, state = ModelArchive.pack_to_predict(model), ModelWeights.take(model)
-    task = PredictTask(LocalShared(archive), LocalShared(state), LocalShared(options), source.reader.schema)
+    shared = map(LocalShared, (ModelArchive.pack_to_predict(model), ModelWeights.take(model), options))
+    task = PredictTask(*shared, source.reader.schema)
     sizes = (3, 0, 4, 17, 0, 8, 0)
-    blocks, expected = in_blocks(ROWS, None, sizes), predicted(model, ROWS)
-    assert np.allclose(np.concatenate(list(task(TaskContext(0), iter(blocks)))), expected, atol=1e-6)
-    found = list(replace(task, keyed=True)(TaskContext(0), zip("abcdefg", blocks, strict=True)))
+    keyed = zip("abcdefg", in_blocks(ROWS, None, sizes), strict=True)
+    found = list(replace(task, keyed=True)(TaskContext(0), keyed))
     assert [(key, 0 if part is None else len(part)) for key, part in found] == list(zip("abcdefg", sizes, strict=True))
-    assert np.allclose(np.concatenate([part for _, part in found if part is not None]), expected, atol=1e-6)
-    with pytest.raises(DataError, match="which leaves a batch of 3"):
+    joined = np.concatenate([part for _, part in found if part is not None])
+    assert np.allclose(joined, predicted(model, ROWS), atol=1e-6)
+    with pytest.raises(DataError, match="a batch of 3"):
         list(task(TaskContext(0), iter(in_blocks(ROWS, None, (10, 1)))))
 
 
@@ -147,13 +146,13 @@ def test_batches_to_evaluate_may_have_rows_of_several_blocks(model):
     found, _, _ = trainer.evaluate(state, iter(in_blocks(ROWS, labels, (16, 5, 11))), options)
     loss = float(np.mean((predicted(model, ROWS) - labels) ** 2))
     assert metrics.results(model, found.metrics)["loss"] == pytest.approx(loss, rel=1e-5)
-    with pytest.raises(DataError, match="there are 5 rows, which leaves a batch of 5"):
+    with pytest.raises(DataError, match="a batch of 5"):
         trainer.evaluate(state, iter(in_blocks(ROWS, labels, (16, 5))), options)
 
 
 # Batches that a function of the user reads
 
-BATCHES = "the function that reads batches returned one of 5 rows: return batches of 8 rows"
+BATCHES = "one of 5 rows.* 8 rows"
 
 
 def reading(model, *sizes, labelled=True):
@@ -167,7 +166,7 @@ def reading(model, *sizes, labelled=True):
 
 
 @unknown_sizes
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch does not train such models")
+@without_torch
 def test_a_batch_of_another_size_to_train_on_raises_an_error(model):
     trainer, state = LocalTrainer(ModelArchive.pack(model), TaskContext(0)), ModelState.take(model)
     options = FitOptions(8, shuffle=False)
@@ -175,11 +174,11 @@ def test_a_batch_of_another_size_to_train_on_raises_an_error(model):
         trainer.fit(state, reading(model, 8, 5, 8), BatchRange(0, None, 0, 9), options)
     assert trainer.fit(state, reading(model, 8, 8, 5), BatchRange(0, None, 0, 2), options).rows == 16
     stored, held_out = (reading(model, *sizes).open() for sizes in ((8, 8), (8, 4)))
-    with pytest.raises(DataError, match="there are 12 rows, which leaves a batch of 4"):
+    with pytest.raises(DataError, match="a batch of 4"):
         trainer.fit(state, stored, BatchRange(0, 16, 0, 2), options, held_out=HeldOut(held_out, BatchOptions(8)))
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch does not train such models")
+@without_torch
 def test_the_batch_size_does_not_matter_to_batches_that_are_read(model, monkeypatch):
     class ChecksPassed(Exception):
         pass
