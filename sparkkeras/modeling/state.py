@@ -52,14 +52,6 @@ class ModelState:
         put_weights(self.weights, model)
         _put(self.optimizer, _with_outside(model))
 
-    def inside(self, model: keras.Model) -> ModelState:
-        """The state without the variables outside ``model``, of which it is."""
-        if not outside(model):
-            return self
-        values = layout(_with_outside(model)).unpack(self.optimizer)
-        inner = optimizer_variables(model)
-        return ModelState(self.weights, layout(inner).pack(values[: len(inner)]))
-
 
 @dataclass(frozen=True)
 class ModelWeights:

@@ -357,15 +357,6 @@ def test_variables_with_the_same_name_in_code_are_numbered():
     assert [name for name, *_ in description(given)[OUTSIDE]] == ["weight", "weight (2)"]
 
 
-def test_the_optimizer_of_a_state_inside_the_model_has_no_other_variables():
-    given = model(annealed, keras.layers.Activation(scaled))
-    before = ModelState.take(given).optimizer
-    find_outside(given)
-    state = ModelState.take(given)
-    assert state.optimizer.vector.size == before.vector.size + 3
-    assert np.array_equal(state.inside(given).optimizer.vector, before.vector)
-
-
 def test_a_weight_of_the_model_in_its_custom_code_is_refused():
     dense = keras.layers.Dense(1)
     given = keras.Sequential([keras.Input((2,)), dense])
