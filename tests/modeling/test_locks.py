@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import EnsembleModel, ModelError, SparkEnsemble, SparkMLlibModel, SparkModel
+from sparkkeras import EnsembleModel, ModelError, SparkEnsemble, SparkModel
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import backends
 from sparkkeras.modeling.archive import copy_of
@@ -40,12 +40,8 @@ def trained_elsewhere():
 
 def test_a_second_fit_of_a_model_raises_an_error(trained_elsewhere):
     model = trained_elsewhere
-    for fit in (
-        SparkModel(model).fit,
-        SparkMLlibModel(model).spark_model.fit,
-        SparkEnsemble([model, regression()], voting="average").fit,
-    ):
-        with pytest.raises(ModelError, match="another thread is training the model 'regression'.*one after the other"):
+    for fit in (SparkModel(model).fit, SparkEnsemble([model, regression()], voting="average").fit):
+        with pytest.raises(ModelError, match="another thread .* 'regression'"):
             fit(X, Y)
 
 
@@ -53,21 +49,18 @@ def test_a_model_that_shares_layers_with_a_model_in_training_raises_an_error(tra
     layer = trained_elsewhere.layers[-1]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), layer], name="other")
     model.compile("sgd", "mse")
-    with pytest.raises(ModelError, match="'other', or one that shares layers with it"):
+    with pytest.raises(ModelError, match="'other', or one that shares"):
         SparkModel(model).fit(X, Y)
     layer.trainable = False  # training does not change it
     with training([model]):
         pass
-
-
-def test_copies_and_other_models_can_be_trained_concurrently(trained_elsewhere):
     with training([keras.models.clone_model(trained_elsewhere), regression()]):
         pass
 
 
 def test_fit_in_a_callback_of_a_fit_of_the_same_model_raises_an_error():
     model = regression()
-    with training([model]), pytest.raises(ModelError, match="from a callback of a fit that is training the same model"):
+    with training([model]), pytest.raises(ModelError, match="from a callback"):
         SparkModel(model).fit(X, Y)
     with pytest.raises(RuntimeError), training([model]):
         raise RuntimeError
@@ -121,8 +114,7 @@ def test_an_ensemble_waits_for_a_state_that_another_thread_writes():
 
     write()
     reader.join(60)
-    assert read
-    assert all((weight == 7).all() for weight in read)
+    assert [weight.tolist() for weight in read] == [[[7.0]] * 3, [7.0]] * 2
 
 
 def test_a_copy_is_of_one_state_while_another_thread_writes_the_model(monkeypatch):
