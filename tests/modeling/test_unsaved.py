@@ -44,15 +44,8 @@ def frozen():
     """Its loss has arguments of NumPy, and its optimizer is wrapped."""
     made = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.Dense(3)])
     made.layers[0].kernel.trainable = False
-    alpha, gamma = np.array([0.2, 0.3, 0.5], np.float32), np.float32(3.0)
-    loss = keras.losses.CategoricalFocalCrossentropy(alpha=alpha, gamma=gamma, from_logits=True)
-    made.compile(keras.optimizers.LossScaleOptimizer(undecayed(var_names=["bias"])), loss)
-    return made
-
-
-def without_decay_of_a_weight():
-    made = keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.Dense(3)])
-    made.compile(undecayed(var_list=[made.layers[1].kernel]), "mse")
+    loss = keras.losses.CategoricalFocalCrossentropy(alpha=np.array([0.2, 0.3, 0.5], np.float32), from_logits=True)
+    made.compile(keras.optimizers.LossScaleOptimizer(undecayed(var_list=[made.layers[1].kernel])), loss)
     return made
 
 
@@ -67,7 +60,7 @@ def through_a_file(model):
 
 
 @pytest.mark.parametrize("copied", [through_an_archive, through_a_file])
-@pytest.mark.parametrize("build", [low_rank, frozen, without_decay_of_a_weight])
+@pytest.mark.parametrize("build", [low_rank, frozen])
 def test_a_copy_trains_with_what_keras_does_not_save(build, copied):
     makes_the_round_trip(build(), X, Y, copied)
 
@@ -94,7 +87,7 @@ def weights_of(model):
 def test_arguments_of_losses_that_cannot_be_saved():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
     model.compile("sgd", keras.losses.Huber(delta=object()))
-    with pytest.raises(ModelError, match=r"arguments {.delta.: <object.*} of Huber cannot be saved"):
+    with pytest.raises(ModelError, match="'delta'.* Huber cannot"):
         ModelArchive.pack(model)
 
 
@@ -140,9 +133,7 @@ def test_a_private_attribute_that_cannot_be_saved():
 
     model = Opaque([keras.Input((3,)), layers.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(
-        ModelError, match=r"class Opaque .* overrides compile, which sets _table to a value that Keras cannot"
-    ):
+    with pytest.raises(ModelError, match="Opaque .* sets _table"):
         ModelArchive.pack(model)
 
 
@@ -165,5 +156,5 @@ def test_optimizers_that_were_built_for_other_weights_make_another_archive():
 
 def test_several_optimizers_are_rejected_with_jax(monkeypatch):
     monkeypatch.setattr(compilation, "step_is_stateless", lambda: True)
-    with pytest.raises(ModelError, match=r"optimizers d_optimizer, g_optimizer, but with JAX.* TensorFlow or PyTorch"):
+    with pytest.raises(ModelError, match="d_optimizer, g_optimizer, .* JAX"):
         check_trainable(gan())
