@@ -36,7 +36,7 @@ def attention(inputs=3):
 
 def low_rank():
     made = attention()
-    made.compile(undecayed(var_names=["bias"]), keras.losses.Huber(delta=0.1))
+    made.compile(undecayed(var_names=["bias"]), keras.losses.Huber(delta=0.1), run_eagerly=True)
     return made
 
 
@@ -45,7 +45,7 @@ def frozen():
     made = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.Dense(3)])
     made.layers[0].kernel.trainable = False
     loss = keras.losses.CategoricalFocalCrossentropy(alpha=np.array([0.2, 0.3, 0.5], np.float32), from_logits=True)
-    made.compile(keras.optimizers.LossScaleOptimizer(undecayed(var_list=[made.layers[1].kernel])), loss)
+    made.compile(keras.optimizers.LossScaleOptimizer(undecayed(var_list=[made.layers[1].kernel])), loss, run_eagerly=True)
     return made
 
 
