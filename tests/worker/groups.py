@@ -43,16 +43,12 @@ class Processes:
 
     def start(self, function, *arguments):
         """Have each rank call ``function(group, *arguments)``, where each argument is a list by rank."""
-        for pipe, mine in zip(
-            self.pipes, zip(*arguments, strict=True) if arguments else [()] * len(self.pipes), strict=True
-        ):
+        by_rank = zip(*arguments, strict=True) if arguments else [()] * len(self.pipes)
+        for pipe, mine in zip(self.pipes, by_rank, strict=True):
             pipe.send((function, mine))
 
-    def answers(self, ranks=None):
-        """The results by rank; exceptions are returned, of a process that has ended its exit code."""
-        return [self._answer(rank) for rank in (range(len(self.pipes)) if ranks is None else ranks)]
-
-    def _answer(self, rank):
+    def answer(self, rank):
+        """The result of a rank; exceptions are returned, of a process that has ended its exit code."""
         try:
             assert self.pipes[rank].poll(ANSWER_SECONDS), f"rank {rank} does not answer"
             return self.pipes[rank].recv()
@@ -63,7 +59,7 @@ class Processes:
     def run(self, function, *arguments):
         """The results by rank of ``function(group, *arguments)``."""
         self.start(function, *arguments)
-        answers = self.answers()
+        answers = [self.answer(rank) for rank in range(len(self.pipes))]
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
@@ -149,10 +145,6 @@ def leave(group):
     group.leave()
 
 
-def pid(group):
-    return os.getpid()
-
-
 def catches_abort(group):
     """Whether there is a handler for SIGABRT, as that of faulthandler."""
     (mask,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt:"))
@@ -180,14 +172,14 @@ class StopAt(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class Slow(keras.callbacks.Callback):
-    """Takes time for each batch, and creates a file once training is under way."""
+class Ends(keras.callbacks.Callback):
+    """Sends its process a signal, if there is one, once training is under way, and writes the time to a file."""
 
-    def __init__(self, path):
+    def __init__(self, sent, path):
         super().__init__()
-        self._path = path
+        self._sent, self._path = sent, path
 
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.05)
-        if batch == 5:
-            self._path.touch()
+        if self._sent is not None and batch == 5:
+            self._path.write_text(str(time.monotonic()))
+            os.kill(os.getpid(), self._sent)
