@@ -32,15 +32,11 @@ def three():
 
 @pytest.fixture
 def rows(digits):
-    """Rows of digits in parts, with weights if asked for."""
+    """Rows of digits in parts."""
 
-    def make(counts=UNEVEN, weighted=False):
+    def make(counts=UNEVEN):
         x, y = digits[0], digits[1].astype(np.int32)
-        weights = np.random.default_rng(1).uniform(0, 3, len(x)).astype(np.float32) if weighted else None
-        starts = np.cumsum((0, *counts))
-        return [
-            from_arrays(x[a:b], y[a:b], None if weights is None else weights[a:b]) for a, b in itertools.pairwise(starts)
-        ]
+        return [from_arrays(x[a:b], y[a:b], None) for a, b in itertools.pairwise(np.cumsum((0, *counts)))]
 
     return make
 
@@ -54,18 +50,6 @@ def dense(name="adam", optimizer=None, layers=(), **compiled):
     model = keras.Model(inputs, keras.layers.Dense(10, "softmax", name="scores")(hidden), name=name)
     compiled = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]} | compiled
     model.compile(**compiled, optimizer=optimizer or OPTIMIZERS["adam"]())
-    return model
-
-
-def two_by_two(optimizer):
-    """Two inputs, and two outputs of different shapes."""
-    keras.utils.set_random_seed(3)
-    a, b = keras.Input((40,), name="a"), keras.Input((24,), name="b")
-    both = keras.layers.Concatenate(name="both")([keras.layers.Dense(8, "tanh", name="da")(a), b])
-    outputs = [keras.layers.Dense(10, "softmax", name="scores")(both), keras.layers.Dense(3, name="values")(both)]
-    model = keras.Model([a, b], outputs, name="two_by_two")
-    losses = ["sparse_categorical_crossentropy", "mse"]
-    model.compile(optimizer, losses, loss_weights=[1.0, 0.3], metrics=[["accuracy"], ["mae"]])
     return model
 
 
@@ -116,9 +100,7 @@ def trained(processes, model, blocks, epochs=2, gradient_dtype=None, callbacks=(
 def difference(replicas, model):
     """The largest difference from the weights and optimizer variables of a model."""
     mine, theirs = replicas[0].state, ModelState.take(model)
-    assert [int(each) for each in mine.optimizer.integer_variables] == [
-        int(each) for each in theirs.optimizer.integer_variables
-    ]
+    assert list(map(int, mine.optimizer.integer_variables)) == list(map(int, theirs.optimizer.integer_variables))
     return max(
         np.abs(mine.weights.vector - theirs.weights.vector).max(),
         np.abs(mine.optimizer.vector - theirs.optimizer.vector).max(initial=0),
@@ -126,15 +108,22 @@ def difference(replicas, model):
 
 
 def equals_keras(processes, model, blocks):
-    """Check that workers train like plain Keras; returns their replicas, and the metrics of Keras."""
+    """Check that workers train like plain Keras; returns their replicas."""
     replicas = trained(processes, model, blocks)
     expected = plain(model, blocks)
     assert difference(replicas, model) < 1e-5
-    return replicas, expected
+    found = metrics.results(model, metrics.merge(replica.metrics for replica in replicas))
+    for name in found.keys() & {"loss", "accuracy", "kind_accuracy", "values_mae"}:  # the padding does not count
+        assert found[name] == pytest.approx(expected[name], abs=1e-5)
+    return replicas
 
 
 def schedule():
     return keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.8)
+
+
+def loss_scaled(optimizer):
+    return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10, dynamic_growth_steps=3)
 
 
 OPTIMIZERS = {
@@ -143,22 +132,31 @@ OPTIMIZERS = {
     "clipnorm": lambda: keras.optimizers.SGD(schedule(), clipnorm=0.05),
     "global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
     "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
-    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.Adam(0.01, clipnorm=0.1), initial_scale=2.0**10, dynamic_growth_steps=3
-    ),
+    "loss_scale": lambda: loss_scaled(keras.optimizers.Adam(0.01, clipnorm=0.1)),
+    "several": lambda: loss_scaled(keras.optimizers.SGD(schedule(), clipnorm=0.05, gradient_accumulation_steps=2)),
 }
+
+
+def values(rank):
+    return [np.float64(1 / 3) + rank, np.arange(5, dtype=np.uint8) + rank, np.full((2, 3), rank - 2**40), np.empty((0, 2))]
+
+
+def test_processes_exchange_values(three):
+    expected = list(zip(*map(values, range(3)), strict=True))
+    for gathered, data in three.run(groups.gather, list(map(values, range(3)))):
+        for found, given in zip(gathered, expected, strict=True):
+            assert {each.dtype for each in found} == {given[0].dtype}
+            assert np.array_equal(found, given)
+        assert data == [b"", b"x", b"xx"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_uneven_workers_equal_plain_keras(three, rows, name):
-    model = dense(name, OPTIMIZERS[name]())
-    replicas, expected = equals_keras(three, model, rows())
+    replicas = equals_keras(three, dense(name, OPTIMIZERS[name]()), rows())
     assert [(replica.steps, replica.rows) for replica in replicas] == [(6, 41), (0, 0), (3, 20)]
-    state = metrics.merge(replica.metrics for replica in replicas)
-    assert metrics.results(model, state) == pytest.approx(expected, abs=1e-5)  # the padding does not count
 
 
-@pytest.mark.parametrize("counts", [(41,), (30, 31), (1, 40, 2)])
+@pytest.mark.parametrize("counts", [(41,), (30, 31)])
 def test_all_numbers_of_workers(rows, counts):
     with groups.group_of(len(counts)) as processes:
         equals_keras(processes, dense("clipnorm", OPTIMIZERS["clipnorm"]()), rows(counts))
@@ -171,53 +169,35 @@ def test_gradients_that_are_summed_on_their_way(three, rows, units):
     equals_keras(three, dense(optimizer=OPTIMIZERS["sgd"](), layers=layers), rows())
 
 
-def test_weights_inputs_and_outputs(three, rows):
-    """Sample weights of several outputs, a scaled loss, a clipped mean, accumulation and a schedule in one."""
-    optimizer = keras.optimizers.SGD(schedule(), clipnorm=0.05, gradient_accumulation_steps=2)
-    model = two_by_two(keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10, dynamic_growth_steps=3))
-    blocks = []
-    for block in rows((20, 41, 3), weighted=True):
-        x, y, weight = block.x, block.y, block.sample_weight
-        blocks.append(from_arrays((x[:, :40], x[:, 40:]), (y, x[:, :3] * 2), (weight, weight**2), 2, 2))
-    replicas, expected = equals_keras(three, model, blocks)
-    found = metrics.results(model, metrics.merge(replica.metrics for replica in replicas))
-    for name in ("loss", "scores_accuracy", "values_mae"):  # in graphs, Keras does not weight the losses of outputs by rows
-        assert found[name] == pytest.approx(expected[name], abs=1e-5)
-
-
 def lookups(optimizer, name="lookups"):
     """An embedding of which each row of data looks up several rows, some of them several times, and a small one."""
     keras.utils.set_random_seed(3)
-    words, kind = keras.Input((6,), dtype="int32", name="words"), keras.Input((), dtype="int32", name="kind")
+    words, size = keras.Input((6,), dtype="int32", name="words"), keras.Input((), dtype="int32", name="size")
     word_vectors = keras.layers.Embedding(40, 4, name="word_vectors")(words)
-    both = [keras.layers.GlobalAveragePooling1D()(word_vectors), keras.layers.Embedding(3, 2, name="kinds")(kind)]
-    outputs = keras.layers.Dense(1, name="score")(keras.layers.Concatenate()(both))
-    model = keras.Model([words, kind], outputs, name=name)
-    model.compile(optimizer, "mse")
+    both = [keras.layers.GlobalAveragePooling1D()(word_vectors), keras.layers.Embedding(3, 2, name="sizes")(size)]
+    joined = keras.layers.Concatenate()(both)
+    outputs = [keras.layers.Dense(3, "softmax", name="kind")(joined), keras.layers.Dense(1, name="values")(joined)]
+    model = keras.Model([words, size], outputs, name=name)
+    losses = ["sparse_categorical_crossentropy", "mse"]
+    model.compile(optimizer, losses, loss_weights=[1.0, 0.3], metrics=[["accuracy"], ["mae"]])
     return model
 
 
 def words(counts):
-    """Words that all workers look up, and words of one of them."""
+    """Words that all workers look up, and words of one of them; with weights for each output."""
     random = np.random.default_rng(5)
-    return [
-        from_arrays(
-            (
-                np.concatenate(
-                    [random.integers(1, 6, (rows, 4)), random.integers(10 + 9 * rank, 19 + 9 * rank, (rows, 2))], axis=1
-                ).astype(np.int32),
-                random.integers(0, 3, rows).astype(np.int32),
-            ),
-            random.normal(size=(rows, 1)).astype(np.float32),
-            None,
-            expected_x=2,
-        )
-        for rank, rows in enumerate(counts)
-    ]
+    blocks = []
+    for rank, rows in enumerate(counts):
+        common, own = random.integers(1, 6, (rows, 4)), random.integers(10 + 9 * rank, 19 + 9 * rank, (rows, 2))
+        x = np.concatenate([common, own], axis=1).astype(np.int32), random.integers(0, 3, rows).astype(np.int32)
+        y = random.integers(0, 3, rows).astype(np.int32), random.normal(size=(rows, 1)).astype(np.float32)
+        weight = random.uniform(0, 3, rows).astype(np.float32)
+        blocks.append(from_arrays(x, y, (weight, weight**2), 2, 2))
+    return blocks
 
 
 @pytest.mark.parametrize("make", [*OPTIMIZERS.values(), lambda: keras.optimizers.RMSprop(0.01, momentum=0.5)])
-def test_embeddings(three, make):
+def test_embeddings_and_weights_of_several_outputs(three, make):
     equals_keras(three, lookups(make()), words(UNEVEN))
 
 
@@ -277,16 +257,6 @@ def test_streams_of_different_lengths(three, rows):
     assert [replica.rows for replica in replicas] == [75, 0, 20]
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras cannot train stateful layers")
-def test_streams_of_different_lengths_for_a_model_with_a_fixed_batch_size(three):
-    inputs = keras.Input((5, 2), batch_size=4)
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.SimpleRNN(3, stateful=True)(inputs)), name="fixed")
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    batch = from_arrays(np.ones((4, 5, 2), np.float32), np.ones((4, 1), np.float32), None)
-    replicas = trained(three, model, [LocalStream((batch,) * count) for count in (3, 0, 1)])
-    assert [(replica.steps, replica.rows) for replica in replicas] == [(3, 12), (0, 0), (1, 4)]
-
-
 def test_a_callback_of_one_worker_stops_all_at_the_end_of_the_epoch(three, rows):
     callbacks = [(groups.StopAt(stops),) for stops in (False, False, True)]
     replicas = trained(three, dense(), rows(), epochs=1, callbacks=callbacks)
@@ -295,14 +265,14 @@ def test_a_callback_of_one_worker_stops_all_at_the_end_of_the_epoch(three, rows)
 
 
 def test_replicas_that_differ_are_an_error(three, rows):
-    with pytest.raises(ClusterError, match=r"workers \[1\] differ from those of worker 0"):
+    with pytest.raises(ClusterError, match=r"workers \[1\] differ"):
         trained(three, dense(), rows(), callbacks=((), (groups.Shift(),), ()))
 
 
 def test_rows_that_differ_between_workers_are_an_error(three, rows):
     blocks = rows()
     blocks[2] = from_arrays(blocks[2].x, blocks[2].y.astype(np.float32), None)
-    with pytest.raises(DataError, match="the rows of worker 2 differ from those of worker 0: y changes"):
+    with pytest.raises(DataError, match="worker 2 differ .* y changes"):
         trained(three, dense(), blocks)
-    with pytest.raises(DataError, match="no worker has any rows"):
+    with pytest.raises(DataError, match="no worker has"):
         trained(three, dense(), rows((0, 0, 0)))
