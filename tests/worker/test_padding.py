@@ -1,5 +1,7 @@
 """The padding of workers that read fewer batches than others, without processes."""
 
+from contextlib import contextmanager
+
 import keras
 import numpy as np
 import pytest
@@ -25,12 +27,12 @@ class Alone:
         return [array, np.array(next(self._theirs), array.dtype)]
 
 
-class Own:
-    def __init__(self, blocks):
-        self._blocks = blocks
-
-    def pieces(self):
-        return iter(self._blocks)
+@contextmanager
+def stream_in_step(sizes, *theirs):
+    """The epoch of a worker with batches of these sizes, whose peer gives ``theirs``."""
+    stream, every = LocalStream(batches(*sizes)), BatchRange(0, None, 0, 10**6)
+    with batches_of_epoch(stream, every, FitOptions(4), 0, lambda batch: None) as own:
+        yield EpochInStep(Lockstep(Alone(*theirs)), own, batches(1)[0].spec, None, None)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +43,15 @@ class Own:
         ([], [(2, 6)], [0, 0], 6),  # without any, as those of others
     ],
 )
-def test_padding_of_streams_has_the_size_of_a_batch(own, theirs, flags, padding):
-    blocks = batches(*own)
-    spec = batches(1)[0].spec
-    epoch = EpochInStep(Lockstep(Alone(*theirs)), Own(blocks) if blocks else None, spec, None, None)
-    pieces = list(epoch.pieces())
+def test_padding_of_streams_has_the_size_of_a_batch_and_does_not_count(own, theirs, flags, padding):
+    with stream_in_step(own, *theirs) as epoch:
+        pieces = list(epoch.pieces())
     assert [piece.rows for piece in pieces] == [4 if flag else padding for flag in flags]
     assert [bool(piece.x.any()) for piece in pieces] == list(map(bool, flags))
-    assert epoch._flags == flags
-    assert all(piece.spec == spec for piece in pieces)
+    assert all(piece.spec == epoch.spec for piece in pieces)
+    before = [sum(flags[:steps]) for steps in range(len(flags) + 1)]
+    assert [epoch.trained(steps) for steps in range(len(flags) + 1)] == [(count, 4 * count) for count in before]
+    assert [epoch.is_last(steps) for steps in range(len(flags) + 1)] == [count == len(own) for count in before]
 
 
 @pytest.mark.core
@@ -58,24 +60,12 @@ def test_padding_is_spread_over_the_steps(own):
     """If it came last, an epoch would end with the rows of one worker, and the model forget those of others."""
     flags = spread(own, 7)
     assert sum(flags) == own
-    assert max(sum(flags[:step]) - own * step / 7 for step in range(8)) <= 0
-    assert min(sum(flags[:step]) - own * step / 7 for step in range(8)) > -1
+    ahead = [sum(flags[:step]) - own * step / 7 for step in range(8)]
+    assert max(ahead) <= 0
+    assert min(ahead) > -1
     blocks, spec = batches(*[2] * own), batches(1)[0].spec
     with device.feed(spec, 2, iter(blocks)) as fed:
-        found = list(device.in_step(fed, spec.zeros(2), flags))
-    values = [keras.ops.convert_to_numpy(batch[0]) for batch, _ in found]
-    assert [value.shape for value in values] == [(2, 2)] * 7
-    assert [bool(value.all()) for value in values] == flags
-    assert [bool(keras.ops.convert_to_numpy(flag)[0]) for _, flag in found] == flags
-
-
-def test_steps_of_a_stream_with_padding_are_not_batches():
-    stream, options = LocalStream(batches(4, 3)), FitOptions(4)
-    with batches_of_epoch(stream, BatchRange(0, None, 0, 10), options, 0, lambda batch: None) as own:
-        epoch = EpochInStep(Lockstep(Alone((7, 4))), own, own.spec, None, None)
-        pieces = list(epoch.pieces())
-    flags = spread(2, 7)
-    assert [bool(piece.x.any()) for piece in pieces] == flags
-    assert [epoch.trained(steps)[0] for steps in range(8)] == [sum(flags[:steps]) for steps in range(8)]
-    assert [epoch.is_last(steps) for steps in range(8)] == [sum(flags[:steps]) == 2 for steps in range(8)]
-    assert epoch.trained() == (2, 7)
+        found = [
+            (keras.ops.convert_to_numpy(x), bool(flag[0])) for (x, *_), flag in device.in_step(fed, spec.zeros(2), flags)
+        ]
+    assert [(x.shape, bool(x.all()), flag) for x, flag in found] == [((2, 2), flag, flag) for flag in flags]
