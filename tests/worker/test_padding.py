@@ -65,7 +65,6 @@ def test_padding_is_spread_over_the_steps(own):
     assert min(ahead) > -1
     blocks, spec = batches(*[2] * own), batches(1)[0].spec
     with device.feed(spec, 2, iter(blocks)) as fed:
-        found = [
-            (keras.ops.convert_to_numpy(x), bool(flag[0])) for (x, *_), flag in device.in_step(fed, spec.zeros(2), flags)
-        ]
+        steps = list(device.in_step(fed, spec.zeros(2), flags))
+    found = [(keras.ops.convert_to_numpy(batch[0]), bool(flag[0])) for batch, flag in steps]
     assert [(x.shape, bool(x.all()), flag) for x, flag in found] == [((2, 2), flag, flag) for flag in flags]
