@@ -2,6 +2,7 @@
 
 import random
 import threading
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -48,18 +49,14 @@ class Numbered(keras.utils.PyDataset):
             self.ended.append(True)
 
 
-def batches(make, labelled=True, worker=0, num_workers=1):
-    return list(WorkerBatches(BatchReader(_Function(make), num_workers, Reader(SCHEMA, labelled)), worker).blocks())
+def reader(make, labelled=True, worker=0, num_workers=1, **options):
+    """A reader whose function is not pickled, so that a test sees its effects."""
+    function = SimpleNamespace(load=lambda: make)
+    return WorkerBatches(BatchReader(function, num_workers, Reader(SCHEMA, labelled), **options), worker)
 
 
-class _Function:
-    """A function that is not pickled, so that a test sees its effects."""
-
-    def __init__(self, make):
-        self._make = make
-
-    def load(self):
-        return self._make
+def batches(make, **given):
+    return list(reader(make, **given).blocks())
 
 
 def tf_dataset(worker, num_workers):
@@ -82,6 +79,7 @@ def test_every_kind_of_batches_becomes_blocks(kind):
     found = batches(MAKES[kind])
     assert np.array_equal(np.concatenate([block.x for block in found]), X)
     assert np.array_equal(np.concatenate([block.y for block in found]), Y)
+    assert np.array_equal(reader(MAKES[kind]).open().x, X)
 
 
 def test_the_function_receives_the_worker_the_number_of_workers_and_the_epoch():
@@ -91,8 +89,7 @@ def test_the_function_receives_the_worker_the_number_of_workers_and_the_epoch():
     def make(worker, num_workers, factor=1, *, epoch):
         yield X * factor * epoch, Y
 
-    stream = WorkerBatches(BatchReader(_Function(make), 1, Reader(SCHEMA)), 0)
-    assert [next(stream.blocks(*epoch)).x[0, 1] for epoch in ((), (1,), (5,))] == [0, 1, 5]
+    assert [next(reader(make).blocks(*epoch)).x[0, 1] for epoch in ((), (1,), (5,))] == [0, 1, 5]
 
 
 def test_a_py_dataset_loads_in_its_threads_and_ends_its_epoch():
@@ -112,22 +109,20 @@ def test_features_alone_are_enough_for_predictions():
 
 def test_batches_without_rows_are_omitted():
     assert [block.rows for block in batches(lambda worker, n: [(X[:0], Y[:0]), (X, Y)])] == [12]
+    assert reader(lambda worker, n: []).open() is None
 
 
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ((X, Y), r"returned a tuple .*expected a tf\.data\.Dataset"),
+        ((X, Y), "returned a tuple"),
         ([(X, Y, Y, Y)], "a batch is a tuple"),
-        ([(X[:5], Y)], "batch 0 of the reader of worker 0: arrays must have the same number of rows"),
-        (pd.DataFrame(X), r"returned a .*DataFrame.* Yield pieces of it, as arrays"),
-        (keras.ops.convert_to_tensor(X), r"an iterable of batches .* Yield arrays batch by batch"),
-        ([(X, Y), X], r"batch 1 of the reader of worker 0: labels are missing, the batch is an array .*: yield \(x, y\)"),
-        (
-            [(X, Y), (X[:, :2], Y)],
-            r"batch 1 of the reader of worker 0: x changes from shape \(3,\) to shape \(2,\): every row",
-        ),
-        (zip(X, Y, strict=True), r"batch 0 .*x has 3 rows, y has 1 row\. x has the shape of a single row: yield batches"),
+        ([(X[:5], Y)], "batch 0 .* worker 0: .* number of rows"),
+        (pd.DataFrame(X), "DataFrame.* Yield pieces"),
+        (keras.ops.convert_to_tensor(X), "Yield arrays batch by batch"),
+        ([(X, Y), X], r"batch 1 .* labels .* yield \(x, y\)"),
+        ([(X, Y), (X[:, :2], Y)], r"batch 1 .* \(3,\) to shape \(2,\)"),
+        (zip(X, Y, strict=True), "shape of a single row"),
         ([(np.where(X == 5, np.nan, X), Y)], "NaN"),
     ],
 )
@@ -144,9 +139,9 @@ class Endless(Numbered):
 
 @pytest.mark.parametrize("make", [lambda *_: Endless(), lambda *worker: tf_dataset(*worker).repeat()])
 def test_batches_without_end_need_a_limit(make):
-    with pytest.raises(DataError, match=r"make\(0, 1\) returned .* without end: set steps_per_epoch=.*take"):
+    with pytest.raises(DataError, match="without end: set steps_per_epoch="):
         batches(make)
-    limited = WorkerBatches(BatchReader(_Function(make), 1, Reader(SCHEMA), may_be_endless=True), 0)
+    limited = reader(make, may_be_endless=True)
     assert next(limited.blocks()).rows == 4
     with pytest.raises(DataError, match="without end"):
         limited.open()
@@ -167,17 +162,8 @@ def test_ragged_tensors_are_reported():
     import tensorflow as tf
 
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    dataset = tf.data.Dataset.from_tensors((ragged, [[1.0], [2.0]]))
-    with pytest.raises(DataError, match=r"batch 0 .* another shape than row 0.*Pad sequences"):
-        batches(lambda worker, n: dataset)
-
-
-def test_batches_of_a_worker_open_as_one_block():
-    def opened(made):
-        return WorkerBatches(BatchReader(_Function(lambda worker, n: made), 1, Reader(SCHEMA)), 0).open()
-
-    assert np.array_equal(opened([(X[:8], Y[:8]), (X[8:], Y[8:])]).x, X)
-    assert opened([]) is None
+    with pytest.raises(DataError, match="batch 0 .* Pad sequences"):
+        batches(lambda worker, n: tf.data.Dataset.from_tensors((ragged, [[1.0], [2.0]])))
 
 
 class Notes:
@@ -213,8 +199,9 @@ def linear():
     state, archive = ModelState.take(model), ModelArchive.pack(model)
 
     def fit(make, batch_range, options, callbacks=()):
-        rows = WorkerBatches(BatchReader(_Function(make), 1, Reader(SCHEMA)), 0)
-        return LocalTrainer(archive, TaskContext(0)).fit(state, rows, batch_range, options, callbacks=list(callbacks))
+        return LocalTrainer(archive, TaskContext(0)).fit(
+            state, reader(make), batch_range, options, callbacks=list(callbacks)
+        )
 
     return fit
 
@@ -265,7 +252,6 @@ def test_a_task_that_leaves_batches_closes_the_reader():
         def __del__(self):
             ended.append(True)
 
-    stream = WorkerBatches(BatchReader(_Function(lambda worker, n: Ending(workers=2)), 1, Reader(SCHEMA)), 0)
     before = threading.active_count()
     kept = []  # what a task may leave behind, for instance in a traceback
 
@@ -273,7 +259,7 @@ def test_a_task_that_leaves_batches_closes_the_reader():
         kept.append(blocks)
         yield next(blocks).rows
 
-    assert list(ReadBatches(task, 1)(0, [stream])) == [4]
+    assert list(ReadBatches(task, 1)(0, [reader(lambda worker, n: Ending(workers=2))])) == [4]
     assert (ended, threading.active_count()) == ([True], before)
 
 
