@@ -16,7 +16,7 @@ from sparkkeras.modeling.archive import ModelArchive, find_outside
 from sparkkeras.modeling.description import OUTSIDE, description
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.state import ModelState, ModelWeights
-from tests.models import Distilled, VariablesOfWorker
+from tests.models import VariablesOfWorker
 
 ALPHA = keras.Variable(1.0, name="alpha")
 SCALE = keras.Variable([1.0, 2.0], name="scale")
@@ -360,23 +360,3 @@ def test_a_change_that_jax_would_ignore_is_refused():
     ALPHA.assign(0.25)
     unchanging.check()
     dump_callbacks([Setting(ALPHA)], [given])
-
-
-@pytest.mark.parametrize("is_attribute", [True, False])
-def test_a_change_of_a_teacher_which_workers_would_not_see_is_refused(is_attribute):
-    layers = [keras.layers.Dense(1, name="scores"), keras.layers.Dropout(0.5)]
-    teacher = keras.Sequential([keras.Input((1,)), *layers])
-
-    def distilled(y, predicted):
-        return keras.ops.mean(keras.ops.square(predicted - teacher(y)))
-
-    given = model(Distilled(teacher) if is_attribute else distilled)
-    ModelArchive.pack(given)
-    teacher(np.ones((1, 1)), training=True)  # changes the state of random numbers
-    given.set_weights([each + 1 for each in given.get_weights()])
-    outside.Unchanging(given).check()
-    teacher.set_weights([each + 1 for each in teacher.get_weights()])  # perhaps in on_train_begin
-    with pytest.raises(ConfigurationError, match="changed the weight '.*scores/kernel'"):
-        outside.Unchanging(given).check()
-    ModelArchive.pack(given)
-    outside.Unchanging(given).check()

@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import weakref
@@ -46,14 +47,16 @@ def test_steps_per_execution_divides_the_exchange_window(every, steps):
     assert device.steps_per_execution(SimpleNamespace(run_eagerly=False), 32, False, every) == steps
 
 
-def test_an_evicted_model_is_collected(monkeypatch):
+def test_the_models_used_last_are_kept_and_others_collected(monkeypatch):
     garbage_collection.freeze_survivors()  # not a worker: the process belongs to the user
     assert gc.get_freeze_count() == 0
     monkeypatch.setenv("SPARKKERAS_WORKER", "1")
     monkeypatch.setattr(models, "_kept", OrderedDict())
     monkeypatch.setattr(models, "KEPT_MODELS", 1)
+    archive = models.ModelArchive.pack(regression())
     try:
-        first = weakref.ref(models.ModelArchive.pack(regression()).cached())
+        first = weakref.ref(archive.cached())
+        assert pickle.loads(pickle.dumps(archive)).cached() is first()
         garbage_collection.freeze_survivors()
         assert gc.get_freeze_count() > 0
         models.ModelArchive.pack(regression(width=4)).cached()
