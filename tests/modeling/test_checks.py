@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ModelError, SparkEnsemble, SparkModel
+from sparkkeras import DataError, ModelError, SparkEnsemble, SparkModel
 from sparkkeras.data.block import from_arrays
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.compilation import check_not_synchronized
@@ -158,3 +158,40 @@ def test_a_layer_without_a_vocabulary_is_named():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="call its adapt"):
         SparkModel(model).fit(np.array([["a"]]), np.zeros((1, 1)))
+
+
+# The loss and the metrics, which are built for one row of zeros
+
+
+@pytest.mark.core
+def test_data_of_the_same_shapes_is_checked_once_for_each_compile():
+    calls = []
+
+    def loss(expected, predicted):
+        calls.append(expected)
+        return keras.ops.mean(keras.ops.square(expected - predicted), -1)
+
+    model, rows = regression(loss=loss, metrics=["mae"]), from_arrays(X, X[:, :1], None)
+    for _ in range(2):
+        metrics.prepare(model, rows)
+        assert len(calls) == 1
+    assert all(not state.any() for state in metrics.take(model))
+    with pytest.raises(DataError, match="does not fit the model"):
+        metrics.prepare(model, from_arrays(X[:, :2], X[:, :1], None))
+    checked = len(calls)
+    model.compile("sgd", loss)
+    metrics.prepare(model, rows)
+    assert len(calls) > checked
+
+
+def test_the_inputs_of_a_feature_space_cause_no_warning():
+    """Warnings are errors here. Keras compares the types of dicts, and this one is its own."""
+    import tensorflow as tf
+
+    space = keras.utils.FeatureSpace({"width": "float", "height": "float_rescaled"}, output_mode="concat")
+    x = {"width": X[:, 0], "height": X[:, 1]}
+    space.adapt(tf.data.Dataset.from_tensor_slices(x))
+    model = keras.Model(space.get_inputs(), keras.layers.Dense(1)(space.get_encoded_features()))
+    model.compile("sgd", "mse", metrics=["mae"])
+    metrics.prepare(model, from_arrays(x, X[:, :1], None))
+    assert set(metrics.log_names(model)) == {"loss", "mae"}

@@ -149,20 +149,6 @@ def test_pytorch_works_in_forks_of_a_worker_that_has_used_it():
     assert done.stdout == "12\n"  # one thread before, two in the fork
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends have one pipeline")
-@pytest.mark.parametrize("epoch_bytes", [1, 1 << 20])
-def test_batches_from_memory_and_from_a_generator_are_the_same(monkeypatch, epoch_bytes):
-    monkeypatch.setattr(device, "EPOCH_BYTES", epoch_bytes)
-    rows = from_arrays(np.arange(22.0, dtype=np.float32).reshape(11, 2), np.arange(11), None)
-    pieces = (device.overwritable(rows[start : start + 3]) for start in range(0, 11, 3))  # not of whole batches
-    with device.feed(rows.spec, 4, pieces) as batches:
-        found = list(batches.as_numpy_iterator())
-        assert str(batches.element_spec[0].shape) == "(None, 2)"
-    for mine, expected in zip(zip(*found, strict=True), (rows.x, rows.y), strict=True):
-        assert [len(batch) for batch in mine] == [4, 4, 3]
-        np.testing.assert_array_equal(np.concatenate(mine), expected)
-
-
 @pytest.mark.core
 def test_rows_that_a_backend_may_overwrite_are_copied(tmp_path):
     mapped = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(64, 16))  # at the start of a page

@@ -13,11 +13,12 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.labels import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, find_outside
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.progress import ProgressReporter
@@ -103,7 +104,10 @@ def close(state, model, atol=1e-6):
 
 
 @pytest.mark.core
-def test_fit_equals_keras_fit(linear):
+@pytest.mark.parametrize("epoch_bytes", [1, 1 << 20])
+def test_fit_equals_keras_fit(linear, monkeypatch, epoch_bytes):
+    """Whether TensorFlow gets all rows at once or in pieces."""
+    monkeypatch.setattr(device, "EPOCH_BYTES", epoch_bytes)
     replica = linear.trains_as_keras(X, Y, ROWS)
     assert (replica.worker, replica.rows, replica.steps) == (0, 22, 6)
     assert metrics.results(linear.model, replica.metrics) == pytest.approx(replica.logs, rel=1e-6)
@@ -161,7 +165,6 @@ def test_what_is_random_depends_only_on_seed_worker_and_epoch():
 
     one = run()
     assert run() == one
-    assert [len(batch) for batch in one[0]] == [4, 4, 4, 4, 4, 2]
     assert sorted(row for batch in one[0] for row in batch) == list(range(22))
     for other in (run(seed=2), run(worker=1), run(epoch=1)):
         assert all(mine != theirs for mine, theirs in zip(one, other, strict=True))
@@ -203,23 +206,18 @@ def test_callbacks_run_as_new_copies(linear):
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="other backends read variables in each step")
 def test_a_callback_that_changes_a_variable_which_jax_has_compiled_is_an_error():
-    class Weighted(keras.losses.MeanSquaredError):
-        def __init__(self, **others):
-            super().__init__(**others)
-            self.weight = keras.Variable(1.0, name="weight")
+    weight = keras.Variable(1.0, name="weight")
 
-        def call(self, y, predicted):
-            return self.weight * super().call(y, predicted)
+    def weighted(y, predicted):
+        return weight * keras.ops.mean(keras.ops.square(y - predicted))
 
     class Anneal(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            self.model.loss.weight.assign(0.0)
+            weight.assign(0.0)
 
-    model = regression(loss=Weighted(), jit_compile=True)
-    find_outside(model)
-    options = FitOptions(BATCH, callbacks=ByValue.dump([Anneal()], "worker_callbacks"))
+    given = Model(regression(loss=weighted, jit_compile=True))
     with pytest.raises(ConfigurationError, match="changed the variable 'weight'"):
-        Model(model).fit(options=options)
+        given.trainer().fit(given.state, copied(ROWS), WHOLE, PLAIN, callbacks=[Anneal()])
 
 
 def test_rows_are_counted_up_to_an_early_stop(linear):
@@ -474,11 +472,9 @@ def test_inputs_in_order_reach_those_of_a_model_with_a_dict():
     """Keras sorts the keys; the order is that in which the model was built."""
     b, a = keras.Input((3,), name="b"), keras.Input((3,), name="a")
     model = keras.Model({"b": b, "a": a}, keras.layers.Dense(1)(keras.layers.concatenate([10 * b, a])))
-    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], run_eagerly=True)
-    assert [spec.name for spec in schema_of(model).inputs] == ["b", "a"]
+    model.compile("sgd", "mse", run_eagerly=True)
     x, rows = {"b": X, "a": X[::-1]}, from_arrays((X, X[::-1]), Y, None)
-    options = FitOptions(BATCH, shuffle=False, input_structure=input_structure(model))
-    given = Model(model)
+    given, options = Model(model), FitOptions(BATCH, shuffle=False, input_structure=input_structure(model))
     given.predicts_as_keras(x, [rows], options)
     given.evaluates_as_keras(x, Y, [rows], options)
     given.trains_as_keras(x, Y, rows, options)
