@@ -27,7 +27,7 @@ from sparkkeras.worker.collectives.jax_group import JaxGroup
 from tests.models import regression
 from tests.processes import free_port
 from tests.worker import groups
-from tests.worker.test_lockstep import dense, difference, plain, trained
+from tests.worker.test_lockstep import difference, plain, small, trained
 
 ADDRESSES = [("127.0.0.1", port) for port in range(1, 13)]
 
@@ -50,7 +50,7 @@ def held():
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="tests/integration/test_allreduce.py")
 def test_two_processes_exchange_values_and_train_like_plain_keras(digits):
     blocks = [from_arrays(digits[0][part], digits[1][part].astype(np.int32), None) for part in (slice(20), slice(20, 61))]
-    model = dense()
+    model = small()
     with groups.group_of(2) as pair:
         for gathered, data in pair.run(groups.gather, [[np.float64(1 / 3)], [np.float64(2 / 3)]]):
             assert (gathered[0], data) == ([1 / 3, 2 / 3], [b"", b"x"])
