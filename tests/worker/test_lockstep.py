@@ -197,6 +197,7 @@ def test_embeddings_and_weights_of_several_outputs(three, make):
 def test_gradients_travel_in_half_precision(three, rows, dtype, error):
     for make, blocks, largest in (small, rows(), error), (lookups, words(UNEVEN), 5e-3):
         model = make(keras.optimizers.SGD(0.1))
+        model.name += dtype  # processes keep a model with the way in which its gradients travel
         replicas = trained(three, model, blocks, gradient_dtype=dtype)
         plain(model, blocks)
         assert 1e-7 < difference(replicas, model) < largest
