@@ -182,15 +182,6 @@ def test_a_variable_that_is_global_and_an_attribute_is_one():
     assert dump_callbacks([Setting(ALPHA)], [given]).fresh()
 
 
-def test_a_callback_changes_the_variable_of_the_workers_model():
-    given, own = model(), keras.Variable(1.0)
-    _, (variable,) = unpacked(given)
-    dumped = dump_callbacks([Setting(ALPHA), Setting(own)], [given])
-    (first, second), (again, other) = dumped.fresh(), dumped.fresh()
-    assert first.variable is again.variable is variable
-    assert second.variable is not other.variable  # only the callback uses it: each copy has its own
-
-
 def test_a_copy_in_the_process_of_the_driver_uses_its_variables(monkeypatch):
     monkeypatch.setattr(outside, "_known", WeakValueDictionary())
     gamma = keras.Variable(1.0)

@@ -22,14 +22,12 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker import collectives
 from sparkkeras.worker.batches import FitOptions
-from sparkkeras.worker.collectives import PeerLostError, hold_port, holding_port, tensorflow_group, torch_group
+from sparkkeras.worker.collectives import PeerLostError, hold_port, holding_port, torch_group
 from sparkkeras.worker.collectives.jax_group import JaxGroup
 from tests.models import regression
 from tests.processes import free_port
 from tests.worker import groups
 from tests.worker.test_lockstep import difference, plain, small, trained
-
-ADDRESSES = [("127.0.0.1", port) for port in range(1, 13)]
 
 
 @pytest.fixture
@@ -124,30 +122,9 @@ def test_processes_that_do_not_connect_are_named(held):
                 each.result()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="heartbeats of TensorFlow")
-def test_only_peers_that_do_not_answer_are_named(monkeypatch):
-    """Many silent ones take longer than one may be silent."""
-    group, now, silent, aborted = tensorflow_group.TensorFlowGroup(0, ADDRESSES), [0.0], range(2, 10), []
-
-    def answers(rank):
-        now[0] += rank in silent
-        return rank not in silent
-
-    def wait(seconds):
-        now[0] += seconds
-
-    monkeypatch.setattr(tensorflow_group, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(group, "_answers", answers)
-    group._left = SimpleNamespace(wait=wait, is_set=lambda: False)
-    group._context = SimpleNamespace(abort_collective_ops=lambda code, message: aborted.append(message))
-    group._watch()
-    assert group._lost == list(silent)
-    assert aborted == [group._gone(silent)]
-
-
 def test_a_collective_on_gpus_is_waited_for_when_it_has_ended():
     """NCCL would abort it."""
-    group, left = torch_group.TorchGroup(0, ADDRESSES[:2]), [3]
+    group, left = torch_group.TorchGroup(0, [("127.0.0.1", 1), ("127.0.0.1", 2)]), [3]
     group._beats = SimpleNamespace(silent=list)
 
     def is_completed():

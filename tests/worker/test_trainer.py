@@ -126,11 +126,6 @@ def test_a_replica_is_independent_of_the_state_and_of_later_training(linear):
     assert all(map(np.array_equal, replica.metrics, sums))
 
 
-def trained(model, x, y, **options):
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, **options)
-    return model
-
-
 def test_batch_ranges_add_up_to_the_epoch(linear):
     options = FitOptions(BATCH, shuffle=True, seed=5)
     whole = linear.fit(options=options)
@@ -199,9 +194,6 @@ def test_callbacks_run_as_new_copies(linear):
     for _ in range(2):
         replica = linear.fit(batch_range=BatchRange(3, 22, 0, 6), options=options)
     assert replica.learning_rate == pytest.approx(0.025)
-    plain = linear.anew()
-    plain.optimizer.learning_rate = 0.025
-    assert close(replica.state, trained(plain, X, Y))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="other backends read variables in each step")
@@ -227,10 +219,10 @@ def test_rows_are_counted_up_to_an_early_stop(linear):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = batch >= 1
 
-    model = regression(optimizer=keras.optimizers.Adam(0.05), metrics=["mae"], run_eagerly=True)
-    options = FitOptions(BATCH, shuffle=False, callbacks=ByValue.dump([Stop()], "worker_callbacks"))
-    replica = Model(model).fit(state=linear.state, options=options)
-    assert close(replica.state, trained(linear.anew(), X[:8], Y[:8]))
+    replica = linear.trainer().fit(linear.state, copied(ROWS), WHOLE, PLAIN, callbacks=[Stop()])
+    plain = linear.anew()
+    plain.fit(X[:8], Y[:8], batch_size=BATCH, shuffle=False, verbose=0)
+    assert close(replica.state, plain)
     assert (replica.rows, replica.steps) == (8, 2)
 
 
