@@ -236,6 +236,43 @@ class Table(keras.layers.Layer):
         self.factor = float((Path(folder) / "factor.txt").read_text())
 
 
+class Stepping(keras.Sequential):
+    """Overrides compile without compile_from_config."""
+
+    def compile(self, factor, **options):
+        super().compile(**options)
+        self.factor = factor
+
+
+def trained(**compiled):
+    model = dense(keras.layers.Dropout(0.5), **compiled)
+    model.fit(X, Y, verbose=0)
+    return model
+
+
+def quantized(mode, model):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
+        model.quantize(mode)
+    return model
+
+
+def not_compiled():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation=tilted), keras.layers.Dense(1)])
+
+
+def frozen_after_fit():
+    model = trained()
+    model.layers[0].trainable = False
+    return model
+
+
+def own_compile():
+    model = Stepping([keras.Input((3,)), keras.layers.Dense(1)], name="stepping")
+    model.compile(lambda step: step, optimizer="sgd", loss="mse")
+    return model
+
+
 @pytest.fixture
 def emptied(monkeypatch):
     """Also empty small archives, which usually keep their weights."""
@@ -345,7 +382,7 @@ NOT_COPIED = {
     "lambda as activation": (lambda: dense(activation=lambda x: keras.ops.abs(x)), ModelError, "Define it with def"),
     # Keras saves the code of a lambda without its globals: it would fail on the workers.
     "lambda with a global": (lambda: dense(keras.layers.Lambda(lambda x: x * GLOBAL)), ModelError, "Define it with def"),
-    "lambda set by compile": (lambda: own_compile(), ModelError, "factor .* 'stepping'.*with def"),
+    "lambda set by compile": (own_compile, ModelError, "factor .* 'stepping'.*with def"),
     "no configuration": (lambda: dense(WithoutConfig(2.0)), ModelError, "get_config"),
     "incomplete configuration": (lambda: dense(Forgetful(units=3)), ModelError, "get_config"),
     "method as loss": (lambda: dense(loss=Called().error), ModelError, "is a method"),
@@ -427,13 +464,13 @@ def not_built():
     ("build", "words"),
     [
         (lambda: regression(loss=None), "without a loss"),
-        (lambda: not_compiled(), "is not compiled"),
+        (not_compiled, "is not compiled"),
         (not_built, "is not built"),
         (lambda: dense(loss_weights=["acc"]), r"write compile.* metrics=\['acc'\]"),
         (lambda: dense(metrics=["acuracy"]), "metrics.* Did you mean 'accuracy'"),
         (lambda: dense(loss={"out": "mean_square_error"}), "loss=.* Did you mean 'mean_squared_error'"),
         (lambda: dense(weighted_metrics={"out": ["foo"]}), "compiled with weighted_metrics="),
-        (lambda: frozen_after_fit(), "built for other weights"),
+        (frozen_after_fit, "built for other weights"),
     ],
 )
 def test_a_model_that_cannot_be_trained(build, words):
@@ -506,9 +543,6 @@ def test_the_learning_rate_of_a_schedule_is_that_of_the_current_step_and_cannot_
     assert model_state.has_settable_rate(scaled)
 
 
-# Seeds
-
-
 def test_seed_generators_are_set_from_the_seed():
     layers = [keras.layers.Dropout(0.5, seed=1), keras.layers.GaussianNoise(1.0, seed=1), keras.layers.Dropout(0.5)]
     model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
@@ -524,12 +558,6 @@ def test_seed_generators_are_set_from_the_seed():
     assert seeds(1, 2, 3) == one
 
 
-# Schema
-
-
-# From bytes
-
-
 def test_a_worker_that_takes_over_counts_all_steps_and_restarts_averages():
     model = regression(optimizer=keras.optimizers.Adam(0.1, use_ema=True))
     begun = ModelState.take(model)
@@ -540,43 +568,6 @@ def test_a_worker_that_takes_over_counts_all_steps_and_restarts_averages():
 
 
 # Packing for prediction
-
-
-class Stepping(keras.Sequential):
-    """Overrides compile without compile_from_config."""
-
-    def compile(self, factor, **options):
-        super().compile(**options)
-        self.factor = factor
-
-
-def trained(**compiled):
-    model = dense(keras.layers.Dropout(0.5), **compiled)
-    model.fit(X, Y, verbose=0)
-    return model
-
-
-def quantized(mode, model):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
-        model.quantize(mode)
-    return model
-
-
-def not_compiled():
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation=tilted), keras.layers.Dense(1)])
-
-
-def frozen_after_fit():
-    model = trained()
-    model.layers[0].trainable = False
-    return model
-
-
-def own_compile():
-    model = Stepping([keras.Input((3,)), keras.layers.Dense(1)], name="stepping")
-    model.compile(lambda step: step, optimizer="sgd", loss="mse")
-    return model
 
 
 PREDICTING = {
@@ -736,9 +727,6 @@ def test_a_copy_has_low_rank_factors():
     copy = copy_of(model)
     assert [weight.name for weight in copy.trainable_weights] == [weight.name for weight in model.trainable_weights]
     assert np.array_equal(copy(X), model(X))
-
-
-# Teachers in losses
 
 
 class Doubled(keras.layers.Layer):
