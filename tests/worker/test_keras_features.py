@@ -42,20 +42,6 @@ TOKENS[::2, 3:] = 0
 CLASSES = RNG.integers(0, 3, ROWS).astype(np.int32)
 WEIGHTS = RNG.random(ROWS).astype(np.float32)
 
-DATA = {
-    "rows": (X, Y, None),
-    "weighted rows": (X, Y, WEIGHTS),
-    "rows without labels": (X, None, None),
-    "rows as labels": (X, X, None),
-    "classes": (X, CLASSES, None),
-    "images": (IMAGES, Y, None),
-    "whole batches of sequences": (SEQUENCES[:8], Y[:8], None),
-    "tokens": (TOKENS, Y, None),
-    "nested inputs": ((X, {"tokens": TOKENS, "right": SEQUENCES}), {"amount": Y, "others": (CLASSES, 2 * Y)}, None),
-    "named inputs": ({"left": X, "right": SEQUENCES}, {"amount": Y, "kind": CLASSES}, None),
-}
-"""Features, labels and sample weights."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -64,7 +50,7 @@ class Case:
     Attributes:
         name: The features as in the documentation, optionally with a variant: ``feature: variant + feature``.
         build: Makes the compiled model.
-        data: A key of `DATA`.
+        data: Features, labels and sample weights.
         options: Further arguments of ``fit``.
         atol: The largest difference of weights.
         callback: A callback of plain Keras that does what a worker does.
@@ -77,7 +63,7 @@ class Case:
 
     name: str
     build: Callable[[], Any]
-    data: str = "rows"
+    data: tuple[Any, Any, Any] = (X, Y, None)
     options: dict[str, Any] = field(default_factory=dict)
     atol: float = 2e-6
     callback: Any = None
@@ -91,22 +77,15 @@ class Case:
 # Building models
 
 
-def model(*stack, shape=(3,), dtype=None, before=None, out=None, **compiled):
-    """A compiled Sequential of ``stack`` and a Dense(1); ``before`` is called with the model before ``compile``."""
-    made = keras.Sequential([keras.Input(shape, dtype=dtype), *stack, out or layers.Dense(1)])
-    if before is not None:
-        before(made)
+def model(*stack, shape=(3,), out=None, **compiled):
+    """A compiled Sequential of ``stack`` and a Dense(1)."""
+    made = keras.Sequential([keras.Input(shape), *stack, out or layers.Dense(1)])
     made.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
     return made
 
 
 def optimizer(name, **arguments):
     return lambda: model(optimizer=getattr(keras.optimizers, name)(0.02, **arguments), metrics=["mae"])
-
-
-def stack(*kinds, **arguments):
-    """A builder of a model with new layers: a kind is a function without arguments."""
-    return lambda: model(*(kind() for kind in kinds), **arguments)
 
 
 def masked_steps():
@@ -143,9 +122,12 @@ def nested():
     return made
 
 
-def freeze(made):
-    """Freezes a layer, and weights whose layers' other weights are trained; Keras does not save the latter."""
+def frozen():
+    """A layer is frozen, and weights whose layers' other weights are trained; Keras does not save the latter."""
+    made = model(layers.Dense(4), layers.Dense(4), layers.BatchNormalization())
     made.layers[0].trainable = made.layers[1].kernel.trainable = made.layers[2].beta.trainable = False
+    made.compile("adam", "mse")
+    return made
 
 
 def preprocessing():
@@ -329,11 +311,11 @@ CASES = [
         "Moving averages of weights (`use_ema`) + Gradient accumulation",
         optimizer("Adam", use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2),
     ),
-    Case("Mixed precision + Loss scaling", stack(lambda: layers.Dense(4)), policy="mixed_float16", atol=1e-3),
+    Case("Mixed precision + Loss scaling", lambda: model(layers.Dense(4)), policy="mixed_float16", atol=1e-3),
     Case(
         "Dtype policies + Autoencoders",
         lambda: model(layers.Dense(4, dtype="bfloat16"), out=layers.Dense(3)),
-        "rows as labels",
+        (X, X, None),
         atol=1e-2,
     ),
     Case(
@@ -344,41 +326,46 @@ CASES = [
     ),
     Case(
         "Convolutions",
-        stack(
-            *(lambda: layers.Conv2D(3, 3), lambda: layers.SeparableConv2D(3, 2), lambda: layers.DepthwiseConv2D(2)),
-            *(layers.MaxPooling2D, layers.Flatten),
+        lambda: model(
+            *(layers.Conv2D(3, 3), layers.SeparableConv2D(3, 2), layers.DepthwiseConv2D(2)),
+            *(layers.MaxPooling2D(), layers.Flatten()),
             shape=(6, 6, 2),
         ),
-        "images",
+        (IMAGES, Y, None),
     ),
-    Case("Attention + Embeddings and masks + Shared layers + Recurrent layers", masked_steps, "tokens"),
+    Case("Attention + Embeddings and masks + Shared layers + Recurrent layers", masked_steps, (TOKENS, Y, None)),
     Case("Low-rank adaptation (LoRA) + Losses + Weight decay", nested_lora, saved=False, marks=(pytest.mark.core,)),
-    Case("Several inputs and outputs: by name + Loss weights + Metrics per output", two_outputs, "named inputs"),
-    Case("Several inputs and outputs: nested", nested, "nested inputs"),
+    Case(
+        "Several inputs and outputs: by name + Loss weights + Metrics per output",
+        two_outputs,
+        ({"left": X, "right": SEQUENCES}, {"amount": Y, "kind": CLASSES}, None),
+    ),
+    Case(
+        "Several inputs and outputs: nested",
+        nested,
+        ((X, {"tokens": TOKENS, "right": SEQUENCES}), {"amount": Y, "others": (CLASSES, 2 * Y)}, None),
+    ),
     Case(
         "Custom losses + Custom metrics + Custom layers + Custom activations + Regularizers + Constraints + `add_loss` + "
         "Dropout + Gradient clipping + Sample weights + Weighted metrics + `run_eagerly`",
         penalized,
-        "weighted rows",
+        (X, Y, WEIGHTS),
         atol=1e-5,
     ),
-    Case("Preprocessing layers + Class weights", preprocessing, "classes", {"class_weight": {0: 0.5, 2: 3.0}}),
-    Case(
-        "Frozen layers (`trainable=False`) + Frozen weights",
-        stack(*[lambda: layers.Dense(4)] * 2, layers.BatchNormalization, before=freeze, optimizer="adam"),
-    ),
+    Case("Preprocessing layers + Class weights", preprocessing, (X, CLASSES, None), {"class_weight": {0: 0.5, 2: 3.0}}),
+    Case("Frozen layers (`trainable=False`) + Frozen weights", frozen),
     Case("Subclassed models + Custom training steps + Custom evaluation steps", subclassed, marks=(pytest.mark.core,)),
     Case(
         "Several optimizers",
         lambda: gan(Adversarial),
-        "rows without labels",
+        (X, None, None),
         backends=("tensorflow", "torch"),
         marks=(pytest.mark.core,),
     ),
     Case(
         "Stateful recurrent layers",
         stateful,
-        "whole batches of sequences",
+        (SEQUENCES[:8], Y[:8], None),
         callback=ResettingStates(),
         backends=("tensorflow", "jax"),
         keras="3.14",
@@ -392,8 +379,7 @@ CASES = [
 
 
 def block(case):
-    copied = keras.tree.map_structure(lambda array: None if array is None else array.copy(), DATA[case.data])
-    return from_arrays(*copied)
+    return from_arrays(*keras.tree.map_structure(lambda array: None if array is None else array.copy(), case.data))
 
 
 def called(model, x):
@@ -419,7 +405,7 @@ def equals_plain_keras(case, model, rows, listed):
     model.reset_metrics()
     if not has_call(model):
         model.built = True  # with PyTorch, Keras builds other models by calling them
-    _, y, weight = DATA[case.data]
+    _, y, weight = case.data
     given = {"sample_weight": weight, "callbacks": case.callback, **case.options}
     plain = model.fit(listed, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **given).history
     expected = ModelState.take(model)
@@ -456,7 +442,7 @@ def test_one_worker_equals_plain_keras(case, policy):
     keras.utils.set_random_seed(1)
     model = case.build()
     rows = block(case)
-    x = DATA[case.data][0]
+    x = case.data[0]
     listed = list(x) if isinstance(x, tuple) else x
     loaded = equals_plain_keras(case, model, rows, listed)
     if not has_call(model) or case.build is stateful:  # calls of all rows have another batch size
