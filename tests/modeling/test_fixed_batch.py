@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 import keras
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
@@ -13,7 +12,6 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
-from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fixed_batch import (
@@ -23,8 +21,7 @@ from sparkkeras.modeling.fixed_batch import (
 )
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
-from sparkkeras.scoring.column_functions import ArgumentsToBlocks
-from sparkkeras.scoring.columns import Scorer, ScoreTask
+from sparkkeras.scoring.columns import Scorer
 from sparkkeras.scoring.inference import PredictTask, check_evaluate, check_predict
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.worker import device
@@ -54,7 +51,9 @@ without_torch = pytest.mark.skipif(keras.backend.backend() == "torch", reason="P
 
 
 def test_only_stateful_models_have_a_fixed_batch_size(model):
-    assert fixed_batch_size(model) == Scorer.of(model).options.batch_size == 8
+    options = Scorer.of(model).options
+    assert fixed_batch_size(model) == options.batch_size == 8
+    assert options.across_blocks  # a batch may have rows of several Arrow batches, like those to predict and to evaluate
     assert fixed_batch_size(keras.Sequential([keras.Input((2,), batch_size=8), keras.layers.Dense(1)])) is None
 
 
@@ -124,30 +123,6 @@ def test_batches_to_predict_may_have_rows_of_several_blocks(model):
         list(task(TaskContext(0), iter(in_blocks(ROWS, None, (10, 1)))))
 
 
-def test_columns_are_predicted_in_batches_of_several_arrow_batches(model):
-    """Rows with nulls are not passed to the model."""
-    scorer = Scorer.of(model)
-    shared = map(LocalShared, (scorer.archive, scorer.state, scorer.options))
-    task = ScoreTask(*shared, ArgumentsToBlocks(scorer.reader), scorer.outputs)
-    column = pa.array([None, *ROWS[:13].tolist(), None, *ROWS[13:].tolist(), None], pa.list_(pa.list_(pa.float32())))
-    found = list(task(TaskContext(0), iter([column[:1], column[1:5], column[5:34], column[34:]])))
-    assert [len(part) for part in found] == [1, 4, 29, 1]
-    found = pa.concat_arrays(found)
-    assert np.allclose(found.drop_null(), predicted(model, ROWS)[:, 0], atol=1e-6)
-    assert np.flatnonzero(found.is_null()).tolist() == [0, 14, 34]
-
-
-@unknown_sizes
-def test_batches_to_evaluate_may_have_rows_of_several_blocks(model):
-    labels = np.arange(32, dtype=np.float32).reshape(-1, 1)
-    settings = {"batch_size": 8, "transform": None, "on_invalid": "error", "verbose": 0}
-    _, options = check_evaluate(model, ROWS, labels, None, ColumnMapping(), **settings)
-    trainer, state = LocalTrainer(ModelArchive.pack(model), TaskContext(0)), ModelWeights.take(model)
-    found, _, _ = trainer.evaluate(state, iter(in_blocks(ROWS, labels, (16, 5, 11))), options)
-    loss = float(np.mean((predicted(model, ROWS) - labels) ** 2))
-    assert metrics.results(model, found.metrics)["loss"] == pytest.approx(loss, rel=1e-5)
-
-
 # Batches that a function of the user reads
 
 BATCHES = "one of 5 rows.* 8 rows"
@@ -195,6 +170,8 @@ def test_a_batch_of_another_size_to_evaluate_or_predict_raises_an_error(model):
     trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
     with pytest.raises(DataError, match=BATCHES):
         trainer.evaluate(state, reading(model, 8, 5).blocks(), options)
+    labelled = iter(in_blocks(ROWS, np.ones((32, 1), np.float32), (16, 5, 11)))
+    assert trainer.evaluate(state, labelled, BatchOptions(8, across_blocks=True))[0].rows == 32
     predictor = Predictor(ModelArchive.pack_to_predict(model), state, options, schema_of(model), TaskContext(0))
     with pytest.raises(DataError, match=BATCHES):
         list(predictor.in_parts(reading(model, 8, 5, labelled=False).blocks()))
