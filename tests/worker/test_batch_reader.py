@@ -15,7 +15,6 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import DataError
-from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.reader_dataset import ReadBatches
@@ -273,7 +272,6 @@ def test_evaluation_and_prediction_keep_the_batches():
     rows = from_arrays(X, Y, None)
     state, archive, options = ModelState.take(model), ModelArchive.pack(model), BatchOptions(4, in_batches=True)
     found, _, _ = LocalTrainer(archive, TaskContext(0)).evaluate(state, iter((rows[:5], rows[5:])), options)
-    metrics.prepare(model, rows[:1])
-    assert metrics.results(model, found.metrics)["batch_rows"] == 6
+    assert found.logs["batch_rows"] == 6
     predictor = Predictor(archive, state, options, SCHEMA, TaskContext(0))
     assert [len(predicted) for predicted in predictor.batches([from_arrays(X, None, None)])] == [12]
