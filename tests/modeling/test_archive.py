@@ -661,7 +661,7 @@ def test_float8_weights_that_keras_cannot_save():
 
 def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
     model = quantized("float8", not_compiled())
-    with pytest.raises(ModelError, match="in another order.* Save the model"):
+    with pytest.raises(ModelError, match="another order.* Save"):
         ModelArchive.pack_to_predict(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", {"tilted": tilted})
@@ -726,7 +726,7 @@ def test_a_loss_has_the_weights_of_its_teacher_from_the_beginning_of_fit(monkeyp
     model.set_weights([each + 1 for each in model.get_weights()])
     Unchanging(model).check()
     teacher.set_weights([each + 1 for each in teacher.get_weights()])  # perhaps in on_train_begin
-    with pytest.raises(ConfigurationError, match="changed the weight '.*scores/kernel'"):
+    with pytest.raises(ConfigurationError, match="changed .*scores/kernel"):
         Unchanging(model).check()
     changed = ModelArchive.pack(model)
     Unchanging(model).check()

@@ -95,7 +95,7 @@ def test_masks_are_rejected_where_they_reach_the_loss():
         model.compile("sgd", "mse")
         check_mean_over_rows(model)
         metrics.prepare(model, rows)
-    with pytest.raises(ModelError, match="an output with a mask"):
+    with pytest.raises(ModelError, match="output with a mask"):
         check_without_mask(tagger)
     check_without_mask(plain)
 
@@ -146,7 +146,7 @@ def test_a_step_for_another_backend_is_reported():
 
 @without_jax
 def test_data_of_the_wrong_shape_for_a_gan_is_named():
-    with pytest.raises(ModelError, match=r"x has rows .* \(2,\), float32"):
+    with pytest.raises(ModelError, match=r"x has .* \(2,\), float32"):
         metrics.prepare(gan(), from_arrays(X[:, :2], None, None))
 
 
@@ -176,7 +176,7 @@ def test_data_of_the_same_shapes_is_checked_once_for_each_compile():
         metrics.prepare(model, rows)
         assert len(calls) == 1
     assert all(not state.any() for state in metrics.take(model))
-    with pytest.raises(DataError, match="does not fit the model"):
+    with pytest.raises(DataError, match="not fit the model"):
         metrics.prepare(model, from_arrays(X[:, :2], X[:, :1], None))
     checked = len(calls)
     model.compile("sgd", loss)

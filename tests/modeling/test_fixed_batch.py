@@ -71,7 +71,7 @@ def test_another_batch_size_is_reported(model):
 
 
 def test_partitions_of_incomplete_batches_are_reported(model):
-    with pytest.raises(ConfigurationError, match="partition 1 has 20 rows"):
+    with pytest.raises(ConfigurationError, match="partition 1 has 20"):
         check_partitions(model, (16, 20), "training")
     check_partitions(model, (16, 20), "training", max_batches=2)
     check_partitions(regression(), (1, 2), "training")

@@ -55,7 +55,7 @@ SPARSE, CATEGORICAL, BINARY = (f"{kind}_crossentropy" for kind in ("sparse_categ
     ],
 )
 def test_labels_that_do_not_fit_the_loss(units, loss, labels, words):
-    with pytest.raises(DataError, match=f"^y does not fit .* {loss}: .*{words}"):
+    with pytest.raises(DataError, match=f"^y does .* {loss}: .*{words}"):
         check(network(units), np.array(labels), loss)
 
 
@@ -84,14 +84,14 @@ def test_labels_that_fit_the_loss(units, loss, labels):
     ],
 )
 def test_losses_are_recognized_in_every_form(loss):
-    with pytest.raises(DataError, match="does not fit the loss"):
+    with pytest.raises(DataError, match="not fit the loss"):
         check(network(3), np.array([0, 1, 3]), loss)
 
 
 def test_labels_of_another_shape_for_a_loss_by_values():
     one, three = network(1), network(3)
     for shape in (5, (5, 2)):
-        with pytest.raises(DataError, match=r"output .* \(3,\).* value by value"):
+        with pytest.raises(DataError, match=r"\(3,\).* value by value"):
             check(three, np.ones(shape), "mse")
     for model, shape in ((three, (5, 1)), (one, (5, 3))):
         with pytest.warns(UserWarning, match="broadcasts them"):

@@ -276,7 +276,7 @@ def test_a_variable_that_a_worker_does_not_find_in_an_installed_package(installe
     given = model(losses.loss)
     names = ModelArchive.pack(given).outside
     losses.W.clear()
-    with pytest.raises(CustomObjectError, match=r"W\['kl'\] of the module ourlib\.losses"):
+    with pytest.raises(CustomObjectError, match=r"W\['kl'\] .* ourlib\.losses"):
         outside.find(given, names)
 
 
@@ -342,7 +342,7 @@ def test_a_change_that_jax_would_ignore_is_refused():
     ALPHA.assign(0.5)
     with pytest.raises(ConfigurationError, match="changed the variable 'alpha'"):
         unchanging.check()
-    with pytest.raises(ConfigurationError, match="refer to the variable 'alpha'"):
+    with pytest.raises(ConfigurationError, match="refer to .* 'alpha'"):
         dump_callbacks([Setting(ALPHA)], [given])
     assert ModelArchive.pack(given).digest != archive.digest  # of the next fit
     given = model()

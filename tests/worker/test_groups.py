@@ -135,7 +135,7 @@ def test_a_collective_on_gpus_is_waited_for_when_it_has_ended():
     group._wait(SimpleNamespace(is_completed=is_completed, wait=wait), on_gpu=True)
     left[0] = 3
     group._beats = SimpleNamespace(silent=lambda: [1])
-    with pytest.raises(PeerLostError, match="rank 1 .* does not answer"):
+    with pytest.raises(PeerLostError, match="rank 1 .* not answer"):
         group._wait(SimpleNamespace(is_completed=is_completed, wait=wait), on_gpu=True)
 
 
@@ -152,7 +152,7 @@ def test_a_process_that_stops_while_it_joins_is_not_waited_for_forever(held, mon
 
     thread = threading.Thread(target=join_in_part)
     thread.start()
-    with pytest.raises(PeerLostError, match="joined .* within 1 s.*worker.ports"):
+    with pytest.raises(PeerLostError, match="within 1 s.*worker.ports"):
         collectives.join(0, addresses, held[0], timeout=1)
     thread.join()
 
