@@ -66,10 +66,10 @@ def test_nested_values_are_flattened_by_name_and_built():
     structure = Structure((("a",), ("b", 0, "x"), ("b", 0, "y"), ("b", 1)))
     assert structure.flatten(value) == [4, 2, 1, 3]
     assert structure.build([4, 2, 1, 3]) == value
-    with pytest.raises(
-        ValueError, match=r"expected a dict with the keys \['x', 'y'\], received a dict with the keys \['x'\]"
-    ):
+    with pytest.raises(ValueError, match=r"\['x', 'y'\], received .* \['x'\]"):
         structure.flatten({"a": 1, "b": ({"x": 1}, 2)})
+    with pytest.raises(ValueError, match="tuple of 2 values, received"):
+        PAIR.flatten((1, 2, 3))
 
 
 def test_the_keys_of_nested_values_may_be_names():
@@ -81,37 +81,7 @@ def test_the_keys_of_nested_values_may_be_names():
     assert [array[0] for array in block.arrays] == [1, 2, 3]
 
 
-def test_a_value_of_another_structure_raises_an_error():
-    with pytest.raises(ValueError, match=r"expected a dict with the keys \['a', 'b'\], received a tuple of 2"):
-        NAMED.flatten((1, 2))
-    with pytest.raises(ValueError, match="expected a tuple of 2 values, received a tuple of 3"):
-        PAIR.flatten((1, 2, 3))
-
-
-# Forms
-
-
-def test_absent_labels_have_an_empty_span():
-    form, arrays = Form(PAIR, None, ONE), ["a", "b", "weight"]
-    assert form.labels == ["x[0]", "x[1]", "sample_weight"]
-    assert [arrays[form.span(side)] for side in ("x", "y", "sample_weight")] == [["a", "b"], [], ["weight"]]
-
-
 # Blocks
-
-
-def test_x_y_and_sample_weight_of_a_block():
-    block = from_arrays((A, B), {"a": B, "b": A}, B)
-    assert block.rows == 3
-    assert block.x[0] is A
-    assert block.x[1] is B
-    assert list(block.y) == ["a", "b"]
-    assert block.y["b"] is A
-    assert block.sample_weight is B
-    assert block.nbytes == 2 * A.nbytes + 3 * B.nbytes
-    without = from_arrays(A, None, None)
-    assert without.x is A
-    assert (without.y, without.sample_weight) == (None, None)
 
 
 def test_a_slice_is_a_view_and_an_index_array_makes_a_copy():
@@ -156,22 +126,15 @@ def test_a_transform_is_applied_to_batches_without_weights():
     assert block.sample_weight.tolist() == [0, 0.5, 1, 1.5, 2, 2.5, 3]
 
 
-def test_a_transform_may_change_shapes_and_structures():
+def test_a_transform_may_change_shapes_and_structures_and_return_lists():
     block = numbered(4).transformed(lambda x, y: ((x[:, :1], x[:, None]), {"out": y}), 2)
     assert block.form == Form(PAIR, Structure.named(("out",)), ONE)
     assert [array.shape for array in block.arrays] == [(4, 1), (4, 1, 2), (4,), (4,)]
-
-
-def test_a_transform_may_return_several_inputs_and_outputs_as_a_list():
     block = from_arrays((A, B), (B, A), None)
-    after = block.transformed(lambda x, y: (list(x), list(y)), 2)
-    assert after.form == block.form
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(after.arrays, block.arrays, strict=True))
+    assert block.transformed(lambda x, y: (list(x), list(y)), 2).form == block.form
 
 
-def test_without_a_transform_the_block_is_unchanged():
-    block = numbered(3)
-    assert block.transformed(None, 2) is block
+def test_a_block_without_rows_is_not_transformed():
     empty = numbered(0)
     assert empty.transformed(lambda x, y: 1 / 0, 2) is empty
 
@@ -194,7 +157,7 @@ def test_in_training_a_transform_makes_labels_and_may_drop_rows():
     block = from_arrays(A, None, None).transformed(lambda x, y: (x[1:] + 1, x[1:]), len(A))
     assert np.array_equal(block.x, A[1:] + 1)
     assert np.array_equal(block.y, A[1:])
-    with pytest.raises(ValueError, match=r"must return \(x, y\); it returned .*; return \(x, None\) to train without"):
+    with pytest.raises(ValueError, match=r"must return \(x, y\)"):
         from_arrays(A, None, None).transformed(lambda x, y: x, 2)
 
 
@@ -205,16 +168,10 @@ def test_python_objects_that_a_transform_returns_are_converted():
     assert block.y.dtype.kind == "i"
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (np.array([0.5, None]), "x of row 1 of the batch has missing values"),
-        (np.array([0.5, "a"], object), "x of row 1 of the batch .*Encode text first"),
-    ],
-)
+@pytest.mark.parametrize(("value", "words"), [(None, "missing"), ("a", "Encode text")])
 def test_non_numeric_values_of_a_transform_raise_an_error(value, words):
-    with pytest.raises(ValueError, match=f"transform must return arrays of numbers; {words}"):
-        from_arrays(A[:2], None, None).transformed(lambda x, y: value, 2, to_predict=True)
+    with pytest.raises(ValueError, match=f"transform .* x of row 1 .*{words}"):
+        from_arrays(A[:2], None, None).transformed(lambda x, y: np.array([0.5, value], object), 2, to_predict=True)
 
 
 # Messages
@@ -226,38 +183,34 @@ def of_module(name):
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "word"),
     [
-        (A, "an array of shape (3, 2) and dtype float64"),
-        ([], "an empty list"),
-        (None, "None"),
-        (dict, "the class dict"),
-        (len, "the function len"),
-        ((x for x in "ab"), "a generator"),
-        (object(), "an object of the class object"),
+        (A, "(3, 2)"),
+        ([], "empty list"),
+        (dict, "class dict"),
+        (len, "function len"),
+        ((x for x in "ab"), "generator"),
+        (object(), "class object"),
         (datetime.date(2024, 5, 1), "datetime.date(2024, 5, 1)"),
-        (of_module("pyspark.pandas.frame"), "a pandas-on-Spark DataFrame"),
-        (of_module("pyspark.sql.connect.dataframe"), "a Spark DataFrame"),
+        (of_module("pyspark.pandas.frame"), "pandas-on-Spark"),
+        (of_module("pyspark.sql.connect.dataframe"), "Spark DataFrame"),
+        ("x" * 500, "..."),
     ],
 )
-def test_describe_is_short(value, words):
-    assert describe(value) == words
-
-
-def test_describe_truncates_long_values():
-    assert len(describe("x" * 500)) < 70
-    assert describe("x" * 500).endswith("...")
+def test_values_are_described_shortly_and_without_a_job(value, word):
+    assert word in describe(value)
+    assert len(describe(value)) < 70
 
 
 @pytest.mark.parametrize(
     ("transform", "weight", "received"),
     [
-        (lambda x, y: (x[::2], y), None, "for a batch of 4 rows, x has 2, y has 4"),
+        (lambda x, y: (x[::2], y), None, "x has 2, y has 4"),
         (lambda x, y: (x, y.sum()), None, "x has 4, y is a single value"),
-        (lambda x, y: (x[1:], y[1:]), np.ones(4), "sample_weight has 4. Sample weights are not transformed"),
+        (lambda x, y: (x[1:], y[1:]), np.ones(4), "sample_weight has 4"),
     ],
 )
 def test_a_transform_that_returns_arrays_of_different_lengths_raises_an_error(transform, weight, received):
     rows = from_arrays(np.ones((4, 2), np.float32), np.ones(4, np.float32), weight)
-    with pytest.raises(DataError, match=rf"^transform must return arrays with the same number of rows; .*{received}"):
+    with pytest.raises(DataError, match=f"^transform .*{received}"):
         rows.transformed(transform, 4)

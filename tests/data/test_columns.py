@@ -1,6 +1,5 @@
 """Conversion between Arrow columns and arrays; errors name the column."""
 
-import re
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -55,24 +54,16 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_column_of_every_kind_becomes_an_array(kind):
+def test_a_column_of_every_kind_becomes_an_array_and_null_rows_are_masked(kind):
     column, expected, dtype = KINDS[kind]
     values, good = read(column, "column 'c'")
-    assert good is None
-    assert values.dtype == dtype
-    assert values.shape == np.shape(expected)
+    assert (good, values.dtype, values.shape) == (None, dtype, np.shape(expected))
     np.testing.assert_array_equal(values, expected)
     for rows in (slice(1), slice(1, None)):
         np.testing.assert_array_equal(read(column[rows], "column 'c'")[0], expected[rows])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_null_rows_are_masked(kind):
-    column, expected, _ = KINDS[kind]
-    rows = column.to_pylist()
-    with_nulls = pa.array([None, *rows, None], column.type)
+    with_nulls = pa.array([None, *column.to_pylist(), None], column.type)
     values, good = read(with_nulls, "column 'c'")
-    assert good.tolist() == [False, *[True] * len(rows), False]
+    assert good.tolist() == [False, *[True] * len(expected), False]
     np.testing.assert_array_equal(values[good], expected)
     assert not values[~good].any()
 
@@ -80,11 +71,10 @@ def test_null_rows_are_masked(kind):
 @pytest.mark.parametrize(
     ("column", "good"),
     [
-        (pa.array([[1.0, None], [3.0, 4.0]], LISTS), [False, True]),
         (pa.array([[1.0, 2.0], None, [None, 4.0]], FIXED), [True, False, False]),
         (pa.array([[[1, None], [3, 4]], [[5, 6], None], [[7, 8], [9, 1]]], NESTED), [False, False, True]),
     ],
-    ids=["array", "fixed array", "nested"],
+    ids=["fixed array", "nested"],
 )
 def test_rows_with_nulls_inside_are_masked(column, good):
     values, found = read(column, "column 'c'")
@@ -95,20 +85,15 @@ def test_rows_with_nulls_inside_are_masked(column, good):
 @pytest.mark.parametrize(
     ("column", "shape", "words"),
     [
-        (pa.array(["a"]), None, "has the type string; expected numbers, arrays or vectors.*StringIndexer"),
-        (pa.array([{"a": 1}]), None, "has the type struct<a: int64>"),
-        (pa.array([[1.0], [1.0, 2.0]]), None, r"holds arrays of different lengths \(1 and 2\).*pass loader=PadSequences"),
-        (vectors(dense(1, 2), sparse(3, {0: 1})), None, r"holds vectors of different lengths \(2 and 3\)"),
-        (pa.array([None, "/photos/1.JPG"]), (4, 4, 3), r"holds paths of images. .* pass loader=image_loader\(size\)"),
-        (pa.array([b"1234"]), None, "contains bytes, .* its shape is None"),
-        (pa.array([b"1234"]), (None, 2), r"contains bytes, .* its shape is \(None, 2\)"),
-        (pa.array([b"12345"]), (2,), r"has 5 bytes per row; expected 2 values of 1, 2, 4 or 8 bytes each for rows of shape"),
-        (pa.array([b"123456"]), (2,), "has 6 bytes per row"),  # 3 bytes per value
-        (
-            pa.array([b"12345678", b"1234"]),
-            (2,),
-            r"strings of different lengths \(8 and 4\), .* encoded images, pass loader=",
-        ),
+        (pa.array(["a"]), None, "type string.*StringIndexer"),
+        (pa.array([{"a": 1}]), None, "type struct"),
+        (pa.array([[1.0], [1.0, 2.0]]), None, r"\(1 and 2\).*PadSequences"),
+        (vectors(dense(1, 2), sparse(3, {0: 1})), None, r"\(2 and 3\)"),
+        (pa.array([None, "/photos/1.JPG"]), (4, 4, 3), r"paths of images.*image_loader"),
+        (pa.array([b"1234"]), (None, 2), r"shape is \(None, 2\)"),
+        (pa.array([b"12345"]), (2,), "5 bytes per row"),
+        (pa.array([b"123456"]), (2,), "6 bytes per row"),  # 3 bytes per value
+        (pa.array([b"12345678", b"1234"]), (2,), r"\(8 and 4\).*pass loader="),
     ],
 )
 def test_an_unsupported_column_is_named_in_the_error(column, shape, words):
@@ -141,9 +126,8 @@ def test_bytes_are_read_as_tensors_of_the_models_shape(dtype, kind):
 )
 def test_encoded_images_need_a_loader(head):
     images = pa.array([head, None, head + b"more"] if head[:2] != b"BM" else [head, b"BM"])
-    for shape in ((4, 4, 3), (None, None, 3)):
-        with pytest.raises(DataError, match=r"^column 'c' holds encoded images. .* pass loader=image_loader\(size\).$"):
-            read(images, "column 'c'", shape)
+    with pytest.raises(DataError, match="^column 'c' .*pass loader=image_loader"):
+        read(images, "column 'c'", (4, 4, 3))
 
 
 def test_tensors_that_begin_like_an_image_are_tensors():
@@ -169,13 +153,6 @@ def test_columns_are_concatenated():
         f"column {name!r}" for name in ("age", "paid", "scores", "scores", "v", "v")
     ]
     np.testing.assert_array_equal(found.values, [[30, 1, 0.5, 1.5, 7, 8], [40, 0, 2.5, 3.5, 9, 1]])
-
-
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int64()], ids=str)
-def test_a_null_among_integers_does_not_affect_other_columns(kind):
-    leaf = Leaf(("b", "a"), together=True, input=InputSpec("x", (3,), floating=True))
-    found = leaf.read([pa.array([7, 8]), pa.array([[1, None], [4, 5]], pa.list_(kind))])
-    np.testing.assert_array_equal(found.values, [[7, 1, np.nan], [8, 4, 5]])
 
 
 def test_an_array_column_of_nulls_only_does_not_affect_other_columns():
@@ -218,7 +195,7 @@ def test_a_batch_of_nulls_only_has_invalid_rows_of_the_right_shape(shape, column
 
 
 def test_empty_arrays_are_not_nulls():
-    with pytest.raises(DataError, match=r"received rows of shape \(0,\)"):
+    with pytest.raises(DataError, match=r"shape \(0,\)"):
         Leaf(("a",), input=InputSpec("x", (3,))).read([pa.array([[], None], LISTS)])
 
 
@@ -226,7 +203,7 @@ def test_only_null_values_become_nan():
     leaf = Leaf(("a", "b", "c"), together=True, input=InputSpec("x", (4,), floating=True))
     columns = [
         pa.array([1, None, 3, 4, 5]),
-        pa.array([[1.0, None], [2.0, 3.0], None, [4.0, 5.0], [6.0, 7.0]]),
+        pa.array([[1, None], [2, 3], None, [4, 5], [6, 7]], pa.list_(pa.int8())),
         pa.array([True, True, True, None, False]),
     ]
     nan, found = np.nan, leaf.read(columns)
@@ -237,24 +214,17 @@ def test_only_null_values_become_nan():
     assert whole_numbers.read([pa.array([1, None]), pa.array([2, 3])]).values.tolist() == [[1, 2], [0, 3]]
 
 
-def test_flat_rows_are_reshaped_for_the_input():
+def test_flat_rows_are_reshaped_for_the_input_if_its_shape_is_known():
     leaf = Leaf(("image",), input=InputSpec("x", (2, 3)))
     assert leaf.read([pa.array([list(range(6))] * 2)]).values.tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
-
-
-def test_the_error_for_a_wrong_shape_names_the_expected_shape():
-    leaf = Leaf(("image",), input=InputSpec("pixels", (None, 2)))
-    words = (
-        "'image' does not fit the model's input 'pixels': it expects rows of shape (None, 2), received rows of shape (2,)"
-    )
-    with pytest.raises(DataError, match=re.escape(words)):
-        leaf.read([pa.array([[1.0, 2.0]])])
-    free = Leaf(("image",), input=InputSpec("pixels", (None, 2)), fits=False)
-    assert free.read([pa.array([[1.0, 2.0]])]).values.shape == (1, 2)
+    flat = [pa.array([[1.0, 2.0]])]
+    with pytest.raises(DataError, match=r"'image' .*'pixels'.*\(None, 2\), .*\(2,\)"):
+        Leaf(("image",), input=InputSpec("pixels", (None, 2))).read(flat)
+    assert Leaf(("image",), input=InputSpec("pixels", (None, 2)), fits=False).read(flat).values.shape == (1, 2)
 
 
 def test_nested_arrays_cannot_be_combined_with_other_columns():
-    with pytest.raises(DataError, match=r"column 'b' has rows of shape \(1, 2\), which cannot be combined.*flatten"):
+    with pytest.raises(DataError, match=r"column 'b' .*\(1, 2\).*flatten"):
         Leaf(("a", "b"), together=True).read([pa.array([1.0]), pa.array([[[1.0, 2.0]]])])
 
 
@@ -306,23 +276,16 @@ def test_an_array_survives_the_round_trip(array, data):
     assert found is None if good.all() else found.tolist() == good.tolist()
 
 
-def test_a_column_does_not_depend_on_the_memory_order():
-    array = np.asfortranarray(np.arange(12.0).reshape(2, 3, 2))
+@pytest.mark.parametrize(
+    "array", [np.zeros((0, 3)), np.zeros((2, 0, 3)), np.asfortranarray(np.arange(12.0).reshape(2, 3, 2))]
+)
+def test_empty_arrays_and_those_of_any_memory_order_become_columns(array):
     assert to_column(array).to_pylist() == array.tolist()
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3)], ids=str)
-def test_empty_arrays_become_columns(shape):
-    assert to_column(np.zeros(shape)).to_pylist() == np.zeros(shape).tolist()
 
 
 @pytest.mark.parametrize(
     ("dtype", "stored", "name"),
-    [
-        ("bfloat16", "float32", "float"),
-        ("bool", "bool", "boolean"),
-        ("uint8", "int16", "smallint"),
-    ],
+    [("bfloat16", "float32", "float"), ("bool", "bool", "boolean"), ("uint8", "int16", "smallint")],
 )
 def test_every_dtype_has_a_spark_type(dtype, stored, name):
     assert stored_as(dtype) == stored
@@ -332,7 +295,5 @@ def test_every_dtype_has_a_spark_type(dtype, stored, name):
 
 def test_integers_that_spark_cannot_store_raise_an_error():
     assert to_column(np.array([2**63 - 1], np.uint64)).to_pylist() == [2**63 - 1]
-    with pytest.raises(
-        DataError, match="the uint64 values, up to 18446744073709551615, do not fit Spark's largest integer type, bigint"
-    ):
+    with pytest.raises(DataError, match="18446744073709551615.*bigint"):
         to_column(np.array([2**64 - 1], np.uint64))

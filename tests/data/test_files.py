@@ -25,13 +25,17 @@ def equal(one, other):
     return all(np.array_equal(mine, theirs) for mine, theirs in zip(one.arrays, other.arrays, strict=True))
 
 
-def test_written_blocks_can_be_opened(tmp_path):
+def test_written_blocks_can_be_opened_and_not_changed(tmp_path):
     whole = numbered(10)
     handle = files.write(iter([whole[:1], whole[1:1], whole[1:8], whole[8:]]), 3, tmp_path / "data")
     assert (handle.partition, handle.rows, handle.spec) == (3, 10, whole.spec)
     assert handle.labels == (LabelRange(0, 4, True),)
-    assert equal(handle.open(), whole)
     assert Path(handle.directory).parent == tmp_path / "data"
+    opened = handle.open()
+    assert equal(opened, whole)
+    assert all(isinstance(array, np.memmap) for array in opened.arrays)
+    with pytest.raises(ValueError, match="read-only"):
+        opened.arrays[0][0] = 1
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,7 @@ def test_a_checksum_is_of_the_rows_in_their_order(tmp_path, rows):
 def test_a_full_disk_is_reported_with_a_remedy(tmp_path, file):
     (tmp_path / file).symlink_to("/dev/full")
     block = Block(Form(Structure.several(2)), (np.zeros((3, 2)), to_text(np.array(["one", "two", "three"]))[0]))
-    with pytest.raises(StorageError, match=f"cannot write to {tmp_path}.*free some space, or .*spark.local.dir"):
+    with pytest.raises(StorageError, match=f"{tmp_path}.*free some space.*spark.local.dir"):
         files._write_arrays([block], 0, tmp_path)
 
 
@@ -76,13 +80,6 @@ def test_dtypes(tmp_path, array):
     assert np.array_equal(opened.x, array)
 
 
-def test_rows_are_mapped_and_cannot_be_changed(tmp_path):
-    opened = files.write([numbered(4)], 0, tmp_path).open()
-    assert all(isinstance(array, np.memmap) for array in opened.arrays)
-    with pytest.raises(ValueError, match="read-only"):
-        opened.arrays[0][0] = 1
-
-
 def test_zero_rows(tmp_path):
     for number, blocks in enumerate([[], [numbered(0)], [numbered(0), numbered(0)]]):
         handle = files.write(blocks, number, tmp_path)
@@ -102,17 +99,17 @@ def test_arrays_of_width_zero(tmp_path):
     [
         (
             from_arrays(np.ones((2, 4), np.float32), np.ones(2, np.int64), None),
-            r"partition 5, from row 3: x changes from shape \(3,\) to shape \(4,\): every row must",
+            r"from row 3: x .* \(3,\) to",
         ),
         (
             from_arrays(np.ones((2, 3), np.float32), np.ones(2, np.int64), np.ones(2, np.float32)),
-            r"partition 5, from row 3: the structure changes from \['x', 'y'\] to \['x', 'y', 'sample_weight'\]",
+            r"from row 3: .* \['x', 'y'\] to",
         ),
     ],
 )
 def test_blocks_of_different_specs_raise_an_error_and_leave_no_files(tmp_path, second, words):
     first = from_arrays(np.ones((3, 3), np.float32), np.ones(3, np.int64), None)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=f"partition 5, {words}"):
         files.write([first, second], 5, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -123,14 +120,6 @@ def test_concurrent_attempts_do_not_interfere(tmp_path):
     assert equal(first.open(), numbered(4))
     assert equal(second.open(), numbered(6, start=100))
     assert {entry.name for entry in tmp_path.iterdir()} == {Path(handle.directory).name for handle in (first, second)}
-
-
-def test_files_on_another_machine_raise_file_not_found(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "here"))
-    handle = files.write([numbered(3)], 0, tmp_path / "data")
-    shutil.rmtree(handle.directory)
-    with pytest.raises(FileNotFoundError, match=r"part-0"):
-        handle.open()
 
 
 @pytest.mark.parametrize("rows", [4, 6])

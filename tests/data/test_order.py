@@ -1,5 +1,6 @@
 """The order of rows: each row once, in an order that depends only on the seed, with bounded memory."""
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -29,41 +30,26 @@ def numbers(order, first=0, last=None, max_bytes=1 << 20):
 
 
 @settings(deadline=None, max_examples=300)
-@given(orders, st.integers(1, 5000))
-def test_every_row_comes_exactly_once(arguments, max_bytes):
-    order = RowOrder(**arguments)
-    assert sorted(numbers(order, max_bytes=max_bytes).tolist()) == list(range(order.rows))
+@given(orders, st.data())
+def test_any_split_of_the_batches_gives_the_same_rows(arguments, data):
+    order, batch = RowOrder(**arguments), arguments["batch_size"]
+    whole = numbers(RowOrder(**arguments))
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, order.batches), max_size=4))), order.batches]
+    for first, last in data.draw(st.permutations(list(itertools.pairwise(cuts)))):
+        asked = order if data.draw(st.booleans()) else RowOrder(**arguments)
+        answer = numbers(asked, first, last, data.draw(st.integers(1, 5000)))
+        assert np.array_equal(answer, whole[first * batch : last * batch])
 
 
 @settings(deadline=None, max_examples=300)
-@given(orders, st.data())
-def test_any_split_of_the_batches_gives_the_same_rows(arguments, data):
-    order = RowOrder(**arguments)
-    whole = numbers(RowOrder(**arguments))
-    cuts = sorted(data.draw(st.lists(st.integers(0, order.batches), max_size=4)))
-    cuts = [0, *cuts, order.batches]
-    sizes = [data.draw(st.integers(1, 5000)) for _ in cuts]
-    ranges = list(zip(cuts, cuts[1:], sizes, strict=False))
-    # Requested in any order, from the same object or a new one.
-    answers = {}
-    for index in data.draw(st.permutations(range(len(ranges)))):
-        first, last, size = ranges[index]
-        asked = order if data.draw(st.booleans()) else RowOrder(**arguments)
-        answers[index] = numbers(asked, first, last, size)
-        batch = arguments["batch_size"]
-        assert np.array_equal(answers[index], whole[first * batch : last * batch])
-    assert np.array_equal(np.concatenate([answers[index] for index in range(len(ranges))]), whole)
-
-
-@settings(deadline=None, max_examples=200)
 @given(orders, st.integers(1, 5000))
-def test_pieces_are_whole_batches_of_bounded_size(arguments, max_bytes):
-    order = RowOrder(**arguments)
-    rows = np.arange(order.rows)
-    sizes = [len(rows[piece]) for piece in order.pieces(0, order.batches, max_bytes)]
+def test_every_row_comes_exactly_once_in_whole_batches_of_bounded_size(arguments, max_bytes):
+    order, rows = RowOrder(**arguments), np.arange(arguments["rows"])
+    pieces = [rows[piece] for piece in order.pieces(0, order.batches, max_bytes)]
+    assert sorted(row for piece in pieces for row in piece.tolist()) == rows.tolist()
     most = max(order.batch_size, max_bytes // max(1, order.row_bytes))
-    assert all(size % order.batch_size == 0 for size in sizes[:-1])
-    assert all(0 < size <= most for size in sizes)
+    assert all(len(piece) % order.batch_size == 0 for piece in pieces[:-1])
+    assert all(0 < len(piece) <= most for piece in pieces)
 
 
 SHAPES = {"as a whole": {"rows": 500, "row_bytes": 4}, "in windows": {"rows": 500, "row_bytes": 4, "shuffle_bytes": 400}}

@@ -40,10 +40,7 @@ def test_any_text_survives_a_file(tmp_path):
     assert words(stored[::3]) == WORDS[::3].tolist()
     assert words(stored[np.array([4, 1, 1])]) == WORDS[[4, 1, 1]].tolist()
     assert handle.nbytes == sum(len(word.encode()) for word in WORDS) + len(WORDS) * (8 + 4)
-
-
-def test_empty_strings_survive_a_file(tmp_path):
-    assert words(files.write([block(np.array(["", ""]))], 0, tmp_path).open()) == ["", ""]
+    assert words(files.write([block(np.array(["", ""]))], 1, tmp_path).open()) == ["", ""]
 
 
 def test_files_of_another_size_are_not_opened(tmp_path):
@@ -70,37 +67,32 @@ def test_pieces_follow_the_length_of_the_strings():
 def test_arrays_of_every_type_of_string(dtype):
     if dtype == "T" and not hasattr(np.dtypes, "StringDType"):
         pytest.skip("NumPy 1 has no StringDType")
-    rows = np.array(["one", "", "three"]).astype(np.dtypes.StringDType() if dtype == "T" else dtype)
-    assert words(block(rows)) == ["one", "", "three"]
-    assert words(block(rows[:, None])) == ["one", "", "three"]
+    rows = np.array(["a\0b", "", "three"]).astype(np.dtypes.StringDType() if dtype == "T" else dtype)
+    assert words(block(rows)) == words(block(rows[:, None])) == ["a\0b", "", "three"]
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.arange(3), r"dtype int64; expected strings. Convert numbers with astype\(str\)"),
-        (["a", 3], "of row 1 .* holds 3, of the type int; expected strings"),
-        ([b"\xff"], "of row 0 .* holds bytes that are not text in UTF-8"),
-        (["\ud800"], "of row 0 .* that UTF-8 cannot represent"),
-        ([["a"], ["b", "c"]], "of row 0 .* different shapes"),
-        (["a", None], 'of row 1 .* missing values .* on_invalid="drop" drops'),
+        (np.arange(3), "int64.*astype"),
+        (["a", 3], "row 1 .*type int"),
+        ([b"\xff"], "row 0 .*not text in UTF-8"),
+        (["\ud800"], "row 0 .*UTF-8 cannot represent"),
+        ([["a"], ["b", "c"]], "row 0 .*different shapes"),
+        (["a", None], 'row 1 .*missing.*on_invalid="drop"'),
     ],
 )
-def test_other_values_for_an_input_of_strings_raise_an_error(value, message):
+def test_other_values_for_an_input_of_strings_raise_an_error_or_are_dropped(value, message):
     with pytest.raises(DataError, match=message):
         reader().read_arrays(value, np.zeros(len(value)), None)
-
-
-def test_rows_without_a_string_are_dropped():
     rows = np.array(["a", None, float("nan"), "b"], object)
     assert words(reader(on_invalid="drop").read_arrays(rows, np.arange(4.0), None)) == ["a", "b"]
 
 
 def test_strings_are_refused_for_inputs_of_numbers_and_for_labels():
-    with pytest.raises(DataError, match="x .*expected numbers.*StringLookup in transform="):
-        reader(NUMBER).read_arrays(WORDS, Y, None)
-    with pytest.raises(DataError, match="y .*expected numbers.*StringLookup in transform="):
-        reader().read_arrays(WORDS, WORDS, None)
+    for array, given in (("x", (reader(NUMBER), Y)), ("y", (reader(), WORDS))):
+        with pytest.raises(DataError, match=f"^{array} .*numbers.*StringLookup"):
+            given[0].read_arrays(WORDS, given[1], None)
 
 
 def test_a_transform_gets_strings_and_may_return_them_as_features():
@@ -108,15 +100,12 @@ def test_a_transform_gets_strings_and_may_return_them_as_features():
     assert rows.y.tolist() == WORDS.tolist()
     made = rows.transformed(lambda x, y: (np.array([word.upper() for word in x]), np.char.str_len(y.astype(str))), 2)
     assert words(made) == [word.upper().rstrip("\0") for word in WORDS]
-    with pytest.raises(DataError, match="x does not fit the model's input 'number': it expects numbers, received strings"):
+    with pytest.raises(DataError, match="'number': it expects numbers"):
         Schema((NUMBER,)).check_features(made.spec)
-    with pytest.raises(ValueError, match="y of row 0 .* expected numbers"):
-        rows.transformed(lambda x, y: (x, y), 2)
-
-
-def test_a_transform_must_return_strings_for_an_input_of_strings():
-    with pytest.raises(DataError, match="it expects strings, received float32"):
+    with pytest.raises(DataError, match="it expects strings"):
         Schema((TEXT,)).check_features(from_arrays(Y, Y, None).spec)
+    with pytest.raises(ValueError, match="y of row 0 .*numbers"):
+        rows.transformed(lambda x, y: (x, y), 2)
 
 
 def test_rows_of_text_and_numbers():
@@ -147,20 +136,10 @@ def test_nulls_of_columns_are_empty_strings_in_a_mask():
     assert found.null_column(1) == "column 'c'"
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (pa.array([1]), "column 'c' has the type int64; expected strings"),
-        (pa.array([["a"], ["b", "c"]]), r"column 'c' holds arrays of different lengths \(1 and 2\)"),
-    ],
-)
-def test_other_columns_for_an_input_of_strings_raise_an_error(column, message):
-    with pytest.raises(DataError, match=message):
-        leaf("c").read([column])
-
-
-def test_numpy_strings_with_a_nul_inside_are_kept():
-    assert np.asarray(to_text(np.array(["a\0b"]))[0]).tolist() == ["a\0b"]
+def test_other_columns_for_an_input_of_strings_raise_an_error():
+    for column, message in ((pa.array([1]), "int64; expected strings"), (pa.array([["a"], ["b", "c"]]), r"\(1 and 2\)")):
+        with pytest.raises(DataError, match=f"column 'c' .*{message}"):
+            leaf("c").read([column])
 
 
 def test_arrays_of_strings_are_read_with_null_rows_between_them():

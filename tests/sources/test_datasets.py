@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from sparkkeras import to_data_frame
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.dataset import all_labels, common_spec
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.placement import even_slices
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
-from sparkkeras.errors import WorkerError
+from sparkkeras.errors import DataError, WorkerError
 from sparkkeras.sources.arrays import rows_of
 from sparkkeras.sources.source import as_source
 from tests.sources.conformance import LARGE, PARTS, DatasetConformance, Scaled, numbered_block
@@ -96,3 +98,13 @@ class Broken(Scaled):
         yield from super().__call__(context, blocks)
         if context.worker == PARTS - 1:
             raise RuntimeError("broken")
+
+
+def test_partitions_of_different_specs_raise_an_error_and_empty_ones_have_none():
+    def rows(width):
+        return from_arrays(np.ones((2, width), np.float32), np.ones(2, np.int64), None)
+
+    with pytest.raises(DataError, match=r"(?s)x has shape \(1,\).* partition 1.*\(3,\).* partition 2"):
+        common_spec(LocalDataset((None, rows(1), rows(3))).handles)
+    empty = LocalDataset((None, rows(1)[:0])).handles
+    assert (common_spec(empty), all_labels(empty)) == (None, ())
