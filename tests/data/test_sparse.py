@@ -53,7 +53,7 @@ def test_ranges_include_the_values_that_are_not_stored():
 
 
 def test_sparse_features_and_labels_in_sources():
-    block = as_source(sparse.csr_matrix(DENSE.astype(np.float64)), Reader(X), sparse.csr_matrix(DENSE)).block
+    block = as_source(sparse.csr_matrix(DENSE), Reader(X), sparse.csr_matrix(DENSE)).block
     assert block.is_sparse
     assert block.x.dtype == np.float32
     assert block.spec == as_source(DENSE, Reader(X), DENSE).block.spec

@@ -1,11 +1,9 @@
 """`image_loader`, compared with Keras's image loading bit for bit, and with damaged images."""
 
 import http.server
-import inspect
 import io
 import itertools
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -34,22 +32,13 @@ FIELDS = pa.struct(
 )  # fmt: skip
 
 
-def test_the_representation_is_the_call_without_defaults():
-    assert repr(image_loader((8, 9), preprocessing=0.5)) == "image_loader(size=(8, 9), preprocessing=0.5)"
-    assert repr(image_loader((8, 9), "L", np.sqrt)) == "image_loader(size=(8, 9), mode='L', preprocessing=<function>)"
-
-
 KERAS_MODES = {"RGB": "rgb", "L": "grayscale", "RGBA": "rgba"}
 
 
 def picture(height=30, width=41, mode="RGB", seed=0):
-    """Smooth colors with some noise, which both JPEG and resizing change."""
-    rng = np.random.default_rng(seed)
-    channels = len(Image.new(mode, (1, 1)).getbands())
-    coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, channels), np.uint8)
-    smooth = np.stack([np.asarray(Image.fromarray(c).resize((width, height))) for c in coarse.transpose(2, 0, 1)], -1)
-    noisy = np.clip(smooth.astype(int) + rng.integers(-20, 20, smooth.shape), 0, 255).astype(np.uint8)
-    return Image.fromarray(noisy[..., 0] if channels == 1 else noisy)
+    """Smooth colors, which both JPEG and resizing change."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 8 + 2, width // 8 + 2, len(mode)), np.uint8)
+    return Image.fromarray(coarse.squeeze()).resize((width, height))
 
 
 def encoded(image, kind="PNG", **options):
@@ -84,8 +73,8 @@ PNG = encoded(picture())
 # Equality with Keras
 
 
-def check_against_keras(data, size, mode="RGB", **options):
-    images, good = image_loader(size, mode, **options)(binary(data), "image")
+def check_against_keras(data, size, mode="RGB", draft=False, **options):
+    images, good = image_loader(size, mode, draft=draft, **options)(binary(data), "image")
     assert images.dtype == np.float32
     assert good.all()
     np.testing.assert_array_equal(images[0], by_keras(data, size, mode, **options))
@@ -94,13 +83,6 @@ def check_against_keras(data, size, mode="RGB", **options):
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
 def test_pixels_equal_those_of_keras(kind):
     check_against_keras(encoded(picture(), kind), (20, 24))
-
-
-def test_images_are_resized_as_keras_does_by_default():
-    ours, theirs = (
-        inspect.signature(call).parameters["interpolation"].default for call in (image_loader, keras.utils.load_img)
-    )
-    assert ours == theirs
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"])
@@ -122,8 +104,8 @@ def test_images_of_every_mode_are_converted_as_keras_does(source):
 def test_the_first_frame_of_an_animation_is_loaded():
     first, second = picture(seed=1).convert("P"), picture(seed=2).convert("P")
     data = encoded(first, "GIF", save_all=True, append_images=[second])
-    images, _ = image_loader(None)(binary(data), "image")
-    np.testing.assert_array_equal(images[0], by_keras(encoded(first, "GIF"), None))
+    np.testing.assert_array_equal(by_keras(data, None), by_keras(encoded(first, "GIF"), None))
+    check_against_keras(data, None)
 
 
 def test_exif_orientation_is_ignored():
@@ -143,36 +125,30 @@ def test_without_a_size_images_are_not_resized():
     images, _ = loader(binary(PNG, PNG), "image")
     assert images.shape == (2, 30, 41, 1)
     assert loader(binary(), "image")[0].shape == (0, 0, 0, 1)
-
-
-def test_without_a_size_images_of_different_sizes_are_reported():
-    with pytest.raises(
-        DataError, match=r"column 'x', row 1 .* 8 x 9 pixels, but the images before it have 30 x 41 pixels.*size="
-    ):
-        image_loader(None)(binary(PNG, encoded(picture(8, 9))), "x")
+    with pytest.raises(DataError, match="column 'x', row 1 .*8 x 9.*30 x 41.*size="):
+        loader(binary(PNG, encoded(picture(8, 9))), "x")
 
 
 def test_small_and_wide_dtypes():
-    deep = encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16)))
     for dtype in ("uint8", "float64"):
         images, _ = image_loader((8, 8), dtype=dtype)(binary(PNG), "image")
         assert images.dtype == dtype
         np.testing.assert_array_equal(images[0], by_keras(PNG, (8, 8)))
-    assert image_loader((4, 4), "L")(binary(deep), "image")[0].max() == 40_000
+    deep = binary(encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16))))
+    assert image_loader((4, 4), "L")(deep, "image")[0].max() == 40_000
     with pytest.raises(DataError, match="uint16 values"):
-        image_loader((4, 4), "L", dtype="uint8")(binary(deep), "image")
+        image_loader((4, 4), "L", dtype="uint8")(deep, "image")
 
 
-def test_a_factor():
-    images, _ = image_loader((8, 8), preprocessing=1 / 255)(binary(PNG), "image")
-    assert images.dtype == np.float32
-    np.testing.assert_array_equal(images[0], by_keras(PNG, (8, 8)) * np.float32(1 / 255))
-
-
-def test_preprocessing_of_keras_may_work_in_place():
-    preprocess = keras.applications.resnet.preprocess_input
-    images, _ = image_loader((8, 8), preprocessing=preprocess)(binary(PNG), "image")
-    np.testing.assert_array_equal(images[0], preprocess(by_keras(PNG, (8, 8))))
+def test_preprocessing_is_a_factor_or_a_function_that_may_work_in_place():
+    preprocess, factor = keras.applications.resnet.preprocess_input, np.float32(1 / 255)
+    for preprocessing, expected in (
+        (1 / 255, by_keras(PNG, (8, 8)) * factor),
+        (preprocess, preprocess(by_keras(PNG, (8, 8)))),
+    ):
+        images, _ = image_loader((8, 8), preprocessing=preprocessing)(binary(PNG), "image")
+        assert images.dtype == np.float32
+        np.testing.assert_array_equal(images[0], expected)
 
 
 def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
@@ -183,37 +159,27 @@ def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
     assert images.dtype == np.float32
 
 
-def test_a_lambda_of_a_script_is_pickled_by_value():
-    code = (
-        "import pickle, sys; from sparkkeras.formats.images import image_loader; scale = 0.5;"
-        "sys.stdout.buffer.write(pickle.dumps(image_loader((8, 8), preprocessing=lambda x: x * scale)))"
-    )
-    loader = pickle.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+def test_a_lambda_is_pickled_by_value():
+    loader = pickle.loads(pickle.dumps(image_loader((8, 8), preprocessing=lambda x: x * 0.5)))
     np.testing.assert_array_equal(loader(binary(PNG), "image")[0][0], by_keras(PNG, (8, 8)) * 0.5)
+    lock = threading.Lock()
+    with pytest.raises(CustomObjectError, match="preprocessing"):
+        image_loader((8, 8), preprocessing=lambda x: x + lock.locked())
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x.mean(), r"of shape \(\) for float32 images of shape \(2, 8, 8, 3\); expected one row for each"),
-        (lambda x: x.reshape(3, 3), "preprocessing failed .* ValueError: cannot reshape"),
+        (lambda x: x.mean(), r"shape \(\) for .*\(2, 8, 8, 3\)"),
+        (lambda x: x.reshape(3, 3), "ValueError: cannot reshape"),
         (lambda x: x.astype(complex), "complex128"),
     ],
 )
 def test_preprocessing_that_fails_is_reported_immediately(function, message):
     with pytest.raises(ConfigurationError, match=message):
         image_loader((8, 8), preprocessing=function)
-
-
-def test_preprocessing_that_loses_rows_on_the_worker_is_reported():
-    with pytest.raises(ConfigurationError, match="expected one row for each"):
+    with pytest.raises(ConfigurationError, match="one row for each"):
         image_loader(None, preprocessing=lambda x: x[:1])(binary(PNG, PNG), "image")
-
-
-def test_preprocessing_that_cannot_be_pickled_is_reported():
-    lock = threading.Lock()
-    with pytest.raises(CustomObjectError, match="preprocessing cannot be sent"):
-        image_loader((8, 8), preprocessing=lambda x: x + lock.locked())
 
 
 def test_drafts_are_close_and_much_faster():
@@ -228,10 +194,7 @@ def test_drafts_are_close_and_much_faster():
     assert 0 < difference.mean() < 1
     assert difference.max() < 16
     assert seconds[True] < seconds[False]
-    small = encoded(picture(100, 120), "JPEG")
-    np.testing.assert_array_equal(
-        image_loader((64, 64), draft=True)(binary(small), "image")[0][0], by_keras(small, (64, 64))
-    )
+    check_against_keras(encoded(picture(100, 120), "JPEG"), (64, 64), draft=True)
 
 
 # Spark's image struct
@@ -240,8 +203,9 @@ def test_drafts_are_close_and_much_faster():
 @pytest.mark.parametrize("source", ["L", "RGB", "RGBA"])
 def test_structs_give_the_same_images_as_files(source):
     image = picture(mode=source)
+    column = pa.array([struct(picture()), struct(image)], FIELDS)[1:]
     for mode in KERAS_MODES:
-        images, good = image_loader((20, 20), mode)(pa.array([struct(image)], FIELDS), "image")
+        images, good = image_loader((20, 20), mode)(column, "image")
         assert good.all()
         np.testing.assert_array_equal(images[0], by_keras(encoded(image), (20, 20), mode))
 
@@ -251,13 +215,13 @@ def test_structs_give_the_same_images_as_files(source):
     [
         ({"nChannels": 4}, "mode 16 and nChannels 4"),
         ({"height": -1, "width": -1, "nChannels": -1, "mode": -1, "data": b""}, "mode -1"),
-        ({"data": b"\0" * 9}, "9 bytes for 30 x 41 pixels of 3 channel"),
-        ({"data": None}, "0 bytes for 30 x 41"),
+        ({"data": b"\0" * 9}, "9 bytes for 30"),
+        ({"data": None}, "0 bytes for 30"),
     ],
 )
 def test_damaged_structs_are_reported(change, message):
     column = pa.array([struct(picture()), struct(picture(), "file:/b.png") | change], FIELDS)
-    with pytest.raises(DataError, match=rf"column 'image', row 1 of the batch \(file:/b.png\).*{message}"):
+    with pytest.raises(DataError, match=rf"row 1 of .*\(file:/b.png\).*{message}"):
         image_loader((8, 8))(column, "image")
     _, good = image_loader((8, 8), on_error="null")(column, "image")
     assert good.tolist() == [True, False]
@@ -277,20 +241,18 @@ def bomb():
 
 DAMAGED = {
     "null": (None, "the value is null"),
-    "text": (b"<!DOCTYPE html>", "Pillow finds no image in its 15 bytes, which begin with b'<!DOCTYPE ht'"),
+    "text": (b"<!DOCTYPE html>", "15 bytes, .* b'<!DOCTYPE ht'"),
     "truncated PNG": (PNG[: len(PNG) // 2], "truncated"),
     "flipped bytes": (PNG[:60] + b"\xff" * 40 + PNG[100:], "broken"),
     "bomb": (bomb(), "DecompressionBombError"),
-    "EPS": (encoded(picture(), "EPS"), "EPS images are programs"),
+    "EPS": (encoded(picture(), "EPS"), "EPS"),
 }
 
 
 @pytest.mark.parametrize(("data", "message"), DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_row_is_reported_with_its_location_and_reason(data, message):
-    with pytest.raises(DataError, match=r"^column 'photo', row 1 of the batch: the image cannot be loaded: ") as error:
+    with pytest.raises(DataError, match=f"^column 'photo', row 1 of .*{message}.*on_error="):
         image_loader((8, 8))(binary(PNG, data), "photo")
-    assert message in str(error.value)
-    assert 'on_error="drop"' in str(error.value)
 
 
 def test_damaged_rows_are_masked_and_zero_and_others_keep_their_place():
@@ -316,9 +278,7 @@ def test_a_damaged_row_of_a_partition_is_reported_with_its_index():
     leaf = Leaf(("photo",), input=spec, loader=image_loader((8, 8)))
     read = Selection(Reader(Schema((spec,)), labelled=False), Form(Structure()), (leaf,))
     batches = [pa.record_batch([column], ["photo"]) for column in (binary(*[PNG] * 5), binary(PNG, b"no", PNG))]
-    with pytest.raises(
-        DataError, match=r"^column 'photo', row 6 of partition 3: the image cannot be loaded: Pillow finds no"
-    ):
+    with pytest.raises(DataError, match="row 6 of partition 3"):
         list(read(3, batches))
 
 
@@ -356,28 +316,17 @@ def test_files_that_cannot_be_read_are_damaged_rows(files, tmp_path):
     column = pa.array([files["plain.png"], "/nowhere/x.png", None, str(tmp_path), "", "/a\0b"])
     _, good = image_loader((8, 8), on_error="drop")(column, "uri")
     assert good.tolist() == [True] + [False] * 5
-    with pytest.raises(DataError, match=r"row 1 of the batch \(/nowhere/x.png\).*No such file"):
+    with pytest.raises(DataError, match=r"row 1 of .*\(/nowhere/x.png\).*No such file"):
         image_loader((8, 8))(column, "uri")
+    with pytest.raises(DataError, match="row 0 of .*UnicodeDecodeError"):
+        image_loader((8, 8))(pa.array([b"/\xff.png"]).view(pa.string()), "uri")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sparkkeras-images")]
 
 
-def test_a_string_that_is_not_utf8_is_a_damaged_row():
-    column = pa.array([b"/\xff.png"]).view(pa.string())
-    with pytest.raises(DataError, match="row 0 of the batch: .*UnicodeDecodeError"):
-        image_loader((8, 8))(column, "uri")
-
-
-@pytest.mark.parametrize(
-    ("uri", "message"),
-    [
-        ("https://example.org/x.png", "Images cannot be read from the web.*Known: .*'s3'.*binary column"),
-        ("ftp://me:secret@host/x.png", "'ftp' is not known"),
-    ],
-)
-def test_other_schemes_are_reported_regardless_of_on_error(uri, message):
-    with pytest.raises(DataError, match=message) as error:
-        image_loader((8, 8), on_error="drop")(pa.array([uri]), "uri")
-    assert "secret" not in str(error.value)
+def test_other_schemes_are_reported_regardless_of_on_error():
+    for uri, message in (("https://example.org/x.png", "web.*'s3'.*binary"), ("ftp://me:secret@host/x.png", "'ftp'")):
+        with pytest.raises(DataError, match=f"(?s)^(?!.*secret).*{message}"):
+            image_loader((8, 8), on_error="drop")(pa.array([uri]), "uri")
 
 
 @contextmanager
@@ -433,15 +382,14 @@ def test_files_of_an_object_store_are_read_concurrently():
 
 def test_a_store_that_denies_access_is_an_error():
     with store({}, status=403) as options:
-        with pytest.raises(StorageError, match=r"cannot read the image 'x.png' of s3://bucket/.*binaryFile") as error:
+        with pytest.raises(StorageError, match="(?s)^(?!.*secret).*'x.png' of s3://bucket/.*binaryFile"):
             image_loader((8, 8), on_error="drop")(pa.array([f"s3://me:secret@bucket/x.png{options}"]), "uri")
-    assert "secret" not in str(error.value)
 
 
 # Columns and arguments
 
 
-@pytest.mark.parametrize("kind", ["binary", "string", "string collate UNICODE_CI", "varchar(200)", "char(9)", STRUCT])
+@pytest.mark.parametrize("kind", ["binary", "string collate UNICODE_CI", "varchar(200)", "char(9)", STRUCT])
 def test_columns_that_can_hold_images(kind):
     image_loader((8, 8)).check("image", kind)
 
@@ -449,40 +397,31 @@ def test_columns_that_can_hold_images(kind):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("int", "column 'image' has the type int; expected images: binary"),
+        ("int", "'image' has the type int.*binary"),
         ("array<float>", "do not need a loader"),
-        ("struct<path:string,modificationTime:timestamp,length:bigint,content:binary>", r"Select its field image\.content"),
-        ("struct<a:int,b:string>", "Select the field that holds the image"),
+        ("struct<path:string,modificationTime:timestamp,length:bigint,content:binary>", r"field image\.content"),
+        ("struct<a:int,b:string>", "Select the field"),
     ],
 )
 def test_columns_that_cannot_hold_images_are_reported(kind, message):
     with pytest.raises(DataError, match=message):
         image_loader((8, 8)).check("image", kind)
-
-
-def test_an_arrow_column_that_cannot_hold_images_is_reported():
-    with pytest.raises(DataError, match="has the type int64"):
+    with pytest.raises(DataError, match="the type int64"):
         image_loader((8, 8), on_error="null")(pa.array([1]), "image")
-
-
-def test_a_slice_of_a_column():
-    column = pa.array([struct(picture(seed=seed)) for seed in range(4)], FIELDS)[2:]
-    images, _ = image_loader(None)(column, "image")
-    np.testing.assert_array_equal(images[0], np.asarray(picture(seed=2)))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": 224}, r"size=224: expected \(height, width\)"),
-        ({"mode": "BGR"}, "mode='BGR' is not known. Known: 'L', 'RGB', 'RGBA'"),
+        ({"size": 224}, r"size=224: .*\(height, width\)"),
+        ({"mode": "BGR"}, "mode='BGR' .*'RGBA'"),
         ({"on_error": "ignore"}, "on_error='ignore'"),
         ({"dtype": "int8"}, "dtype='int8'"),
-        ({"preprocessing": "caffe"}, "preprocessing='caffe': expected a function or a number"),
-        ({"preprocessing": float("nan")}, "expected a function"),
+        ({"preprocessing": "caffe"}, "preprocessing='caffe'"),
+        ({"preprocessing": float("nan")}, "preprocessing=nan"),
         ({"preprocessing": 0.5, "dtype": "uint8"}, "cannot hold scaled values"),
-        ({"preprocessing": lambda x: x / 255, "dtype": "uint8"}, "values that dtype='uint8' can hold"),
-        ({"size": None, "on_error": "drop"}, "on_error='drop' requires size="),
+        ({"preprocessing": lambda x: x / 255, "dtype": "uint8"}, "dtype='uint8' can hold"),
+        ({"size": None, "on_error": "drop"}, "requires size="),
     ],
 )
 def test_invalid_arguments_are_reported(arguments, message):
