@@ -1,7 +1,5 @@
 """`PadSequences`, compared with ``keras.utils.pad_sequences``, on columns, rows and arrays."""
 
-import re
-
 import keras
 import numpy as np
 import pyarrow as pa
@@ -60,7 +58,7 @@ def test_nulls_follow_on_invalid(on_invalid):
     ]
     for block in read:
         if on_invalid == "error":
-            with pytest.raises(DataError, match="row 1 of .*on_invalid="):
+            with pytest.raises(DataError, match="row 1 of .*on_invalid"):
                 block()
             continue
         expected = [[0, 1], [np.nan, np.nan], [2, np.nan], [3, 4]] if on_invalid == "allow" else [[0, 1], [3, 4]]
@@ -70,8 +68,10 @@ def test_nulls_follow_on_invalid(on_invalid):
 @pytest.mark.parametrize("convert", [list, lambda rows: np.array(rows, object), lambda rows: list(map(np.array, rows))])
 def test_lists_and_arrays_of_different_lengths(convert):
     columns = ColumnMapping(loader={"tokens": PadSequences(3)})
-    block = as_source(convert(RAGGED), Reader(TOKENS, labelled=False), columns=columns).block
-    assert block.x.tolist() == [[2, 3, 4], [0, 0, 0], [0, 0, 5], [0, 6, 7]]
+    validation = (RAGGED[:2], np.ones(2))
+    source, held_out = as_sources(convert(RAGGED), np.ones(4), None, validation, Reader(TOKENS), columns)
+    assert source.block.x.tolist() == [[2, 3, 4], [0, 0, 0], [0, 0, 5], [0, 6, 7]]
+    assert held_out.block.x.tolist() == [[2, 3, 4], [0, 0, 0]]
 
 
 def test_rows_of_partitions():
@@ -80,14 +80,8 @@ def test_rows_of_partitions():
     block = reader.read_rows(rows, reader.form_of(rows[0], 0), 0, 0)
     assert block.x.tolist() == [[2, 3, 4], [0, 0, 0], [5, 0, 0], [6, 7, 0]]
     assert block.y.tolist() == [0, 1, 2, 3]
-    with pytest.raises(DataError, match="x of row 7 of partition 2 is int 5; expected a sequence"):
+    with pytest.raises(DataError, match="row 7 of partition 2 is"):
         reader.read_rows([([1], 0), (5, 1)], reader.form_of(rows[0], 0), 2, 6)
-
-
-def test_validation_arrays_are_padded_as_well():
-    reader, loader = Reader(TOKENS), ColumnMapping(loader=PadSequences(3))
-    _, held_out = as_sources(RAGGED, np.ones(4), None, (RAGGED[:2], np.ones(2)), reader, loader)
-    assert held_out.block.x.shape == (2, 3)
 
 
 def test_labels_that_are_sequences_have_a_loader_under_the_name_of_their_output():
@@ -101,31 +95,30 @@ def test_labels_that_are_sequences_have_a_loader_under_the_name_of_their_output(
 
 
 def test_an_image_loader_still_requires_a_column():
-    with pytest.raises(ConfigurationError, match="loader= requires a Spark DataFrame"):
+    with pytest.raises(ConfigurationError, match="loader= requires"):
         as_source(RAGGED, Reader(TOKENS), np.ones(4), columns=ColumnMapping(loader=image_loader((3, 3))))
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([["a"]], "has dtype <U1; expected numbers.* Encode text"),
-        ([[1], [object()]], "row 1 of the arrays holds an element that is .*object"),
-        ([1, 2], "row 0 of the arrays is int 1; expected a sequence of numbers"),
-        ([[[1, 2]]], r"elements of shape \(2,\).*set step_shape=\(2,\)"),
-        ([[0.5]], "holds float64 values, which dtype='int8' would truncate"),
+        ([["a"]], "<U1.*Encode text"),
+        ([[1], [object()]], "row 1 of the arrays .*object"),
+        ([1, 2], "row 0 of the arrays .*int 1"),
+        ([[[1, 2]]], r"step_shape=\(2,\)"),
+        ([[0.5]], "dtype='int8' would truncate"),
     ],
 )
 def test_errors_name_the_row_and_the_remedy(rows, message):
-    columns = ColumnMapping(loader=PadSequences(3, dtype="int8"))
+    loader = PadSequences(3, dtype="int8")
     with pytest.raises(DataError, match=f"x of .*{message}"):
-        as_source(rows, Reader(TOKENS), np.ones(len(rows)), columns=columns)
-    if "elements" in message or "truncate" in message:
-        with pytest.raises(DataError, match=f"column 'c' of the batch .*{message}"):
-            PadSequences(3, dtype="int8")(pa.array(rows), "c")
+        as_source(rows, Reader(TOKENS), np.ones(len(rows)), columns=ColumnMapping(loader=loader))
 
 
-def test_a_fill_value_that_the_data_cannot_hold_raises_an_error():
-    with pytest.raises(DataError, match="holds int64 values, of which value=0.5 is none: set dtype"):
+def test_errors_name_the_column_and_the_remedy():
+    with pytest.raises(DataError, match=r"column 'c' .*step_shape=\(2,\)"):
+        PadSequences(3)(pa.array([[[1, 2]]]), "c")
+    with pytest.raises(DataError, match="value=0.5 .*set dtype"):
         PadSequences(3, 0.5)(pa.array([[1]]), "c")
     assert PadSequences(2, 0.5, dtype="float32")(pa.array([[1]]), "c")[0].tolist() == [[0.5, 1]]
 
@@ -133,12 +126,12 @@ def test_a_fill_value_that_the_data_cannot_hold_raises_an_error():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"maxlen": None}, "maxlen=None: expected a positive whole number"),
-        ({"padding": "left"}, "padding='left' is not known. Known: 'post', 'pre'"),
-        ({"value": "0"}, "value='0': expected a number"),
-        ({"dtype": "str"}, "dtype='str' is not known"),
-        ({"value": -1, "dtype": "uint8"}, "value=-1 is not a value of dtype='uint8'"),
-        ({"step_shape": 3}, r"step_shape=3: expected a tuple of sizes, such as \(3,\)"),
+        ({"maxlen": None}, "maxlen=None: .*positive"),
+        ({"padding": "left"}, "padding='left' .*'post'"),
+        ({"value": "0"}, "value='0'"),
+        ({"dtype": "str"}, "dtype='str'"),
+        ({"value": -1, "dtype": "uint8"}, "value=-1 .*dtype='uint8'"),
+        ({"step_shape": 3}, r"step_shape=3: .*\(3,\)"),
     ],
 )
 def test_arguments_out_of_range_raise_errors(arguments, words):
@@ -146,16 +139,16 @@ def test_arguments_out_of_range_raise_errors(arguments, words):
         PadSequences(**{"maxlen": 3, **arguments})
 
 
-@pytest.mark.parametrize("kind", ["array<decimal(10,2)>", "array<array<float>>"])
-def test_the_type_of_a_column_is_checked(kind):
-    loader = PadSequences(3, step_shape=(2,) * (kind.count("array") - 1))
-    loader.check("c", kind)
-    with pytest.raises(DataError, match=re.escape(f"column 'c' has the type array<{kind}>") + ".*Set step_shape"):
-        loader.check("c", f"array<{kind}>")
-    with pytest.raises(DataError, match="has the type array<string>; PadSequences .*array<number>.* Encode text first"):
-        PadSequences(3).check("c", "array<string>")
-    with pytest.raises(DataError, match=r"Take a field of the structs first: .*df\['c'\].getField"):
-        PadSequences(3).check("c", "array<struct<item:int>>")
+def test_the_type_of_a_column_is_checked():
+    PadSequences(3).check("c", "array<decimal(10,2)>")
+    PadSequences(3, step_shape=(2,)).check("c", "array<array<float>>")
+    for kind, words in (
+        ("array<array<float>>", "Set step_shape"),
+        ("array<string>", "Encode text"),
+        ("array<struct<item:int>>", r"df\['c'\].getField"),
+    ):
+        with pytest.raises(DataError, match=f"(?s)'c' .*type {kind}.*{words}"):
+            PadSequences(3).check("c", kind)
 
 
 def test_frames_rdds_and_sql_functions_pad_like_keras(spark, sc):
@@ -168,16 +161,15 @@ def test_frames_rdds_and_sql_functions_pad_like_keras(spark, sc):
 
     def model():
         keras.utils.set_random_seed(1)
-        layers = [keras.Input((None,)), keras.layers.Embedding(20, 4, mask_zero=True)]
-        layers.append(keras.layers.GlobalAveragePooling1D())
+        layers = [keras.Input((None,)), keras.layers.Embedding(20, 4, mask_zero=True), keras.layers.GlobalAveragePooling1D()]
         made = keras.Sequential([*layers, keras.layers.Dense(1, "sigmoid")])
-        made.compile("sgd", "binary_crossentropy")
+        made.compile("sgd", "binary_crossentropy", run_eagerly=True)
         return made
 
     expected = model()
-    expected.fit(padded, labels, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    expected.fit(padded, labels, batch_size=8, shuffle=False, verbose=0)
     spark_model = SparkModel(model(), batch_size=8)
-    spark_model.fit(frame, features="tokens", loader=loader, epochs=2, shuffle=False, verbose=0)
+    spark_model.fit(frame, features="tokens", loader=loader, shuffle=False, verbose=0)
     for ours, theirs in zip(spark_model.model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     scores = expected.predict(padded, verbose=0)

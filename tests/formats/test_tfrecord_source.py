@@ -28,9 +28,9 @@ def writer(path, mode="error", **changed):
     return dataclasses.replace(TFRecordWriter.of(str(path), (Field("n", "bigint"),), mode, None), **changed)
 
 
-def write(path, overwrite=False):
-    job = source(path).writer(SCHEMA, overwrite)
-    job.commit([job.write(iter([ROWS]))])
+def write(path, overwrite=False, schema=SCHEMA, rows=ROWS):
+    job = source(path).writer(schema, overwrite)
+    job.commit([job.write(iter([rows]))])
 
 
 def read(path):
@@ -79,7 +79,7 @@ def test_files_that_were_appended_before_a_failure_are_deleted(tmp_path):
     before = names(tmp_path / "rows")
     job = writer(tmp_path / "rows", "append", files=Full())
     written = [job.write(iter([ROWS]))]
-    with pytest.raises(StorageError, match="cannot write .*/rows': the disk is full"):
+    with pytest.raises(StorageError, match="/rows': the disk is full"):
         job.commit(written)
     assert len(names(tmp_path / "rows")) == len(before) + 1
     job.abort(written)
@@ -90,14 +90,14 @@ def test_files_that_were_appended_before_a_failure_are_deleted(tmp_path):
 def test_the_columns_have_the_types_that_spark_expects(tmp_path):
     write(tmp_path / "rows")
     schema = StructType().add("n", ArrayType(LongType())).add("m", "float")
-    with pytest.warns(UserWarning, match="the first records of '.*/rows' have no feature 'm'; .* Known: 'n'"):
+    with pytest.warns(UserWarning, match="/rows' .*'m'.* Known: 'n'"):
         reader = source(tmp_path / "rows").reader(schema)
     (batch,) = reader.read(reader.partitions()[0])
     assert batch.to_pylist() == [{"n": [1], "m": None}, {"n": [2], "m": None}]
     assert source(tmp_path / "rows").schema() == "`n` bigint"
     with pytest.warns(UserWarning, match="no feature 'm'"):
         reader = source(tmp_path / "rows").reader(StructType().add("m", "float", False))
-    with pytest.raises(DataError, match="feature 'm' is missing, but the schema says m float NOT NULL"):
+    with pytest.raises(DataError, match="'m' is missing.* m float"):
         list(reader.read(reader.partitions()[0]))
 
 
@@ -109,56 +109,52 @@ def test_a_path_is_a_file_a_folder_or_a_glob(tmp_path):
         assert read(tmp_path / path) == [{"n": 1}, {"n": 2}]
     (tmp_path / "empty").mkdir()
     assert list(source(tmp_path / "empty").reader(SCHEMA).partitions()) == []
-    with pytest.raises(DataError, match="cannot infer .*/empty': no record sampled there has features. Set schema"):
+    with pytest.raises(DataError, match="/empty': .*Set schema"):
         source(tmp_path / "empty").schema()
-    with pytest.raises(StorageError, match=r"cannot read .*\*': the path does not exist"):
+    with pytest.raises(StorageError, match="path does not exist"):
         source(tmp_path / "other*").schema()
-    with pytest.raises(StorageError, match="is a file: append to a folder"):
+    with pytest.raises(StorageError, match="is a file: append"):
         source(tmp_path / "rows [1]" / name).writer(SCHEMA, False)
-    for options, message in ({"paths": '["a"]'}, r'paths=\["a"\]: expected one path'), ({}, "the path is missing"):
+    for options, message in ({"paths": '["a"]'}, r'paths=\["a"\]'), ({}, "path is missing"):
         with pytest.raises(ConfigurationError, match=message):
             TFRecordDataSource(CaseInsensitiveDict(options)).schema()
 
 
-def test_unknown_options_are_reported(tmp_path):
+@pytest.mark.parametrize(
+    "call",
+    [lambda source: source.schema(), lambda source: source.reader(SCHEMA), lambda source: source.writer(SCHEMA, False)],
+)
+def test_unknown_options_are_reported(tmp_path, call):
     write(tmp_path / "rows")
-    for call in [
-        lambda source: source.schema(),
-        lambda source: source.reader(SCHEMA),
-        lambda source: source.writer(SCHEMA, False),
-    ]:
-        message = "no option 'compresion'. Known: 'binary_features', 'compression'. Did you mean 'compression'"
-        with pytest.raises(ConfigurationError, match=message):
-            call(source(tmp_path / "rows", compresion="gzip"))
-        # SQL uses the same options to read and write a view, and Spark adds some when it creates a table.
-        call(source(tmp_path / "rows", compression="gzip", owner="me", location="there", provider="tfrecord"))
+    with pytest.raises(ConfigurationError, match="'compresion'. Known: .*mean 'compression'"):
+        call(source(tmp_path / "rows", compresion="gzip"))
+    # SQL uses the same options to read and write a view, and Spark adds some when it creates a table.
+    call(source(tmp_path / "rows", compression="gzip", owner="me", location="there", provider="tfrecord"))
 
 
 def test_binary_features_apply_to_inferred_columns(tmp_path):
-    job = source(tmp_path).writer(StructType().add("a", "string").add("b", "string").add("c", "string"), False)
-    job.commit([job.write(iter([pa.record_batch([pa.array(["x"])] * 3, ["a", "b", "c"])]))])
+    text = StructType().add("a", "string").add("b", "string").add("c", "string")
+    write(tmp_path, schema=text, rows=pa.record_batch([pa.array(["x"])] * 3, ["a", "b", "c"]))
     inferred = source(tmp_path, binary_features="a, c")
     assert inferred.schema() == "`a` binary, `b` string, `c` binary"
     schema = StructType().add("a", "binary").add("b", "string").add("late", "binary")
     pickle.loads(cloudpickle.dumps(inferred)).reader(schema)  # without a warning
-    with pytest.raises(DataError, match="binary_features: .* has no feature 'A'. .*Did you mean 'a'"):
+    with pytest.raises(DataError, match="binary_features: .*'A'.*'a'"):
         source(tmp_path, binary_features="A").schema()
-    with pytest.raises(ConfigurationError, match="applies only without a schema"):
+    with pytest.raises(ConfigurationError, match="only without a schema"):
         source(tmp_path, binary_features="a").reader(schema)
 
 
 def test_files_in_subfolders_are_read_as_spark_reads_them(tmp_path):
     folders = ["n=1", "n=1/deep", "deep/n=1", "_n=1", "other", "_hidden/n=1", ".hidden/n=1", "."]
     for number, folder in enumerate(folders):
-        path = tmp_path / "rows" / folder
-        job = source(path).writer(SCHEMA, False)
-        job.commit([job.write(iter([pa.record_batch([pa.array([number])], ["n"])]))])
+        write(tmp_path / "rows" / folder, rows=pa.record_batch([pa.array([number])], ["n"]))
     assert sorted(row["n"] for row in read(tmp_path / "rows")) == [0, 1, 2, 3, 7]
     assert [row["n"] for row in read(tmp_path / "row*" / "*=*")] == [3, 0]
     write(tmp_path / "parent" / "plain")
     write(tmp_path / "parent" / "_hidden")
     for call in read, lambda path: source(path).schema():
-        with pytest.raises(StorageError, match=r"files only in subfolders; .* column=value .* '.*/parent/\*'"):
+        with pytest.raises(StorageError, match=r"subfolders; .* column=value .*/parent/\*'"):
             call(tmp_path / "parent")
     assert read(tmp_path / "parent" / "*") == read(tmp_path / "parent" / "plain")
 
@@ -224,7 +220,7 @@ def test_the_old_folder_is_kept_until_the_new_one_is_renamed(tmp_path, kind):
 def test_files_that_are_not_visible_on_the_driver_are_reported(tmp_path):
     job = writer(tmp_path / "rows")
     lost = dataclasses.replace(job.write(iter([ROWS])), size=7)
-    with pytest.raises(StorageError, match=r"1 of 1 file\(s\) .* are not visible on the driver.* share"):
+    with pytest.raises(StorageError, match="1 of 1 .*not visible"):
         job.commit([lost, None])
     job.abort([lost, None])
     assert files(tmp_path) == []

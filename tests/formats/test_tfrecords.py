@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from sparkkeras import ClusterError, DataError, load_tfrecords
-from sparkkeras.formats import tfrecord_source, tfrecords
+from sparkkeras.formats import tfrecords
 from sparkkeras.formats.examples import BYTES, FLOATS, INTS, Field, collect_stats, decode, encode, parse
 from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.spark import probe
@@ -52,33 +52,22 @@ def example(**features):
 
 
 @pytest.mark.parametrize("compression", SUFFIXES)
-def test_tensorflow_reads_our_files(tmp_path, compression):
-    path = tmp_path / "file"
-    path.write_bytes(written(RECORDS, compression))
-    found = tf.data.TFRecordDataset(str(path), compression_type=OPTIONS[compression])
+def test_our_files_and_those_of_tensorflow_are_the_same(tmp_path, compression):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.write_bytes(written(RECORDS, compression))
+    found = tf.data.TFRecordDataset(str(ours), compression_type=OPTIONS[compression])
     assert [record.numpy() for record in found] == RECORDS
-
-
-@pytest.mark.parametrize("compression", SUFFIXES)
-def test_files_of_tensorflow_are_read(tmp_path, compression):
-    path = tmp_path / "file"
-    with tf.io.TFRecordWriter(str(path), OPTIONS[compression]) as writer:
+    with tf.io.TFRecordWriter(str(theirs), OPTIONS[compression]) as writer:
         for record in RECORDS:
             writer.write(record)
-    assert read(path.read_bytes()) == RECORDS
+    assert read(theirs.read_bytes()) == RECORDS
 
 
-def test_an_uncompressed_file_whose_first_length_looks_like_gzip_is_read():
+def test_compressed_data_is_recognized_and_read_as_a_whole():
     record = bytes(0x8B1F)
-    assert framed(record)[:2] == b"\x1f\x8b"
+    assert framed(record)[:2] == b"\x1f\x8b"  # its length looks like gzip
     assert read(framed(record)) == [record]
-
-
-def test_concatenated_gzip_files_are_read_as_one():
     assert read(written(RECORDS[:2], "gzip") + written(RECORDS[2:], "gzip")) == RECORDS
-
-
-def test_large_compressible_records_survive_small_reads():
     record = np.random.default_rng(0).integers(0, 2, 3 << 20).astype(np.uint8).tobytes()
     assert read(written([record, record], "zlib")) == [record, record]
     assert read(gzip.compress(framed(bytes(5 << 20)) * 2)) == [bytes(5 << 20)] * 2
@@ -87,18 +76,14 @@ def test_large_compressible_records_survive_small_reads():
 def test_a_flipped_bit_is_reported_with_file_and_offset():
     data = bytearray(written([b"first", b"second"]))
     offset = 16 + len(b"first")
-    for place, message in [
-        (offset, "the record's length"),
-        (offset + 9, "the record's length"),
-        (offset + 13, "data does"),
-    ]:
+    for place, message in [(offset, "length"), (offset + 9, "length"), (offset + 13, "data does")]:
         broken = data.copy()
         broken[place] ^= 1
         records = read_records(io.BufferedReader(io.BytesIO(bytes(broken))), "part-7")
         assert next(records) == b"first"
-        with pytest.raises(DataError, match=rf"part-7 is damaged.* offset {offset}: .*{message}"):
+        with pytest.raises(DataError, match=f"part-7 .*offset {offset}: .*{message}"):
             next(records)
-    with pytest.raises(DataError, match="offset 0: .* does not start like a TFRecord file"):
+    with pytest.raises(DataError, match="offset 0: .*not start"):
         read(b"a,b,c\n1,2,3\n")
 
 
@@ -109,18 +94,15 @@ def test_a_truncated_file_is_reported():
             continue
         with pytest.raises(DataError, match="ends within a record"):
             read(data[:end])
+    with pytest.raises(DataError, match="ends within a record"):
+        read(zlib.compress(data[:-1]))
     for compression in ("gzip", "zlib"):
         data = written([b"first", bytes(1000)], compression)
         for end in (len(data) // 2, len(data) - 1):
-            with pytest.raises(DataError, match="ends within its compressed data"):
+            with pytest.raises(DataError, match="ends within its compressed"):
                 read(data[:end])
-        with pytest.raises(DataError, match=r"compressed data is damaged|checksum"):
+        with pytest.raises(DataError, match="data is damaged|checksum"):
             read(data[:-2] + b"zz")
-
-
-def test_a_record_that_was_truncated_before_compression_is_reported():
-    with pytest.raises(DataError, match="ends within a record"):
-        read(zlib.compress(framed(b"first")[:-1]))
 
 
 # Examples
@@ -165,7 +147,7 @@ def batch_of(rows, fields):
     return pa.RecordBatch.from_pylist(rows, schema_of(fields))
 
 
-ROWS = st.lists(st.fixed_dictionaries({field.name: values_of(field) for field in FIELDS}), max_size=6)
+ROWS = st.lists(st.fixed_dictionaries({field.name: values_of(field) for field in FIELDS}), max_size=3)
 
 
 @settings(max_examples=30, deadline=None)
@@ -229,7 +211,7 @@ def test_damaged_examples_raise_value_error():
     assert rejected > 20
     with pytest.raises(ValueError, match="unknown wire type"):
         parse(b"\x0b")
-    with pytest.raises(ValueError, match="more than ten bytes"):
+    with pytest.raises(ValueError, match="ten bytes"):
         parse(b"\x08" + b"\xff" * 12)
 
 
@@ -239,45 +221,36 @@ def test_a_finite_double_beyond_float32_is_reported(is_array):
     largest = float(np.finfo(np.float32).max)
     rows = [{"x": [value] if is_array else value} for value in (float("inf"), float("nan"), -largest, -1e300)]
     encode(batch_of(rows[:-1], fields), fields)
-    with pytest.raises(DataError, match=r"column 'x' holds -1e\+300, .* as float32, .*Scale the column"):
+    with pytest.raises(DataError, match=r"column 'x' .*-1e\+300.*Scale"):
         encode(batch_of(rows, fields), fields)
 
 
 def test_vectors_are_written_as_lists_of_floats():
-    kind = pa.struct(
-        {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
-    )
+    parts = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
     dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 0.0, 2.0]}
     sparse = {"type": 0, "size": 4, "indices": [1, 3], "values": [5.0, 6.0]}
-    batch = pa.record_batch([pa.array([dense, sparse, None], kind)], ["v"])
+    batch = pa.record_batch([pa.array([dense, sparse, None], pa.struct(parts))], ["v"])
     records = [parse(record) for record in encode(batch, [Field("v", "double", is_array=True, is_vector=True)])]
     found = decode(records, [Field("v", "float", is_array=True)], 0, "f").to_pylist()
     assert [row["v"] for row in found] == [[1, 0, 2], [0, 5, 0, 6], None]
 
 
-def test_a_null_within_an_array_is_reported():
-    fields = [Field("x", "bigint", is_array=True)]
-    with pytest.raises(DataError, match=r"column 'x' holds an array that contains a null.*array_compact\(x\)"):
-        encode(batch_of([{"x": [1, None]}], fields), fields)
-
-
 @pytest.mark.parametrize(
     ("field", "kind", "values", "message"),
     [
-        (Field("x", "float"), "int64", [1], "holds int64 values, but the schema says x float"),
-        (Field("x", "float"), "float", [1.0, 2.0], "has 2 values, but the schema says x float"),
-        (Field("x", "bigint"), "int64", [], "has 0 values"),
-        (Field("x", "tinyint"), "int64", [128], "holds 128, but the schema says x tinyint"),
-        (Field("x", "int", True), "int64", [0, -(2**31) - 1], "holds -2147483649, but the schema says x array<int>"),
-        (Field("x", "boolean"), "int64", [2], "holds 2, but the schema says x boolean"),
+        (Field("x", "float"), "int64", [1], "int64 .* x float"),
+        (Field("x", "float"), "float", [1.0, 2.0], "2 values.* x float"),
+        (Field("x", "bigint"), "int64", [], "0 values"),
+        (Field("x", "int", True), "int64", [0, -(2**31) - 1], "-2147483649.* x array<int>"),
+        (Field("x", "boolean"), "int64", [2], "holds 2,.* x boolean"),
         (Field("x", "string", True), "bytes", [b"ok", b"\xff"], "not UTF-8"),
     ],
 )
 def test_a_record_that_does_not_fit_the_schema_is_reported(field, kind, values, message):
     good = {BYTES: ("bytes", [b"0"]), FLOATS: ("float", [0.0]), INTS: ("int64", [0])}[field.kind]
-    records = [example(x=good), example(), example(x=(kind, values)), example(x=good)]
+    records = [example(x=good), example(), example(x=(kind, values))]
     parsed = [parse(record.SerializeToString()) for record in records]
-    with pytest.raises(DataError, match=rf"record 102 of part-7: feature 'x' .*{message}"):
+    with pytest.raises(DataError, match=f"record 102 of part-7: feature 'x' .*{message}"):
         decode(parsed, [field], 100, "part-7")
 
 
@@ -298,74 +271,43 @@ def test_inference_considers_all_records():
     assert seen["d"].field(True).type_name == "binary"
 
 
-def test_records_that_contradict_each_other_are_reported():
-    records = [example(x=("int64", [1])), example(x=("float", [1.0]))]
-    with pytest.raises(DataError, match="feature 'x' holds int64 values in record 0, but float values in record 1"):
-        collect_stats((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
-
-
-def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkeypatch, caplog):
-    """This process reads the first records without a job, and only as many as necessary."""
-    paths = [tmp_path / name for name in ("0", "1", "2")]
-
-    def found(session, path):
-        sizes = {f"file:{path}": path.stat().st_size for path in reversed(paths)}
-        frame = SimpleNamespace(mapInArrow=lambda task, schema: [field.name for field in task.fields])
-        return frame, sizes
-
+def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    frame = SimpleNamespace(mapInArrow=lambda task, schema: [field.name for field in task.fields])
     monkeypatch.setattr(tfrecords, "_checked_workers", lambda session: None)
-    monkeypatch.setattr(tfrecords, "_listed", found)
-    caplog.set_level("DEBUG", logger=tfrecord_source.__name__)
+    monkeypatch.setattr(tfrecords, "_listed", lambda session, there: (frame, {f"file:{path}": path.stat().st_size}))
 
     def load(*names):
         fields = [types.StructField(name, types.IntegerType()) for name in names]
         return load_tfrecords(SimpleNamespace(read=None), "there", schema=types.StructType(fields))
 
-    def write(number, *names, then=b""):
-        records = [example(**{name: ("int64", [1])}, none=("int64", [])).SerializeToString() for name in names]
-        paths[number].write_bytes(written(records) + then)
-
-    write(0)
-    write(1, "label")
-    write(2, "late", "last")
-    assert load("late", "label") == ["late", "label"]
-    message = "the first records of 'there' have no feature 'lable'; .*null in records .* Did you mean 'label'"
-    with pytest.warns(UserWarning, match=message) as warned:
-        load("lable", "late")
+    path.write_bytes(written([example(label=("int64", [1])).SerializeToString()]))
+    assert load("label") == ["label"]
+    with pytest.warns(UserWarning, match="'there' .*'lable'; .*'label'") as warned:
+        load("lable", "label")
     assert warned[0].filename == __file__
-    write(2, "late", then=b"not a record")
-    assert load("late", "label") == ["late", "label"]  # reading stops when all names are found
-    assert caplog.text == ""
+    path.write_bytes(b"not a record")
     assert load("lable") == ["lable"]  # the task that reads the file raises the error
-    assert "cannot read the first records of there" in caplog.text
 
 
 # Libraries on workers
 
 
-def worker(missing):
-    return {"host": "node7", "python": "/usr/bin/python3", "version": "3.11.9", "missing_optional": missing}
-
-
 def test_workers_without_the_checksum_library_are_reported_before_a_job(monkeypatch, tmp_path):
-    found = [worker([]), worker(["google_crc32c"])]
-    cluster = SimpleNamespace(require=functools.partial(check_optional, found))
+    assert next(probe.probe())["missing_optional"] == []
+    monkeypatch.setattr(probe, "OPTIONAL", (*probe.OPTIONAL, "no_such_module"))
+    (found,) = probe.probe()
+    assert found["missing_optional"] == ["no_such_module"]
+    found |= {"host": "node7", "missing_optional": [LIBRARY[0]]}
+    cluster = SimpleNamespace(require=functools.partial(check_optional, [found]))
     monkeypatch.setattr(tfrecords, "cluster_of", lambda session: cluster)
     schema = types.StructType([types.StructField("x", types.IntegerType())])
-    wanted = r"TFRecord files need google-crc32c on Spark's workers, and /usr/bin/python3 .* on node7 lacks it.*pip install"
-    with pytest.raises(ClusterError, match=wanted):
+    with pytest.raises(ClusterError, match="google-crc32c .*node7.*pip install"):
         load_tfrecords(SimpleNamespace(read=None), str(tmp_path), schema=schema)
-    check_optional(found[:1], *LIBRARY, "TFRecord files")
+    assert LIBRARY[0] in probe.OPTIONAL
 
 
 def test_a_worker_without_the_checksum_library_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(ClusterError, match="TFRecord files need google-crc32c, .* pip install google-crc32c on the driver"):
+    with pytest.raises(ClusterError, match="pip install google-crc32c"):
         framed(b"data")
-
-
-def test_a_probe_reports_whether_the_checksum_library_is_installed(monkeypatch):
-    assert LIBRARY[0] in probe.OPTIONAL
-    assert next(probe.probe())["missing_optional"] == []
-    monkeypatch.setattr(probe, "OPTIONAL", ("no_such_module",))
-    assert next(probe.probe())["missing_optional"] == ["no_such_module"]
