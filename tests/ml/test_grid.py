@@ -18,7 +18,6 @@ def test_values_that_json_cannot_hold_are_wrapped_and_unwrapped():
         ParamGridBuilder().addGrid(estimator.model, [small, large]).addGrid(estimator.rule, [DiLoCo(momentum=0.5)]).build()
     )
     assert [type(value) for value in grid[0].values()] == [GridValue, GridValue]
-    assert "GridValue('model', <Sequential" in repr(grid[0][estimator.model])
     assert [estimator.copy(values).getModel() for values in grid] == [small, large]
     assert estimator.copy(grid[1]).getRule() == DiLoCo(momentum=0.5)
     assert estimator.setModel(grid[1][estimator.model]).getModel() is large
@@ -35,6 +34,5 @@ def test_values_that_json_can_hold_are_not_wrapped():
 
 
 def test_a_grid_checks_its_values():
-    estimator = KerasEstimator()
-    with pytest.raises(ConfigurationError, match="transform='halved': expected a function"):
-        ParamGridBuilder().addGrid(estimator.transform, [parts.halved, "halved"]).build()
+    with pytest.raises(ConfigurationError, match="transform='halved'"):
+        ParamGridBuilder().addGrid(KerasEstimator().transform, [parts.halved, "halved"]).build()

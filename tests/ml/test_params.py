@@ -62,50 +62,46 @@ def test_setters_and_getters():
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_unknown_argument_is_reported_with_the_known_ones(kind):
-    with pytest.raises(UnknownArgumentError, match=r"takes no argument 'outputcol'. Known: .*Did you mean 'outputCol'\?"):
+    with pytest.raises(UnknownArgumentError, match="'outputcol'. Known: .*mean 'outputCol'"):
         kind(outputcol="x")
-    with pytest.raises(UnknownArgumentError, match=r"has no param 'infernceBatchSize'.*Did you mean 'inferenceBatchSize'\?"):
+    with pytest.raises(UnknownArgumentError, match="'infernceBatchSize'.*mean 'inferenceBatchSize'"):
         kind().setParams(infernceBatchSize=3)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("epochs", 0, "epochs=0: expected a positive whole number"),
-        ("validation_data", [1], "validation_data is a list of 1 value; expected a Spark DataFrame"),
-        ("rule", "dilocco", "rule='dilocco' is not known.*Did you mean 'diloco'"),
-        ("learning_rate", -1, "learning_rate=-1: expected a positive number"),
-        ("class_weight", {"a": 1}, "expected a dict from class indices"),
-        ("featuresCol", 3, "featuresCol is .*3.*; expected the name of a column"),
-        ("featuresCol", [], "expected the name of a column"),
+        ("epochs", 0, "epochs=0"),
+        ("validation_data", [1], "validation_data is a list"),
+        ("rule", "dilocco", "rule='dilocco'.*'diloco'"),
+        ("featuresCol", 3, "featuresCol is int 3"),
+        ("featuresCol", [], "featuresCol"),
         ("featuresCol", {"left": 2}, r"featuresCol\['left'\] is"),
-        ("labelCol", "", "expected a non-empty string"),
-        ("predictionCol", 3, "predictionCol is .*; expected a column name"),
-        ("task", {"left": "count"}, r"task\['left'\]='count' is not known"),
-        ("handleInvalid", "keep", "handleInvalid='keep' is not known. Known: 'error', 'skip'"),
-        ("thresholds", 0.5, "thresholds=0.5: expected a list with one threshold for each class"),
-        ("thresholds", [0.5], r"thresholds=\[0.5\]: expected a list"),
-        ("thresholds", [0.5, -0.1], "all greater than 0; one may be 0"),
-        ("thresholds", [0, 0, 1], "all greater than 0; one may be 0"),
-        ("thresholds", {"kind": [[1], [2, 3]]}, r"thresholds\['kind'\]=.*: expected a list"),
-        ("loader", "images", "expected a loader such as image_loader"),
+        ("labelCol", "", "labelCol"),
+        ("predictionCol", 3, "predictionCol is int 3"),
+        ("task", {"left": "count"}, r"task\['left'\]='count'"),
+        ("handleInvalid", "keep", "'keep' .*Known: 'error', 'skip'"),
+        ("thresholds", 0.5, "thresholds=0.5"),
+        ("thresholds", [0.5], r"thresholds=\[0.5\]"),
+        ("thresholds", [0.5, -0.1], "greater than 0"),
+        ("thresholds", [0, 0, 1], "one may be 0"),
+        ("thresholds", {"kind": [[1], [2, 3]]}, r"thresholds\['kind'\]="),
+        ("loader", "images", "image_loader"),
     ],
 )
 def test_an_invalid_value_is_reported_when_it_is_set(name, value, message):
-    for make in (lambda: KerasEstimator(**{name: value}), lambda: KerasEstimator().setParams(**{name: value})):
-        with pytest.raises(ConfigurationError, match=message):
-            make()
     estimator = KerasEstimator()
+    for make in (KerasEstimator, estimator.setParams):
+        with pytest.raises(ConfigurationError, match=message):
+            make(**{name: value})
     with pytest.raises(ConfigurationError, match=message):
         estimator.copy({estimator.getParam(name): value})
 
 
-def test_a_missing_or_invalid_model_is_reported():
+def test_an_invalid_model_is_reported():
     for kind in (KerasEstimator, KerasTransformer):
-        with pytest.raises(ModelError, match="model is .*; expected a keras.Model"):
+        with pytest.raises(ModelError, match="expected a keras.Model"):
             kind(model="resnet")
-    with pytest.raises(ModelError, match="has no model: pass one, KerasTransformer"):
-        KerasTransformer().get_model()
 
 
 def test_a_copy_has_the_params_and_leaves_the_original_alone():
@@ -115,36 +111,41 @@ def test_a_copy_has_the_params_and_leaves_the_original_alone():
     assert estimator.getEpochs() == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "resnet50"}, "'resnet50' .*mean 'ResNet50'"),
+        ({"size": 3}, r"size=3: .*\(height, width\)"),
+        ({"preprocessing": "resnet"}, "preprocessing='resnet'"),
+    ],
+)
+def test_arguments_of_an_image_featurizer_are_checked(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ImageFeaturizer(**given)
+
+
 def test_image_featurizer_accepts_the_names_of_keras_applications():
-    assert ImageFeaturizer(model="ResNet50", size=[32, 48]).getSize() == (32, 48)
-    with pytest.raises(ConfigurationError, match=r"model='resnet50' is not known.*Did you mean 'ResNet50'\?"):
-        ImageFeaturizer(model="resnet50")
-    with pytest.raises(ConfigurationError, match=r"model='ResNet50' needs weights: .*weights=None for random ones"):
-        ImageFeaturizer(model="ResNet50").get_model()
+    featurizer = ImageFeaturizer(model="ResNet50", size=[32, 48])
+    assert featurizer.getSize() == (32, 48)
+    with pytest.raises(ConfigurationError, match="'ResNet50' needs weights: .*weights=None"):
+        featurizer.get_model()
     with pytest.raises(ModelError, match="cannot be built"):
         ImageFeaturizer(model="MobileNetV2", weights="/no/such/file.h5").get_model()
-    with pytest.raises(ConfigurationError, match=r"size=3: expected \(height, width\)"):
-        ImageFeaturizer(size=3)
-    with pytest.raises(ConfigurationError, match="expected 'auto', a function on a batch, a factor"):
-        ImageFeaturizer(preprocessing="resnet")
 
 
 def test_handle_invalid_takes_sparks_values():
     with pytest.raises(ConfigurationError, match="Known: 'error', 'keep', 'skip'"):
         KerasTransformer(handleInvalid="drop")
-    for kind in (KerasEstimator, KerasTransformer):
-        with pytest.raises(UnknownArgumentError, match="takes no argument 'on_invalid'"):
-            kind(on_invalid="error")
+    with pytest.raises(UnknownArgumentError, match="'on_invalid'"):
+        KerasEstimator(on_invalid="error")
 
 
 def test_an_unknown_param_name_is_reported_everywhere():
     estimator = KerasEstimator()
     for call in (estimator.getParam, estimator.getOrDefault, estimator.isSet, lambda name: estimator.copy({name: 3})):
-        with pytest.raises(UnknownArgumentError, match=r"KerasEstimator has no param 'epoch'.*Did you mean 'epochs'\?"):
+        with pytest.raises(UnknownArgumentError, match="'epoch'.*mean 'epochs'"):
             call("epoch")
-    with pytest.raises(
-        UnknownArgumentError, match=r"the key 'epochs' is a name, not a Param: pass the param itself, {stage.epochs: "
-    ):
+    with pytest.raises(UnknownArgumentError, match="'epochs' is a name.*stage.epochs"):
         estimator.copy({"epochs": 3})
     assert estimator.copy({KerasTransformer().task: "binary"}).getTask() == "auto"  # a param of another stage is ignored
 
@@ -154,38 +155,29 @@ def test_a_subclass_may_have_plain_spark_params():
     assert (made.getCutoff(), made.getTask(), made.setCutoff(1).getCutoff()) == (2.0, "binary", 1.0)
     assert made.copy({made.cutoff: 3}).getCutoff() == 3.0
     assert stages.ChurnEstimator(seed=1).getEpochs() == 3
-    with pytest.raises(UnknownArgumentError, match="Did you mean 'epochs'"):
-        stages.ChurnEstimator(epoch=1)
 
 
 def test_saving_and_loading_without_a_session_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
-    with pytest.raises(StorageError, match=r"saving an estimator or transformer needs a Spark session.*getOrCreate\(\)"):
-        KerasEstimator().save(str(tmp_path / "stage"))
-    with pytest.raises(StorageError, match="loading an estimator or transformer needs a Spark session"):
-        KerasEstimator.load(str(tmp_path / "stage"))
+    for call in (KerasEstimator().save, KerasEstimator.load):
+        with pytest.raises(StorageError, match="needs a Spark session.*getOrCreate"):
+            call(str(tmp_path / "stage"))
 
 
 def test_saving_a_class_that_could_not_be_loaded_is_reported(tmp_path):
     class Local(KerasTransformer):
         pass
 
-    with pytest.raises(CustomObjectError, match=r"Local cannot be saved: .*at the top level of a module or script"):
+    with pytest.raises(CustomObjectError, match="Local .*at the top level"):
         Local().save(str(tmp_path / "local"))
-    with pytest.raises(CustomObjectError, match=r"requires \['country'\]. Give each argument a default"):
+    with pytest.raises(CustomObjectError, match=r"\['country'\].*a default"):
         stages.DemandingTransformer("at").save(str(tmp_path / "demanding"))
 
 
 def test_data_that_is_not_a_data_frame_is_reported():
     transformer = KerasTransformer(model=classifier())
-    for call in (
-        KerasEstimator(model=classifier()).fit,
-        transformer.transform,
-        transformer.evaluate,
-        ImageFeaturizer(model=keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])).transform,
-    ):
-        with pytest.raises(
-            DataError, match=r"expects a Spark DataFrame\. Create one from arrays with .*to_data_frame\(spark"
-        ):
+    images = ImageFeaturizer(model=keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()]))
+    for call in (KerasEstimator(model=classifier()).fit, transformer.transform, transformer.evaluate, images.transform):
+        with pytest.raises(DataError, match="a Spark DataFrame.*to_data_frame"):
             call(np.zeros((2, 64)))

@@ -1,5 +1,6 @@
 """Conversions between arrays and MLlib's matrices and vectors."""
 
+import pickle
 from decimal import Decimal
 
 import numpy as np
@@ -36,12 +37,6 @@ def test_every_kind_of_matrix_is_converted_to_an_array(package):
         assert kind_of(matrix) == "matrix"
 
 
-def test_a_matrix_is_stored_column_by_column():
-    matrix = to_matrix(TABLE)
-    assert isinstance(matrix, mllib.DenseMatrix)
-    assert matrix == mllib.Matrices.dense(2, 3, [1, 4, 2, 5, 3, 6])
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     rows=st.integers(0, 5),
@@ -73,42 +68,27 @@ def test_every_kind_of_vector_is_converted_to_an_array(package):
 @pytest.mark.parametrize("array", [TABLE.copy(), TABLE.copy(order="F")], ids=["C", "F"])
 def test_conversions_copy_memory(array):
     """A backend may write into its input rows, and a user into predictions."""
-    before = array.copy()
-    matrix = to_matrix(array)
-    vector = to_vector(array[0])
+    before, matrix, vector = array.copy(), to_matrix(array), to_vector(array[0])
     from_matrix(matrix)[:] = -1
     from_vector(vector)[:] = -1
-    np.testing.assert_array_equal(from_matrix(matrix), before)
-    np.testing.assert_array_equal(from_vector(vector), before[0])
+    from_matrix(pickle.loads(pickle.dumps(matrix)))[:] = -1
     array[:] = -2
     np.testing.assert_array_equal(from_matrix(matrix), before)
     np.testing.assert_array_equal(from_vector(vector), before[0])
 
 
-def test_an_unpickled_matrix_gives_a_writable_array():
-    import pickle
-
-    array = from_matrix(pickle.loads(pickle.dumps(to_matrix(TABLE))))
-    array += 1
-    np.testing.assert_array_equal(array, TABLE + 1)
-
-
 @pytest.mark.parametrize(
     ("convert", "value", "message"),
     [
-        (to_matrix, TABLE[0], r"received shape \(3,\): use array\[None, :\] for one row"),
-        (
-            to_matrix,
-            np.zeros((4, 2, 3)),
-            r"received shape \(4, 2, 3\): flatten its rows with array.reshape",
-        ),
-        (to_matrix, 3.0, r"received shape \(\): use np.array\(\[\[value\]\]\)"),
-        (to_matrix, [[1, 2], [3]], "received a list of 2 values: row 1 has another shape than row 0"),
-        (to_vector, TABLE, r"received shape \(2, 3\): use array.reshape\(-1\), or to_matrix"),
-        (to_vector, [None, 1.0], "to_vector expects numbers or booleans"),
-        (from_matrix, mllib.DenseVector([1.0]), "expects a Matrix, received DenseVector"),
-        (from_vector, to_matrix(TABLE), "expects a Vector, received DenseMatrix"),
-        (kind_of, TABLE, "expected a Matrix .* SparkModel.predict accepts arrays"),
+        (to_matrix, TABLE[0], r"\(3,\): .*array\[None, :\]"),
+        (to_matrix, np.zeros((4, 2, 3)), r"\(4, 2, 3\): .*array.reshape"),
+        (to_matrix, 3.0, r"np.array\(\[\[value\]\]\)"),
+        (to_matrix, [[1, 2], [3]], "row 1 has another"),
+        (to_vector, TABLE, r"\(2, 3\): .*to_matrix"),
+        (to_vector, [None, 1.0], "numbers or booleans"),
+        (from_matrix, mllib.DenseVector([1.0]), "Matrix, received DenseVector"),
+        (from_vector, to_matrix(TABLE), "Vector, received DenseMatrix"),
+        (kind_of, TABLE, "Matrix .*SparkModel.predict"),
     ],
 )
 def test_values_that_cannot_be_converted_are_reported(convert, value, message):
@@ -120,18 +100,16 @@ def test_labels_are_encoded_as_one_hot_rows():
     for label in (2, np.array([2.0]), Decimal(2)):
         assert encode_label(label, 3).tolist() == [0, 0, 1]
     for label, message in [
-        (3, "labels must be from 0 to 2"),
+        (3, "from 0 to 2"),
         (-1, "out of range"),
-        (0.5, "is not a class index; expected one whole number"),
-        ([1, 2], "one whole number"),
-        ("a", "one whole number"),
+        (0.5, "one whole"),
+        ([1, 2], "one whole"),
+        ("a", "whole"),
     ]:
         with pytest.raises(DataError, match=message):
             encode_label(label, 3)
 
 
 def test_to_simple_rdd_without_a_spark_context_is_reported():
-    with pytest.raises(
-        ConfigurationError, match=r"^sc is an array of shape \(2, 3\) .*: to_simple_rdd\(sc, x, y\)\. SparkModel"
-    ):
+    with pytest.raises(ConfigurationError, match=r"^sc is .*to_simple_rdd\(sc, x, y\)"):
         to_simple_rdd(TABLE, np.ones(2))

@@ -48,20 +48,16 @@ def same(one, other):
     return one.name == other.name and all(map(np.array_equal, one.arrays, other.arrays))
 
 
-def test_a_value_survives_the_round_trip():
+def test_a_value_survives_the_round_trip_and_is_not_pickled_with_tasks():
     mine, received = shared_of(some())
+    assert received == mine
+    assert received.pickled is None
+    assert len(pickle.dumps(mine)) < 500
     write(mine)
     assert len(mine.starts) > 4
     assert same(received.value, some())
     assert received.value is received.value
     assert received.value.arrays[0].flags.writeable
-
-
-def test_the_value_itself_is_not_pickled_with_tasks():
-    mine, received = shared_of(some())
-    assert received == mine
-    assert received.pickled is None
-    assert len(pickle.dumps(mine)) < 500
 
 
 def test_existing_files_are_not_written_again(machine):

@@ -41,17 +41,16 @@ OF_PANDAS_ON_SPARK = type(
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [
-        (((each for each in range(3)), Y), DataError, r"Pass a function make\(worker, num_workers\) instead"),
-        ((Batches(), Y), DataError, r"Pass a function make\(worker, num_workers\) instead"),
-        ((OF_TENSORFLOW, Y), DataError, r"Pass a function make\(worker, num_workers\) instead"),
-        ((OF_PANDAS_ON_SPARK,), DataError, r"with a pandas-on-Spark DataFrame. To use .*: data.to_spark\(\)"),
-        ((keras.Sequential([keras.Input((3,))]),), DataError, "expected a Spark DataFrame, an RDD"),
-        ((Batches,), DataError, "data is the class Batches.*lambda worker, num_workers: Batches.worker"),
-        ((of_a_path,), DataError, r"cannot be called as make.*make\(worker, num_workers, epoch\)"),
-        ((of_a_worker, Y), ConfigurationError, "the batches of a function contain them"),
-        ((X, "label"), ConfigurationError, "^y='label': only a DataFrame has named columns; pass an array of"),
-        ((X, Y, "w"), ConfigurationError, "^sample_weight='w': only a DataFrame has named columns; pass an array of"),
-        ((X, Y, sparse.csr_matrix(X)), DataError, r"^sample_weight .*Convert .* with \.toarray\(\): only the features and"),
+        (((each for each in range(3)), Y), DataError, r"function make\(worker, num_workers\)"),
+        ((Batches(), Y), DataError, r"function make\(worker, num_workers\)"),
+        ((OF_TENSORFLOW, Y), DataError, r"function make\(worker, num_workers\)"),
+        ((OF_PANDAS_ON_SPARK,), DataError, r"data.to_spark\(\)"),
+        ((keras.Sequential([keras.Input((3,))]),), DataError, "expected a Spark DataFrame"),
+        ((Batches,), DataError, "lambda worker, num_workers: Batches"),
+        ((of_a_path,), DataError, r"make\(worker, num_workers, epoch\)"),
+        ((of_a_worker, Y), ConfigurationError, "batches of a function"),
+        ((X, "label"), ConfigurationError, "^y='label': only a DataFrame"),
+        ((X, Y, sparse.csr_matrix(X)), DataError, r"^sample_weight .*\.toarray\(\)"),
     ],
 )
 def test_the_error_for_unsupported_data_suggests_a_conversion(given, kind, words):
@@ -61,22 +60,20 @@ def test_the_error_for_unsupported_data_suggests_a_conversion(given, kind, words
 
 def test_batches_have_no_lazy_predictions_on_spark_connect(monkeypatch):
     monkeypatch.setattr("sparkkeras.sources.source.active_cluster", lambda _: SimpleNamespace(is_driver_here=False))
-    with pytest.raises(ConfigurationError, match="collect=False returns an RDD, which Spark Connect does not support"):
+    with pytest.raises(ConfigurationError, match="collect=False .*Spark Connect"):
         as_source(of_a_worker, Reader(Schema())).lazy()
 
 
 def test_a_pandas_data_frame_requires_labels_and_has_no_named_columns():
     frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
-    message = "^labels are missing: pass y= with a pandas DataFrame of shape .2, 2.*spark.createDataFrame"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match="^labels .*pandas.*spark.createDataFrame"):
         as_source(frame, Reader(Schema()))
     assert as_source(frame, Reader(Schema()), frame["b"]).block.rows == 2
-    with pytest.raises(ConfigurationError, match=r"features= requires .* a pandas DataFrame .*spark.createDataFrame"):
+    with pytest.raises(ConfigurationError, match="features= .*pandas.*spark.createDataFrame"):
         as_source(frame, Reader(Schema()), columns=ColumnMapping(features="a"))
 
 
-@pytest.mark.parametrize("y", [(np.ones(3), None), {"a": np.ones(3), "b": None}])
-def test_labels_that_are_none_raise_an_error(y):
+def test_labels_that_are_none_raise_an_error():
     schema = Schema(outputs=(InputSpec("a", (1,)), InputSpec("b", (1,))))
-    with pytest.raises(DataError, match=r"^y\[.*\] is None; .* For outputs without a loss, leave the labels out"):
-        as_source(np.eye(3), Reader(schema), y)
+    with pytest.raises(DataError, match=r"^y\['b'\] is None.*leave the labels out"):
+        as_source(np.eye(3), Reader(schema), {"a": np.ones(3), "b": None})

@@ -39,7 +39,7 @@ def test_spark_reports_errors_with_their_causes(monkeypatch):
 
 
 def test_a_folder_that_is_gone_is_reported(tmp_path):
-    with pytest.raises(StorageError, match=r"cannot write to .*removed, in Spark's temporary folder: .*No such file"):
+    with pytest.raises(StorageError, match="/removed, .*No such file"):
         list(ThroughFiles(lambda partition, rows: rows, tmp_path / "removed")(0, [np.ones(LARGE)]))
 
 
@@ -65,5 +65,5 @@ def test_rows_with_another_checksum_than_at_first_are_an_error(tmp_path):
     handle = files.write([numbered_block()], 0, tmp_path)
     first = OpenFiles(Collect(), 1, (handle.checksum,))
     assert [block.rows for block in first(0, [handle])] == [ROWS]
-    with pytest.raises(DataError, match=r"^the rows changed when they were read again.*DataFrame\.checkpoint\(\)"):
+    with pytest.raises(DataError, match="^the rows changed.*checkpoint"):
         list(first(0, [replace(handle, checksum=handle.checksum + 1)]))
