@@ -35,19 +35,14 @@ LISTS = pa.list_(pa.float32())
 FIXED = pa.list_(pa.float32(), 2)
 NESTED = pa.list_(pa.list_(pa.int64()))
 KINDS = {
-    "double": (pa.array([1.5, -2.0]), [1.5, -2.0], "float64"),
-    "bigint": (pa.array([1, 2**60]), [1, 2**60], "int64"),
-    "boolean": (pa.array([True, False]), [True, False], "bool"),
     "decimal": (pa.array([Decimal("1.25"), Decimal("-3.50")], pa.decimal128(38, 2)), [1.25, -3.5], "float64"),
-    "array": (pa.array([[1, 2], [3, 4]], LISTS), [[1, 2], [3, 4]], "float32"),
     "fixed array": (pa.array([[1, 2], [3, 4]], FIXED), [[1, 2], [3, 4]], "float32"),
     "empty arrays": (pa.array([[], []], LISTS), [[], []], "float32"),
     "nested": (pa.array([[[1, 2]], [[3, 4]]], NESTED), [[[1, 2]], [[3, 4]]], "int64"),
     "dense vectors": (vectors(dense(1, 2), dense(3, 4)), [[1, 2], [3, 4]], "float64"),
-    "sparse vectors": (vectors(sparse(3, {2: 5}), sparse(3, {})), [[0, 0, 5], [0, 0, 0]], "float64"),
     "mixed vectors": (
-        vectors(sparse(3, {0: 1}), dense(4, 5, 6), sparse(3, {1: 2, 2: 3}), dense(7, 8, 9)),
-        [[1, 0, 0], [4, 5, 6], [0, 2, 3], [7, 8, 9]],
+        vectors(sparse(3, {0: 1}), dense(4, 5, 6), sparse(3, {1: 2, 2: 3}), sparse(3, {})),
+        [[1, 0, 0], [4, 5, 6], [0, 2, 3], [0, 0, 0]],
         "float64",
     ),
 }
@@ -104,19 +99,16 @@ def test_an_unsupported_column_is_named_in_the_error(column, shape, words):
 # Tensors
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [("float64", pa.binary()), ("float16", pa.large_binary()), ("uint8", pa.binary()), ("int32", pa.binary())],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", ["float64", "float16", "uint8", "int32"])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
 def test_bytes_are_read_as_tensors_of_the_models_shape(dtype, kind):
-    floating, tensors = dtype != "int32", np.arange(24).reshape(4, 2, 3).astype(dtype)
+    tensors = np.arange(24).reshape(4, 2, 3).astype(dtype)
     column = pa.array([None, *(tensor.tobytes() for tensor in tensors)], kind)
-    values, good = read(column, "column 'c'", (2, 3), floating=floating)
+    values, good = read(column, "column 'c'", (2, 3), floating=dtype != "int32")
     assert values.dtype == dtype
     assert good.tolist() == [False, True, True, True, True]
     np.testing.assert_array_equal(values[1:], tensors)
-    np.testing.assert_array_equal(read(column[2:4], "column 'c'", (2, 3), floating=floating)[0], tensors[1:3])
+    np.testing.assert_array_equal(read(column[2:4], "column 'c'", (2, 3), floating=dtype != "int32")[0], tensors[1:3])
 
 
 @pytest.mark.parametrize(
@@ -140,18 +132,10 @@ def test_tensors_that_begin_like_an_image_are_tensors():
 
 def test_columns_are_concatenated():
     leaf = Leaf(("age", "paid", "scores", "v"), together=True, input=InputSpec("x", (6,), floating=True))
-    columns = [
-        pa.array([30, 40]),
-        pa.array([True, False]),
-        pa.array([[0.5, 1.5], [2.5, 3.5]]),
-        vectors(dense(7, 8), dense(9, 1)),
-    ]
-    found = leaf.read(columns)
+    scores = pa.array([[0.5, 1.5], [2.5, 3.5]])
+    found = leaf.read([pa.array([30, 40]), pa.array([True, False]), scores, vectors(dense(7, 8), dense(9, 1))])
     assert found.good is None
-    assert found.label == "the columns age, paid, scores, v"
-    assert [found.holding(position) for position in range(6)] == [
-        f"column {name!r}" for name in ("age", "paid", "scores", "scores", "v", "v")
-    ]
+    assert [found.holding(position) for position in (0, 1, 3, 5)] == [f"column {name!r}" for name in leaf.columns]
     np.testing.assert_array_equal(found.values, [[30, 1, 0.5, 1.5, 7, 8], [40, 0, 2.5, 3.5, 9, 1]])
 
 
@@ -164,29 +148,21 @@ def test_an_array_column_of_nulls_only_does_not_affect_other_columns():
         assert found.good.tolist() == [False, False]
 
 
-def test_small_integers_have_the_same_dtype_with_and_without_nulls():
+def test_integers_get_the_dtype_of_the_input_with_and_without_nulls():
+    for floating, dtype in ((True, "float32"), (False, "int32")):
+        leaf = Leaf(("a", "b"), together=True, input=InputSpec("x", (2,), floating=floating))
+        assert leaf.read([pa.array([1], pa.int32()), pa.array([2], pa.int16())]).values.dtype == dtype
     leaf = Leaf(("a",), input=InputSpec("x", (2,), floating=True))
     for rows in ([[True, False]] * 2, [[True, False], None]):
         assert leaf.read([pa.array(rows, pa.list_(pa.bool_()))]).values.dtype == np.float32
 
 
-def test_concatenated_integers_get_the_dtype_of_the_input():
-    for floating, dtype in ((True, "float32"), (False, "int32")):
-        leaf = Leaf(("a", "b"), together=True, input=InputSpec("x", (2,), floating=floating))
-        assert leaf.read([pa.array([1], pa.int32()), pa.array([2], pa.int16())]).values.dtype == dtype
-
-
-SCALARS = [pa.nulls(2, kind) for kind in (pa.float64(), pa.int32(), pa.bool_())]
-UNSAID = [pa.nulls(2, LISTS), pa.nulls(2, NESTED), pa.nulls(2, VECTOR), pa.array([[None], [None]], NESTED)]
-
-
-@pytest.mark.parametrize(
-    ("shape", "columns"),
-    [((1,), SCALARS + UNSAID), ((4,), UNSAID), ((None, 2), UNSAID)],
-    ids=lambda value: str(value) if isinstance(value, tuple) else "",
-)
-def test_a_batch_of_nulls_only_has_invalid_rows_of_the_right_shape(shape, columns):
+@pytest.mark.parametrize("shape", [(1,), (4,), (None, 2)], ids=str)
+def test_a_batch_of_nulls_only_has_invalid_rows_of_the_right_shape(shape):
     spec = InputSpec("x", shape, floating=True)
+    columns = [pa.nulls(2, kind) for kind in (LISTS, NESTED, VECTOR)] + [pa.array([[None], [None]], NESTED)]
+    if shape == (1,):
+        columns += [pa.nulls(2, kind) for kind in (pa.float64(), pa.int32(), pa.bool_())]
     for column in columns:
         found = Leaf(("a",), input=spec).read([column])
         assert found.good.tolist() == [False, False]

@@ -29,12 +29,9 @@ def test_rows_are_selected_like_those_of_an_array():
     assert len(pickle.dumps(SPARSE[:1])) < len(pickle.dumps(SPARSE))
 
 
-@pytest.mark.parametrize("make", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
-def test_every_format_of_scipy_is_read(make):
-    np.testing.assert_array_equal(SparseRows.of(make(DENSE)), DENSE)
-
-
-def test_values_at_the_same_place_are_added():
+def test_every_format_of_scipy_is_read_and_values_at_the_same_place_are_added():
+    for make in (sparse.csr_array, sparse.csc_matrix, sparse.coo_array):
+        np.testing.assert_array_equal(SparseRows.of(make(DENSE)), DENSE)
     matrix = sparse.csr_matrix((np.array([1.0, 2.0, 4.0]), np.array([1, 1, 0]), np.array([0, 3])), shape=(1, 2))
     assert np.asarray(SparseRows.of(matrix)).tolist() == [[4, 3]]
     assert matrix.nnz == 3
@@ -94,16 +91,12 @@ def test_rows_of_rdds_may_be_sparse():
     np.testing.assert_array_equal(block.x, DENSE)
 
 
-def test_a_batch_of_sparse_vectors_becomes_several_blocks(monkeypatch):
+def test_a_column_of_sparse_vectors_becomes_several_blocks(monkeypatch):
+    column = to_column(SPARSE)
+    assert (sparse_width(column), sparse_width(to_column(DENSE))) == (4, 0)
+    np.testing.assert_array_equal(Leaf(("c",)).read([column[1:]]).values, DENSE[1:])
     monkeypatch.setattr(frame, "HELD_BYTES", 2 * 8 * 4)
     selection = frame.Selection(Reader(X, labelled=False), Form(Structure()), (Leaf(("c",), input=X.inputs[0]),))
-    blocks = [block for block, _ in selection.blocks([to_column(SPARSE)], "partition 0", 0)]
+    blocks = [block for block, _ in selection.blocks([column], "partition 0", 0)]
     assert [block.rows for block in blocks] == [2, 2, 1]
     np.testing.assert_array_equal(np.concatenate([block.x for block in blocks]), DENSE)
-
-
-def test_columns_of_sparse_rows():
-    column = to_column(SPARSE[1:])
-    np.testing.assert_array_equal(Leaf(("c",)).read([column]).values, DENSE[1:])
-    assert sparse_width(column) == 4
-    assert sparse_width(to_column(DENSE)) == 0

@@ -51,16 +51,13 @@ def test_files_of_another_size_are_not_opened(tmp_path):
         handle.open()
 
 
-def test_a_slice_is_pickled_without_the_other_rows():
+def test_slices_and_pieces_have_the_size_of_their_strings():
     part = pickle.dumps(block()[1:3])
     assert len(part) < 2_000
     assert words(pickle.loads(part)) == WORDS[1:3].tolist()
-
-
-def test_pieces_follow_the_length_of_the_strings():
-    rows = np.array(["x" * 1000] * 100, object)
-    assert [piece.rows for piece in block(rows).pieces(10_240)] == [10] * 10
-    assert block(rows).row_bytes == 1000 + 8 + 4
+    rows = block(np.array(["x" * 1000] * 100, object))
+    assert rows.row_bytes == 1000 + 8 + 4
+    assert [piece.rows for piece in rows.pieces(10_240)] == [10] * 10
 
 
 @pytest.mark.parametrize("dtype", ["U", "S", object, "T"])

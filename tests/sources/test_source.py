@@ -11,6 +11,7 @@ from scipy import sparse
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.sources.arrays import to_simple_rdd
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.source import as_source
 
@@ -77,3 +78,8 @@ def test_labels_that_are_none_raise_an_error():
     schema = Schema(outputs=(InputSpec("a", (1,)), InputSpec("b", (1,))))
     with pytest.raises(DataError, match=r"^y\['b'\] is None.*leave the labels out"):
         as_source(np.eye(3), Reader(schema), {"a": np.ones(3), "b": None})
+
+
+def test_a_number_of_partitions_in_place_of_weights_is_an_error():
+    with pytest.raises(ConfigurationError, match="^sample_weight=2: .*num_slices=2"):
+        to_simple_rdd(None, [[1.0], [2.0]], [0.0, 1.0], 2)

@@ -10,8 +10,10 @@ import pytest
 from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.values import ValueFile
-from sparkkeras.errors import DataError, StorageError
+from sparkkeras.errors import ClusterError, DataError, StorageError
 from sparkkeras.sources import tasks
+from sparkkeras.sources.arrays import _open_all
+from sparkkeras.sources.copies import _copy
 from sparkkeras.sources.tasks import Collect, OpenFiles, PiecesByRank, ReportsProblems, StorePieces, ThroughFiles
 from tests.sources.conformance import LARGE, ROWS, numbered_block
 
@@ -61,9 +63,44 @@ def test_rows_of_several_partitions_move_to_a_rank(tmp_path, monkeypatch):
     assert (even[2], empty) == (handles[4], handles[3])  # a rank does not find the files of the one, and the other has none
 
 
-def test_rows_with_another_checksum_than_at_first_are_an_error(tmp_path):
+def test_rows_with_another_checksum_than_at_first_and_removed_files_are_errors(tmp_path):
     handle = files.write([numbered_block()], 0, tmp_path)
     first = OpenFiles(Collect(), 1, (handle.checksum,))
     assert [block.rows for block in first(0, [handle])] == [ROWS]
     with pytest.raises(DataError, match="^the rows changed.*checkpoint"):
         list(first(0, [replace(handle, checksum=handle.checksum + 1)]))
+    shutil.rmtree(handle.directory)
+    with pytest.raises(ClusterError, match="removed .*part-0.*spark.local.dir"):
+        list(_open_all([handle]))
+
+
+# Copies of all rows on an executor; tests/integration/test_search.py has searches on them
+
+
+def pieces(*keys):
+    for number, partition, start in keys:
+        yield number, partition, from_arrays(np.arange(start, start + 2.0), np.full(2, number), None)
+
+
+def copied(given, folder):
+    return [handle.open().x.tolist() for handle in _copy(given, folder)]
+
+
+def test_rows_are_in_the_order_of_their_partitions_and_apart_by_their_number(tmp_path):
+    given = pieces((0, 2, 20), (0, 2, 22), (1, 0, 50), (0, 0, 0), (0, 0, 2), (0, 1, 10))
+    rows = [[0, 1, 2, 3, 10, 11, 20, 21, 22, 23], [50, 51]]
+    assert copied(given, tmp_path) == rows
+    assert copied(pieces((0, 0, 99)), tmp_path) == rows  # another task of the executor, whose pieces are not read
+    assert len(list(tmp_path.glob("part*"))) == 2
+
+
+def test_a_task_that_fails_leaves_nothing_that_later_ones_keep(tmp_path):
+    def failing():
+        yield from pieces((0, 0, 0), (0, 1, 10))
+        raise OSError("the connection broke")
+
+    for _ in range(3):
+        with pytest.raises(OSError, match="the connection broke"):
+            copied(failing(), tmp_path)
+    assert copied(pieces((0, 1, 10), (0, 0, 0)), tmp_path) == [[0, 1, 10, 11]]
+    assert len(list(tmp_path.glob("part*"))) == 1
