@@ -104,16 +104,13 @@ def test_images_of_every_mode_are_converted_as_keras_does(source):
 def test_the_first_frame_of_an_animation_is_loaded():
     first, second = picture(seed=1).convert("P"), picture(seed=2).convert("P")
     data = encoded(first, "GIF", save_all=True, append_images=[second])
-    np.testing.assert_array_equal(by_keras(data, None), by_keras(encoded(first, "GIF"), None))
     check_against_keras(data, None)
 
 
 def test_exif_orientation_is_ignored():
     exif = Image.Exif()
     exif[0x0112] = 6
-    data = encoded(picture(), "JPEG", exif=exif)
-    assert by_keras(data, None).shape == (30, 41, 3)
-    check_against_keras(data, None)
+    check_against_keras(encoded(picture(), "JPEG", exif=exif), None)
 
 
 # Sizes, dtypes, preprocessing
@@ -149,14 +146,6 @@ def test_preprocessing_is_a_factor_or_a_function_that_may_work_in_place():
         images, _ = image_loader((8, 8), preprocessing=preprocessing)(binary(PNG), "image")
         assert images.dtype == np.float32
         np.testing.assert_array_equal(images[0], expected)
-
-
-def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
-    loader = image_loader((8, 8), preprocessing=lambda x: x.mean(axis=(1, 2)).astype("float64"))
-    assert loader.shape == (3,)
-    images, _ = loader(binary(PNG), "image")
-    assert images.shape == (1, 3)
-    assert images.dtype == np.float32
 
 
 def test_a_lambda_is_pickled_by_value():
@@ -214,7 +203,6 @@ def test_structs_give_the_same_images_as_files(source):
     ("change", "message"),
     [
         ({"nChannels": 4}, "mode 16 and nChannels 4"),
-        ({"height": -1, "width": -1, "nChannels": -1, "mode": -1, "data": b""}, "mode -1"),
         ({"data": b"\0" * 9}, "9 bytes for 30"),
         ({"data": None}, "0 bytes for 30"),
     ],
@@ -265,10 +253,13 @@ def test_damaged_rows_are_masked_and_zero_and_others_keep_their_place():
     np.testing.assert_array_equal(images[good], np.stack([by_keras(row, (8, 8)) + 1 for row in rows[::2]]))
 
 
-def test_batches_without_good_rows_and_without_rows():
-    loader = image_loader((8, 8), preprocessing=lambda x: x.mean(axis=(1, 2)), on_error="null")
+def test_preprocessing_may_change_the_shape_also_of_batches_without_good_rows():
+    loader = image_loader((8, 8), preprocessing=lambda x: x.mean(axis=(1, 2)).astype("float64"), on_error="null")
+    assert loader.shape == (3,)
+    assert [array.shape for array in loader(binary(PNG), "image")] == [(1, 3), (1,)]
     images, good = loader(binary(None, b"no"), "image")
-    np.testing.assert_array_equal(images, np.zeros((2, 3), np.float32))
+    assert images.dtype == np.float32
+    np.testing.assert_array_equal(images, np.zeros((2, 3)))
     assert not good.any()
     assert loader(binary(), "image")[0].shape == (0, 3)
 
@@ -415,8 +406,6 @@ def test_columns_that_cannot_hold_images_are_reported(kind, message):
     [
         ({"size": 224}, r"size=224: .*\(height, width\)"),
         ({"mode": "BGR"}, "mode='BGR' .*'RGBA'"),
-        ({"on_error": "ignore"}, "on_error='ignore'"),
-        ({"dtype": "int8"}, "dtype='int8'"),
         ({"preprocessing": "caffe"}, "preprocessing='caffe'"),
         ({"preprocessing": float("nan")}, "preprocessing=nan"),
         ({"preprocessing": 0.5, "dtype": "uint8"}, "cannot hold scaled values"),

@@ -86,12 +86,10 @@ def test_rows_of_partitions():
 
 def test_labels_that_are_sequences_have_a_loader_under_the_name_of_their_output():
     schema = Schema((InputSpec("tokens", (3,)),), (InputSpec("tags", (3, 5)), InputSpec("tokens", (1,))))
-    loaders = {"tokens": PadSequences(3), "tags": PadSequences(3, -1)}
-    labels = {"tags": RAGGED, "tokens": np.ones(4)}
-    tags = [[2, 3, 4], [-1, -1, -1], [-1, -1, 5], [-1, 6, 7]]
-    block = as_source(RAGGED, Reader(schema), labels, columns=ColumnMapping(loader=loaders)).block
-    assert (block.y["tags"].tolist(), block.y["tokens"].tolist()) == (tags, [1, 1, 1, 1])
-    assert block.x.shape == (4, 3)
+    loaders = ColumnMapping(loader={"tokens": PadSequences(3), "tags": PadSequences(3, -1)})
+    block = as_source(RAGGED, Reader(schema), {"tags": RAGGED, "tokens": np.ones(4)}, columns=loaders).block
+    assert block.y["tags"].tolist() == [[2, 3, 4], [-1, -1, -1], [-1, -1, 5], [-1, 6, 7]]
+    assert (block.x.shape, block.y["tokens"].shape) == ((4, 3), (4,))
 
 
 def test_an_image_loader_still_requires_a_column():

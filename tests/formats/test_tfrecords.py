@@ -227,9 +227,8 @@ def test_a_finite_double_beyond_float32_is_reported(is_array):
 
 def test_vectors_are_written_as_lists_of_floats():
     parts = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
-    dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 0.0, 2.0]}
-    sparse = {"type": 0, "size": 4, "indices": [1, 3], "values": [5.0, 6.0]}
-    batch = pa.record_batch([pa.array([dense, sparse, None], pa.struct(parts))], ["v"])
+    rows = [{"type": 1, "values": [1.0, 0.0, 2.0]}, {"type": 0, "size": 4, "indices": [1, 3], "values": [5.0, 6.0]}, None]
+    batch = pa.record_batch([pa.array(rows, pa.struct(parts))], ["v"])
     records = [parse(record) for record in encode(batch, [Field("v", "double", is_array=True, is_vector=True)])]
     found = decode(records, [Field("v", "float", is_array=True)], 0, "f").to_pylist()
     assert [row["v"] for row in found] == [[1, 0, 2], [0, 5, 0, 6], None]
@@ -239,7 +238,6 @@ def test_vectors_are_written_as_lists_of_floats():
     ("field", "kind", "values", "message"),
     [
         (Field("x", "float"), "int64", [1], "int64 .* x float"),
-        (Field("x", "float"), "float", [1.0, 2.0], "2 values.* x float"),
         (Field("x", "bigint"), "int64", [], "0 values"),
         (Field("x", "int", True), "int64", [0, -(2**31) - 1], "-2147483649.* x array<int>"),
         (Field("x", "boolean"), "int64", [2], "holds 2,.* x boolean"),
@@ -259,15 +257,9 @@ def test_inference_considers_all_records():
         example(a=("int64", [1]), b=("bytes", [b"text"]), c=("float", [1.0]), e=("bytes", [])),
         example(a=("int64", [2**62, -1]), b=("bytes", [b"\xff"]), d=("bytes", ["ü".encode()]), f=("int64", [-1])),
     ]
-    seen = collect_stats((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
-    assert {name: one.field(False).type_name for name, one in seen.items()} == {
-        "a": "array<bigint>",
-        "b": "binary",
-        "c": "float",
-        "d": "string",
-        "e": "array<string>",
-        "f": "bigint",  # ten bytes, and one value
-    }
+    seen = collect_stats((parse(record.SerializeToString()), "") for record in records)
+    kinds = ["array<bigint>", "binary", "float", "string", "array<string>", "bigint"]
+    assert {name: one.field(False).type_name for name, one in seen.items()} == dict(zip("abcdef", kinds, strict=True))
     assert seen["d"].field(True).type_name == "binary"
 
 

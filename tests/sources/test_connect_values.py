@@ -60,17 +60,6 @@ def test_a_value_survives_the_round_trip_and_is_not_pickled_with_tasks():
     assert received.value.arrays[0].flags.writeable
 
 
-def test_existing_files_are_not_written_again(machine):
-    mine, received = shared_of(some())
-    write(mine)
-    folder = machine / "dataset"
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    write(mine)
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    assert len(before) == len(mine.starts)
-    assert same(received.value, some())
-
-
 def test_a_failed_write_leaves_no_file(machine, monkeypatch):
     def half(path, data):
         with path.open("wb") as file:
@@ -106,9 +95,9 @@ def test_removing_a_value_keeps_the_others(machine):
     write(one)
     write(two)
     assert of_one.value.name == "one"
-    of_one.remove()
+    for _ in range(2):
+        of_one.remove()
     with pytest.raises(FilesMissing):
         _ = of_one.value
     assert of_two.value.name == "two"
-    of_one.remove()  # again
     assert len(list((machine / "dataset").iterdir())) == len(two.starts)

@@ -187,15 +187,8 @@ def test_the_default_of_a_param_of_spark_ml_means_the_names_of_several_inputs(sp
 
 
 def test_names_may_contain_any_characters(spark):
-    row = types.StructType(
-        [
-            types.StructField("a.b", types.IntegerType()),
-            types.StructField("ti`ck", types.IntegerType()),
-            types.StructField("user", types.StructType([types.StructField("age.now", types.IntegerType())])),
-        ]
-    )
+    given = spark.createDataFrame([(1, 2, (3,))], "`a.b` int, `ti``ck` int, user struct<`age.now`: int>")
     names = ["a.b", "ti`ck", "user.age.now"]
-    given = spark.createDataFrame([(1, 2, (3,))], row)
     found = select(given, UNKNOWN, features=names)
     assert found.names == names
     assert found.narrowed(given).columns == ["c0", "c1", "c2"]
@@ -218,16 +211,11 @@ def test_many_columns_of_a_type_travel_as_one(spark):
     assert np.delete(values.values[0], 8).tolist() == [1, *numbers[:7], *numbers[8:], 0.5]
 
 
-def test_a_column_takes_precedence_over_a_field_with_the_same_name(spark):
-    given = spark.createDataFrame([((1,), 2)], "user struct<age: int>, `user.age` int")
-    found = select(given, UNKNOWN, features="user.age")
-    assert tuple(found.narrowed(given).first()) == (2,)
-
-
 def test_names_are_case_insensitive_unless_that_is_ambiguous(spark):
-    given = spark.createDataFrame([(1, (2,), 3.0)], "Age int, User struct<Size: int>, Label double")
-    found = select(given, UNKNOWN, True, features=["age", "user.size"])
-    assert tuple(found.narrowed(given).first()) == (1, 2, 3.0)
+    kinds = "Age int, User struct<Size: int, Age: int>, Label double, `User.Age` int"
+    given = spark.createDataFrame([(1, (2, 9), 3.0, 4)], kinds)
+    found = select(given, UNKNOWN, True, features=["age", "user.size", "user.age"])
+    assert tuple(found.narrowed(given).first()) == (1, 2, 4, 3.0)
     spark.conf.set("spark.sql.caseSensitive", "true")
     given = spark.createDataFrame([(1, 2)], "a int, A int")
     assert tuple(select(given, UNKNOWN, features=["A", "a"]).narrowed(given).first()) == (2, 1)
