@@ -8,7 +8,7 @@ import pytest
 
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.partition_stats import CountClasses, Moments, PartitionStats, balanced_weights, largest_difference
+from sparkkeras.data.partition_stats import CountClasses, PartitionStats, balanced_weights, largest_difference
 from sparkkeras.data.placement import even_slices
 from sparkkeras.data.text import to_text
 from sparkkeras.errors import DataError
@@ -131,9 +131,7 @@ def test_statistics_of_blocks_are_those_of_all_rows():
 
 @pytest.mark.parametrize("labels", [np.array([-(2**63), 2**63 - 1]), np.array([1e300, 1e300]), np.arange(3000)])
 def test_labels_that_are_no_classes_are_not_counted(labels):
-    found = PartitionStats.of(from_arrays(np.zeros((len(labels), 1)), np.asarray(labels), None))
-    assert found.classes == (None, None)
-    assert isinstance(found.moments[1], Moments)
+    assert PartitionStats.of(from_arrays(np.zeros((len(labels), 1)), labels, None)).classes == (None, None)
 
 
 def test_balanced_weights_are_those_of_scikit_learn():

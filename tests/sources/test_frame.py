@@ -40,15 +40,34 @@ def error_of(kind, *given, **named):
 # Default columns
 
 
-def test_columns_with_the_names_of_inputs_and_outputs_are_found(spark):
-    one = frame(spark, "x array<float>, y int")
-    assert select(one, labelled=True).names == ["x", "y"]
-    named = {"features": {"x": "x"}, "label": {"y": "y"}, "sample_weight": {"y": "y"}}
-    assert select(one, labelled=True, **named).form == Form(Structure(), Structure(), Structure())  # single ones are arrays
-    found = select(frame(spark, "price int, item int, click int, user array<int>"), TWO, labelled=True)
-    assert found.names == ["user", "item", "click", "price"]
-    assert found.form.x.names == ("user", "item")
-    assert found.form.y.names == ("click", "price")
+@pytest.mark.parametrize(
+    ("columns", "schema", "named", "names"),
+    [
+        ("x array<float>, y int", ONE, {}, ["x", "y"]),
+        ("price int, item int, click int, user array<int>", TWO, {}, ["user", "item", "click", "price"]),
+        (
+            "Item int, user array<int>, price int, click int",
+            TWO,
+            {"features": ["Item", "user"], "label": ["price", "click"]},
+            ["user", "Item", "click", "price"],
+        ),
+        ("user array<int>, item int, paid double", TWO, {"label": {"price": "paid"}}, ["user", "item", "paid"]),
+        (
+            "features int, user array<int>, item int, click int, price int",
+            TWO,
+            {"features": "features", "label": "label"},  # the defaults in Spark ML
+            ["user", "item", "click", "price"],
+        ),
+    ],
+)
+def test_columns_are_found_by_the_names_of_inputs_and_outputs(spark, columns, schema, named, names):
+    assert select(frame(spark, columns), schema, True, **named).names == names
+
+
+def test_columns_of_a_single_input_and_output_by_name_are_no_dicts(spark):
+    named = {"features": {"x": "a"}, "label": {"y": "b"}, "sample_weight": {"y": "b"}}
+    found = select(frame(spark, "a array<float>, b int"), labelled=True, **named)
+    assert found.form == Form(Structure(), Structure(), Structure())
 
 
 def test_the_error_for_missing_columns_lists_the_existing_ones(spark):
@@ -58,6 +77,8 @@ def test_the_error_for_missing_columns_lists_the_existing_ones(spark):
         "names of the model's inputs (x). Its columns: 'a', 'b'."
     )
     assert "no column 'features'." in error_of(ConfigurationError, frame(spark, "a int"), UNKNOWN)
+    with pytest.raises(ConfigurationError, match="no columns with the"):
+        select(frame(spark, "features int"), TWO, features="features")
 
 
 # Named columns
@@ -104,23 +125,6 @@ def test_columns_of_nested_tuples(spark):
         select(given, schema, features=["a", ["b"]])
 
 
-def test_a_list_with_the_names_of_several_inputs_goes_by_name(spark):
-    given = frame(spark, "Item int, user array<int>, age int, price int, click int, w float")
-    named = {"features": ["Item", "user"], "label": ["price", "click"]}
-    found = select(given, TWO, True, **named)
-    assert found.names == ["user", "Item", "click", "price"]
-    assert [leaf.input.name for leaf in found.leaves[:2]] == ["user", "item"]
-    assert "'user' gets 'item'" in error_of(ConfigurationError, given, TWO, features=["item", "age"])
-    weights = {"labelled": True, "features": ["user", "item"], "label": ["click", "price"]}
-    assert "'price' gets 'click'" in error_of(ConfigurationError, given, TWO, sample_weight=["w", "click"], **weights)
-
-
-def test_outputs_without_a_loss_need_no_labels(spark):
-    found = select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"price": "paid"})
-    assert found.names == ["user", "item", "paid"]
-    assert found.form.y == Structure.named(("price",))
-
-
 @dataclass(frozen=True)
 class Texts:
     """Loads texts."""
@@ -150,6 +154,8 @@ class Texts:
         (TWO, {"labelled": True, "label": {"prize": "a"}}, "no output 'prize'. .*'price'"),
         (TWO, {"labelled": True, "label": ["a", "b"], "sample_weight": {"click": "c"}}, r"sample_weight .*\['click'\]"),
         (ONE, {"labelled": True, "sample_weight": ["a", "b"]}, "sample_weight=.*one column"),
+        (TWO, {"features": ["item", "a"]}, "'user' gets 'item'"),
+        (TWO, {"labelled": True, "label": ["click", "price"], "sample_weight": ["a", "click"]}, "'price' gets 'click'"),
         (ONE, {"features": ["a", "s"], "loader": Texts()}, "a loader takes one"),
         (ONE, {"features": "s", "loader": {"z": Texts()}}, "loader: .*'z'. Known: 'x', 'y'"),
         (TWO, {"features": ["s", "b"], "loader": Texts()}, r"\{input name: loader\}"),
@@ -158,7 +164,8 @@ class Texts:
     ],
 )
 def test_invalid_names_of_columns_and_loaders_raise_an_error(spark, schema, named, message):
-    given = frame(spark, "a int, b int, c int, s string, features array<int>, label int, user array<int>, item int")
+    numbers = "a int, b int, c int, features array<int>, label int, user array<int>, item int, click int, price int"
+    given = frame(spark, f"s string, {numbers}")
     with pytest.raises(ConfigurationError, match=message):
         select(given, schema, **named)
 
@@ -169,18 +176,13 @@ def test_invalid_names_of_columns_and_loaders_raise_an_error(spark, schema, name
         ({"features": "user.agge"}, "'user.agge'. Known: 'user.age'"),
         ({"features": "x", "labelled": True, "label": "bytes"}, "'bytes' has the type binary"),
         ({"features": "x", "labelled": True, "label": "text"}, "'text' has the type string"),
+        ({"features": ["vectors", "age"]}, "vectors, age have 4 values"),  # by the metadata
     ],
 )
 def test_unsuitable_columns_raise_an_error(spark, named, message):
+    fields = types.StructType.fromDDL("age int, user struct<age: int>, x array<float>, text string, bytes binary")
     with pytest.raises(DataError, match=message):
-        select(frame(spark, "age int, user struct<age: int>, x array<int>, text string, bytes binary"), **named)
-
-
-def test_the_default_of_a_param_of_spark_ml_means_the_names_of_several_inputs(spark):
-    given = frame(spark, "features int, user array<int>, item int, click int, price int")
-    assert select(given, TWO, True, features="features", label="label").names == ["user", "item", "click", "price"]
-    with pytest.raises(ConfigurationError, match="no columns with the"):
-        select(frame(spark, "features int"), TWO, features="features")
+        select(frame(spark, fields.add("vectors", VectorUDT(), metadata={"ml_attr": {"num_attrs": 3}})), **named)
 
 
 # Names
@@ -274,14 +276,6 @@ def test_allowed_nulls_are_rejected_where_all_features_are_strings(spark):
     assert select(given, schema, on_invalid="null", features=["b", "a"]).names == ["b", "a"]
     assert select(given, schema, features="b", fits=False, on_invalid="allow").names == ["b"]
     assert select(given, features={"words": "a", "numbers": "x"}, fits=False, on_invalid="allow").names == ["a", "x"]
-
-
-def test_the_width_of_vectors_is_read_from_their_metadata(spark):
-    field = types.StructField("features", VectorUDT(), metadata={"ml_attr": {"num_attrs": 3}})
-    given = frame(spark, types.StructType([field, types.StructField("age", types.IntegerType())]))
-    assert select(given).names == ["features"]
-    with pytest.raises(DataError, match="features, age have 4 values"):
-        select(given, features=["features", "age"])
 
 
 # Loaders
