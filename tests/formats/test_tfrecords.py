@@ -211,14 +211,14 @@ def test_damaged_examples_raise_value_error():
         parse(b"\x08" + b"\xff" * 12)
 
 
-def test_a_finite_double_beyond_float32_is_reported():
-    for wrapped in (lambda value: value, lambda value: [value]):
-        fields = [Field("x", "double", is_array=isinstance(wrapped(0.0), list))]
-        largest = float(np.finfo(np.float32).max)
-        rows = [{"x": wrapped(value)} for value in (float("inf"), float("nan"), -largest, -1e300)]
-        encode(batch_of(rows[:-1], fields), fields)
-        with pytest.raises(DataError, match=r"column 'x' .*-1e\+300.*Scale"):
-            encode(batch_of(rows, fields), fields)
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_finite_double_beyond_float32_is_reported(is_array):
+    fields = [Field("x", "double", is_array)]
+    largest = float(np.finfo(np.float32).max)
+    rows = [{"x": [value] if is_array else value} for value in (float("inf"), float("nan"), -largest, -1e300)]
+    encode(batch_of(rows[:-1], fields), fields)
+    with pytest.raises(DataError, match=r"column 'x' .*-1e\+300.*Scale"):
+        encode(batch_of(rows, fields), fields)
 
 
 def test_vectors_are_written_as_lists_of_floats():

@@ -84,6 +84,7 @@ def test_an_unknown_argument_is_reported_with_the_known_ones(kind):
         ("task", {"left": "count"}, r"task\['left'\]='count'"),
         ("handleInvalid", "keep", "'keep' .*Known: 'error', 'skip'"),
         ("thresholds", [0.5], r"thresholds=\[0.5\]"),
+        ("thresholds", [0.5, -0.1], "greater than 0"),
         ("thresholds", [0, 0, 1], "one may be 0"),
         ("thresholds", {"kind": [[1], [2, 3]]}, r"thresholds\['kind'\]="),
         ("loader", "images", "image_loader"),
