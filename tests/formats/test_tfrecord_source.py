@@ -89,14 +89,13 @@ def test_files_that_were_appended_before_a_failure_are_deleted(tmp_path):
 
 def test_the_columns_have_the_types_that_spark_expects(tmp_path):
     write(tmp_path / "rows")
-    rows = source(tmp_path / "rows")
-    assert rows.schema() == "`n` bigint"
+    assert source(tmp_path / "rows").schema() == "`n` bigint"
     with pytest.warns(UserWarning, match="/rows' .*'m'.* Known: 'n'"):
-        reader = rows.reader(StructType().add("n", ArrayType(LongType())).add("m", "float"))
+        reader = source(tmp_path / "rows").reader(StructType().add("n", ArrayType(LongType())).add("m", "float"))
     (batch,) = reader.read(reader.partitions()[0])
     assert batch.to_pylist() == [{"n": [1], "m": None}, {"n": [2], "m": None}]
     with pytest.warns(UserWarning, match="'m'"):
-        reader = rows.reader(StructType().add("m", "float", False))
+        reader = source(tmp_path / "rows").reader(StructType().add("m", "float", False))
     with pytest.raises(DataError, match="'m' is missing.* m float"):
         list(reader.read(reader.partitions()[0]))
 
