@@ -43,14 +43,6 @@ def test_any_text_survives_a_file(tmp_path):
     assert words(files.write([block(np.array(["", ""]))], 1, tmp_path).open()) == ["", ""]
 
 
-def test_files_of_another_size_are_not_opened(tmp_path):
-    handle = files.write([block()], 0, tmp_path)
-    path = next(tmp_path.glob("part-0-*/0.text"))
-    path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(FileNotFoundError):
-        handle.open()
-
-
 def test_slices_and_pieces_have_the_size_of_their_strings():
     part = pickle.dumps(block()[1:3])
     assert len(part) < 2_000
