@@ -48,19 +48,17 @@ def test_a_folder_that_is_gone_is_reported(tmp_path):
 def test_rows_of_several_partitions_move_to_a_rank(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(tasks, "BLOCK_BYTES", 16)
-    parts = [np.arange(start, stop, dtype=np.float64) for start, stop in ((0, 5), (5, 6), (6, 9), (9, 9), (9, 12))]
-    handles = tuple(
-        files.write([from_arrays(part, part, None)], number, tmp_path / "before") for number, part in enumerate(parts)
-    )
-    shutil.rmtree(handles[4].directory)
-    moved = [pair for handle in handles for pair in PiecesByRank(2)(handle.partition, [handle])]
-    assert [rank for rank, _ in moved] == [0] * 5 + [1] + [0] * 3
-    kept = StorePieces("after", 2, handles)
-    even = list(kept(0, [moved[number] for number in (6, 7, 8, 0, 1, 2, 3, 4) if moved[number][0] == 0]))
-    (odd, empty) = kept(1, [moved[5]])
-    assert [handle.open().y.tolist() for handle in (even[0], odd, even[1])] == [part.tolist() for part in parts[:3]]
-    assert {handle.directory.startswith(str(tmp_path / "after")) for handle in (odd, *even[:2])} == {True}
-    assert (even[2], empty) == (handles[4], handles[3])  # a rank does not find the files of the one, and the other has none
+    parts = [np.arange(10.0 * number, 10 * number + rows) for number, rows in enumerate((5, 1, 3, 0, 3))]
+    written = [files.write([from_arrays(part, part, None)], number, tmp_path / "0") for number, part in enumerate(parts)]
+    shutil.rmtree(written[4].directory)  # it is on another machine
+    pieces = [list(PiecesByRank(2)(handle.partition, [handle])) for handle in written]
+    assert [[rank for rank, _ in part] for part in pieces] == [[0] * 5, [1], [0] * 3, [], []]
+    store = StorePieces("after", 2, tuple(written))
+    first, third, fifth = store(0, pieces[2] + pieces[0])
+    second, fourth = store(1, pieces[1])
+    assert [handle.open().y.tolist() for handle in (first, second, third)] == [part.tolist() for part in parts[:3]]
+    assert all(handle.directory.startswith(str(tmp_path / "after")) for handle in (first, second, third))
+    assert (fourth, fifth) == (written[3], written[4])
 
 
 def test_rows_with_another_checksum_than_at_first_and_removed_files_are_errors(tmp_path):
