@@ -107,19 +107,7 @@ def test_a_truncated_file_is_reported():
 
 # Examples
 
-FIELDS = [
-    Field("flag", "boolean"),
-    Field("tiny", "tinyint"),
-    Field("number", "int"),
-    Field("big", "bigint"),
-    Field("single", "float"),
-    Field("double", "double"),
-    Field("text", "string"),
-    Field("data", "binary"),
-    Field("bigs", "bigint", is_array=True),
-    Field("floats", "float", is_array=True),
-    Field("texts", "string", is_array=True),
-]
+
 ARROW = {
     "boolean": (pa.bool_(), st.booleans()),
     "tinyint": (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
@@ -132,19 +120,18 @@ ARROW = {
 }
 
 
+FIELDS = [Field(kind, kind) for kind in ARROW]
+FIELDS += [Field(f"{kind}s", kind, is_array=True) for kind in ("bigint", "float", "string")]
+
+
 def values_of(field):
     _, values = ARROW[field.value]
     return st.none() | (st.lists(values, max_size=5) if field.is_array else values)
 
 
-def schema_of(fields):
-    return pa.schema(
-        [(field.name, pa.list_(ARROW[field.value][0]) if field.is_array else ARROW[field.value][0]) for field in fields]
-    )
-
-
 def batch_of(rows, fields):
-    return pa.RecordBatch.from_pylist(rows, schema_of(fields))
+    kinds = [pa.list_(ARROW[field.value][0]) if field.is_array else ARROW[field.value][0] for field in fields]
+    return pa.RecordBatch.from_pylist(rows, pa.schema(list(zip([field.name for field in fields], kinds, strict=True))))
 
 
 ROWS = st.lists(st.fixed_dictionaries({field.name: values_of(field) for field in FIELDS}), max_size=3)
