@@ -158,12 +158,7 @@ def server_epoch(record, noise, epoch):
         staleness=staleness,
     )
     logs = curves(noise, epoch * 0.6, 0.5, end=0.31)
-    logs = {
-        "loss": logs["loss"],
-        "auc": 1 - 0.3 * logs["loss"],
-        "val_loss": logs["val_loss"],
-        "val_auc": 1 - 0.31 * logs["val_loss"],
-    }
+    logs = {name.replace("accuracy", "auc"): value for name, value in logs.items() if name != "learning_rate"}
     record.add("epoch", 0.2, epoch=epoch, logs=logs, rows=648_000, seconds=round(whole, 3), startup_seconds=0.0)
 
 
@@ -271,43 +266,18 @@ def ensemble(members=5, run="ensemble-1", epochs=15):
     return record.end()
 
 
-def function(ranks=4, run="function-1"):
-    """A function on ranks, of which one has finished."""
-    record = Recorder(run, "function", "train_resnet", settings={"ranks": ranks, "framework": "torch", "backend": "gloo"})
-    record.add("count", 1.0, workers=ranks)
-    for rank in range(ranks):
-        record.add("rank", 0.4, rank=rank, state="started", host=f"worker-{rank:02d}.cluster")
-    for step in range(60):
-        for rank in range(ranks):
-            text = f"[rank {rank}] step {step * 10:4d}  loss {2.3 * 0.96**step + 0.01 * rank:.4f}  {412 - rank} images/s\n"
-            record.add("output", 0.2, rank=rank, text=text)
-    record.add("rank", 1.0, rank=ranks - 1, state="finished", host=f"worker-{ranks - 1:02d}.cluster")
-    return record.messages
-
-
-def reporting_function(ranks=4, run="function-3", epochs=6, of=10):
-    """A function that still runs, whose ranks report their metrics."""
+def function(ranks=4, run="function-1", epochs=6, of=10):
+    """A function that still runs, whose ranks write lines and report their metrics."""
     noise = random.Random(2)
-    record = Recorder(run, "function", "train_resnet", settings={"ranks": ranks})
+    record = Recorder(run, "function", "train_resnet", settings={"ranks": ranks, "framework": "torch", "backend": "gloo"})
     for rank in range(ranks):
         record.add("rank", 0.4, rank=rank, state="started", host=f"worker-{rank:02d}.cluster")
     for epoch in range(epochs):
         for rank in range(ranks):
-            left = {"seconds_left": 30.0 * (of - epoch - 1)} if rank == 0 else {}
             logs = curves(noise, epoch, 1 + 0.1 * rank)
+            left = {"seconds_left": 30.0 * (of - epoch - 1)} if rank == 0 else {}
+            record.add("output", rank=rank, text=f"[rank {rank}] epoch {epoch + 1}  loss {logs['loss']:.4f}\n")
             record.add("report", 30.0 / ranks, rank=rank, epoch=epoch, epochs=of, logs=logs, **left)
-    return record.messages
-
-
-def failed_function(ranks=4, run="function-2"):
-    """A function of which two ranks have failed, and whose others still run."""
-    record = Recorder(run, "function", "train_resnet", settings={"ranks": ranks})
-    for rank in range(ranks):
-        record.add("rank", 0.4, rank=rank, state="started", host=f"worker-{rank:02d}.cluster")
-        record.add("output", 0.2, rank=rank, text=f"[rank {rank}] begins\n")
-    for rank in (3, 2):
-        record.add("output", 0.2, rank=rank, text="ValueError: no images\n")
-        record.add("rank", 0.4, rank=rank, state="failed", host=f"worker-{rank:02d}.cluster")
     return record.messages
 
 

@@ -10,8 +10,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from tests.monitor import samples
-from tests.monitor.browser import start_browser
-from tests.monitor.pages import page
+from tests.monitor.pages import page, start_browser
 
 TALLEST = 1900  # pixels of a page; charts outside of the screen are not drawn
 SHOTS = {

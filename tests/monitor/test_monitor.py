@@ -75,21 +75,16 @@ def test_runs_have_the_name_that_the_monitor_has_when_they_begin(tmp_path):
     with closing(Monitor(save_to=tmp_path / "run.html", verbose=False, name="first")) as monitor:
         for name in ("first", "second", None):
             monitor.name = name
-            monitor.on_event(RunStarted("fit", "model", {"rule": "mean"}, 2))
+            monitor.on_event(RunStarted("fit", "model", {"rule": "mean", "seed": None}, 2))
             monitor.name = "too late for this run"
             monitor.on_event(RunEnded())
         regression().fit(X, Y, verbose=0, callbacks=[monitor])
+        with pytest.raises(ConfigurationError, match="name=' '"):
+            monitor.name = " "
         assert monitor.name == "too late for this run"
     runs = of(saved(tmp_path / "run.html"), "run")
     assert [each["name"] for each in runs] == ["first", "second", "model", "too late for this run"]
     assert runs[0]["settings"] == {"rule": "mean"}
-
-
-def test_a_bad_name_is_rejected_between_runs(monitor):
-    assert monitor.name is None
-    with pytest.raises(ConfigurationError, match="name=' ': expected a name for the runs"):
-        monitor.name = " "
-    assert monitor.name is None
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
@@ -114,10 +109,7 @@ def objective(params):
 
 
 def test_a_search_reports_its_trials(monitor, tmp_path):
-    space = {
-        "x": hyperopt.hp.loguniform("x", -3, 0),
-        "act": hyperopt.hp.choice("act", ["relu", "bad"]),
-    }
+    space = {"x": hyperopt.hp.loguniform("x", -3, 0), "act": hyperopt.hp.choice("act", ["relu", "bad"])}
     search = HyperParamModel(LocalWorkers())
     search.minimize(
         objective=lambda params, _: objective(params), space=space, max_evals=8, seed=1, verbose=0, monitor=monitor
@@ -129,17 +121,14 @@ def test_a_search_reports_its_trials(monitor, tmp_path):
         {"name": "act", "options": ["relu", "bad"], "is_log": False},
         {"name": "x", "options": [], "is_log": True},
     ]
-    trials = {each["trial"]: each for each in of(messages, "trial")}
-    assert len(trials) == len(of(messages, "trial")) == 8
-    failed = [each for each in trials.values() if each["status"] == "failed"]
-    assert {each["params"]["act"] for each in failed} == {"bad"}
-    assert "no such activation" in failed[0]["traceback"]
-    fine = [each for each in trials.values() if each["status"] == "ok"]
-    assert fine
-    for each in fine:
-        assert each["params"]["act"] == "relu"
-        assert each["value"] == pytest.approx(each["params"]["x"] ** 2)
-        assert len(each["values"]) == 2
+    trials = of(messages, "trial")
+    assert sorted(each["trial"] for each in trials) == list(range(8))
+    assert {(each["status"], each["params"]["act"], len(each["values"])) for each in trials} == {
+        ("ok", "relu", 2),
+        ("failed", "bad", 0),
+    }
+    for each in trials:
+        assert each["value"] == (None if each["traceback"] else pytest.approx(each["params"]["x"] ** 2))
 
 
 def test_a_function_reports_its_ranks(monitor):
@@ -180,7 +169,7 @@ def test_a_run_that_has_not_reported_its_end_is_stopped(monitor, tmp_path):
 
 def test_a_monitor_shows_one_run_at_a_time(monitor):
     monitor.on_event(RunStarted("search", "first"))
-    with pytest.raises(ConfigurationError, match="shows another run.*a Monitor for each"):
+    with pytest.raises(ConfigurationError, match="shows another run"):
         monitor.on_event(RunStarted("fit", "second"))
     monitor.on_event(RunEnded())
     monitor.on_event(RunStarted("fit", "third"))
@@ -217,42 +206,32 @@ def test_a_page_that_cannot_be_written_is_a_warning_and_hides_no_error_of_the_bl
     ("arguments", "error", "words"),
     [
         ({"port": 70_000}, ConfigurationError, "port=70000"),
-        ({"host": ""}, ConfigurationError, "host=''.*127.0.0.1"),
-        ({"save_to": "run.png"}, ConfigurationError, r"save_to='run.png' must end in .html"),
-        ({"save_to": "/no/such/folder/run.html"}, StorageError, "'/no/such/folder' does not exist"),
+        ({"port": "run.html"}, ConfigurationError, r"Monitor\(save_to='run\.html'\)"),
+        ({"host": ""}, ConfigurationError, "host=''"),
+        ({"save_to": "run.png"}, ConfigurationError, "must end in .html"),
+        ({"save_to": "/no/such/folder/run.html"}, StorageError, "does not exist"),
         ({"verbose": "loud"}, ConfigurationError, "verbose='loud'"),
-        ({"name": ""}, ConfigurationError, "name='': expected a name .*or None"),
-        ({"prot": 1}, UnknownArgumentError, "Did you mean 'port'"),
+        ({"prot": 1}, UnknownArgumentError, "'port'"),
     ],
 )
-def test_bad_arguments(arguments, error, words):
+def test_bad_arguments_are_errors_before_a_run(arguments, error, words):
     with pytest.raises(error, match=words):
         Monitor(**arguments)
 
 
-def test_bad_histories(tmp_path):
-    for history in ({"loss": [1.0]}, None):
-        with pytest.raises(ConfigurationError, match="history: expected a keras.callbacks.History"):
-            Monitor.save(history, tmp_path / "a.html")
-    for history in ({}, keras.callbacks.History()):
-        with pytest.raises(ConfigurationError, match="history: .*(is empty|nothing was trained)"):
-            Monitor.save(history, tmp_path / "a.html")
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [({"loss": [1.0]}, "expected"), ({}, "is empty"), (keras.callbacks.History(), "nothing was trained")],
+)
+def test_bad_histories(tmp_path, history, words):
+    with pytest.raises(ConfigurationError, match=f"history: .*{words}"):
+        Monitor.save(history, tmp_path / "a.html")
 
 
 @pytest.mark.parametrize("monitor", [5, Monitor, [object()]])
 def test_other_objects_are_no_monitors(monitor):
-    with pytest.raises(ConfigurationError, match="monitor=.*on_event"):
+    with pytest.raises(ConfigurationError, match="monitor="):
         SparkRunner(1, local_mode=True).run(print, monitor=monitor)
-    with pytest.raises(ConfigurationError, match="monitor=.*on_event"):
-        HyperParamModel(LocalWorkers()).minimize(
-            objective=print, space={"x": hyperopt.hp.uniform("x", 0, 1)}, max_evals=1, monitor=monitor
-        )
-
-
-def test_a_monitor_is_not_sent_to_workers(monitor):
-    for dump in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(ConfigurationError, match="runs on the driver.*not worker_callbacks"):
-            dump(monitor)
 
 
 def test_batches_of_a_spark_model_cause_no_warning(monitor):
@@ -264,19 +243,17 @@ def test_batches_of_a_spark_model_cause_no_warning(monitor):
 
 
 def test_the_address_is_printed_and_a_closed_monitor_warns(tmp_path, capsys):
-    with Monitor() as monitor:
-        assert capsys.readouterr().out == f"Monitor: {monitor.url}\n"
-        assert repr(monitor) == f"Monitor(url={monitor.url!r})"
-    with pytest.warns(UserWarning, match="is closed: it serves no page"):
-        monitor.on_event(RunStarted("fit", "model"))
-    assert repr(monitor).endswith("closed)")
     path = tmp_path / "run.html"
-    with Monitor(save_to=path) as monitor:
-        assert capsys.readouterr().out == f"Monitor: {monitor.url} (saved to {str(path)!r} when a run ends)\n"
-    with pytest.warns(UserWarning, match=r"serves no page\. The run is added to '.*run\.html'"):
-        monitor.on_event(RunStarted("fit", "model"))
-    with pytest.raises(ConfigurationError, match=r"Monitor\(save_to='run\.html'\)"):
-        Monitor("run.html")
+    for given, printed, warned in (
+        ({}, "", "is closed"),
+        ({"save_to": path}, f" (saved to {str(path)!r} when a run ends)", "is added to"),
+    ):
+        with Monitor(**given) as monitor:
+            assert capsys.readouterr().out == f"Monitor: {monitor.url}{printed}\n"
+            assert repr(monitor) == f"Monitor(url={monitor.url!r})"
+        with pytest.warns(UserWarning, match=warned):
+            monitor.on_event(RunStarted("fit", "model"))
+        assert repr(monitor).endswith("closed)")
 
 
 def test_paths_of_users_and_uris(sc, tmp_path, monkeypatch):
@@ -286,19 +263,23 @@ def test_paths_of_users_and_uris(sc, tmp_path, monkeypatch):
     assert (tmp_path / "mine.html").exists()
     Monitor.save(history, f"file://{tmp_path}/other.html")
     assert "<html" in (tmp_path / "other.html").read_text()
-    with pytest.raises(ConfigurationError, match=r"'hdfs://a/x' must end in \.html"):
+    with pytest.raises(ConfigurationError, match="'hdfs://a/x' must end"):
         Monitor.save(history, "hdfs://a/x")
     with pytest.raises(StorageError, match="nothing"):  # before a run
         Monitor(save_to="nothing://a/x.html")
 
 
-def test_listeners_on_workers_are_rejected(monitor):
-    with pytest.raises(ConfigurationError, match="Monitor follows the run on the driver.*callbacks="):
-        SparkModel(regression()).fit(X, Y, worker_callbacks=[monitor])
-    with pytest.raises(ConfigurationError, match=r"callbacks=\[monitor\]"):
-        SparkModel(regression()).fit(X, Y, monitor=monitor)
-    with pytest.raises(ConfigurationError, match="pass a Monitor as monitor="):
-        SparkEnsemble([regression()], voting="average").fit(X, Y, callbacks=[monitor])
+def test_a_monitor_is_not_sent_to_workers(monitor):
+    for dump in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(ConfigurationError, match="not worker_callbacks"):
+            dump(monitor)
+    for call, words in (
+        (lambda: SparkModel(regression()).fit(X, Y, worker_callbacks=[monitor]), "callbacks="),
+        (lambda: SparkModel(regression()).fit(X, Y, monitor=monitor), r"callbacks=\[monitor\]"),
+        (lambda: SparkEnsemble([regression()], voting="average").fit(X, Y, callbacks=[monitor]), "as monitor="),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            call()
 
 
 def test_a_saved_file_compares_several_trainings(tmp_path):

@@ -9,9 +9,7 @@ import pytest
 
 from sparkkeras.monitor.server import SCRIPTS
 from tests.monitor import samples
-from tests.monitor.browser import find_browser, start_browser
-from tests.monitor.pages import PAGE, page, read
-from tests.monitor.server import serve
+from tests.monitor.pages import PAGE, find_browser, page, read, serve, start_browser
 
 DESKTOP = {"width": 1280, "height": 900}
 TALL = {"width": 1280, "height": 1600}
@@ -23,7 +21,6 @@ VIEWS = {
     "search": samples.search,
     "ensemble": samples.ensemble,
     "function": samples.function,
-    "reports": samples.reporting_function,
     "comparison": samples.comparison,
 }
 
@@ -121,33 +118,32 @@ def wait_for_points(tab, title, count):
     wait_until(tab, "([title, count]) => seriesOf(title)[0]?.length === count", [title, count])
 
 
+def message(type_, **fields):
+    return {"type": type_, "run": "1", "time": 101.0, **fields}
+
+
 def run(kind="fit", name="model", **fields):
-    return {"type": "run", "run": "1", "time": 100.0, "kind": kind, "name": name, "settings": {}, **samples.BLANK, **fields}
+    return message("run", time=100.0, kind=kind, name=name, **{**samples.BLANK, **fields})
 
 
-def epoch(number, time=101.0, **logs):
-    return {
-        "type": "epoch",
-        "run": "1",
-        "time": time,
-        "epoch": number,
-        "logs": logs,
-        "rows": 10,
-        "seconds": 1.0,
-        "startup_seconds": 0.0,
-    }
+def epoch(number, **logs):
+    return message("epoch", epoch=number, logs=logs, rows=10, seconds=1.0, startup_seconds=0.0)
 
 
 def trial(number, **fields):
     blank = {"status": "ok", "value": None, "best_epoch": None, "values": [], "seconds": 1.0, "worker": 0, "attempts": 1}
-    return {"type": "trial", "run": "1", "time": 101.0, "trial": number, "params": {}, "error": "", **blank, **fields}
+    return message("trial", trial=number, **{"params": {}, "error": "", **blank, **fields})
+
+
+def ended(**fields):
+    return message("end", **{"time": 110.0, "status": "failed", "error": "", "traceback": "", "seconds": 10.0, **fields})
 
 
 # --- messages from a server
 
 
 @pytest.mark.browser
-def test_curves_grow_as_messages_arrive(tabs):
+def test_curves_grow_as_messages_arrive_and_a_saved_file_shows_the_same_without_any_request(tabs):
     messages = samples.synchronous()
     ends = [index for index, message in enumerate(messages) if message["type"] == "epoch"]
     with serve() as server:
@@ -162,11 +158,24 @@ def test_curves_grow_as_messages_arrive(tabs):
         server.add(messages[ends[1] + 1 :])
         tab.locator(".head .badge-finished").wait_for()
         wait_for_points(tab, "loss", 30)
-    losses = [[message["epoch"] + 1, message["logs"]["loss"]] for message in messages if message["type"] == "epoch"]
-    assert tab.evaluate("seriesOf('loss')[0]") == losses
+        shown, curves = tab.locator("main").inner_text(), tab.evaluate("seriesOf('loss')")
+    epochs = [message for message in messages if message["type"] == "epoch"]
+    assert curves[0] == [[message["epoch"] + 1, message["logs"]["loss"]] for message in epochs]
+    rate = 30 * 54_000 / sum(message["seconds"] for message in epochs)
+    assert tab.evaluate("factsOf()")["Rows per second (average)"] == f"{rate:,.0f}"
     assert tab.locator("#announcer").inner_text() == "digits: finished"
     tab.get_by_text("The server has ended. This page shows what it had reported.").wait_for()
     assert "trying again" not in tab.locator("#connection").inner_text()
+
+    tab.close()
+    tabs.requests.clear()
+    saved = tabs.open_saved(messages)
+    wait_for_points(saved, "loss", 30)
+    saved.wait_for_timeout(1200)  # longer than between two requests of a live page
+    assert saved.locator("main").inner_text() == shown
+    assert saved.evaluate("seriesOf('loss')") == curves
+    assert [url for url in tabs.requests if not url.startswith("data:")] == [saved.url]
+    assert saved.locator("#connection").is_hidden()
 
 
 @pytest.mark.browser
@@ -226,11 +235,7 @@ SECONDS = """(fact) => {
 @pytest.mark.browser
 def test_the_time_of_a_run_does_not_depend_on_clocks(tabs):
     """The messages of the samples are from another year than the clocks of the server and the browser."""
-    messages = [
-        run(epochs=9),
-        {"type": "progress", "run": "1", "time": 160.0, "epoch": 0, "done": 0.5, "seconds_left": 500.0},
-    ]
-    with serve(messages) as server:
+    with serve([run(epochs=9), message("progress", time=160.0, epoch=0, done=0.5, seconds_left=500.0)]) as server:
         tab = tabs.open(server.url)
         wait_until(tab, "factsOf()['Elapsed']?.startsWith('1 min')")
         wait_until(tab, f"({SECONDS})('Elapsed') >= 63")
@@ -241,26 +246,7 @@ def test_the_time_of_a_run_does_not_depend_on_clocks(tabs):
 
 
 @pytest.mark.browser
-def test_a_saved_file_shows_the_same_without_any_request(tabs):
-    messages = samples.synchronous()
-    with serve(messages) as server:
-        live = tabs.open(server.url)
-        wait_for_points(live, "loss", 30)
-        shown = live.locator("main").inner_text()
-        curves = live.evaluate("seriesOf('loss')")
-        live.close()
-    tabs.requests.clear()
-    saved = tabs.open_saved(messages)
-    wait_for_points(saved, "loss", 30)
-    saved.wait_for_timeout(1200)  # longer than between two requests of a live page
-    assert saved.locator("main").inner_text() == shown
-    assert saved.evaluate("seriesOf('loss')") == curves
-    assert [url for url in tabs.requests if not url.startswith("data:")] == [saved.url]
-    assert saved.locator("#connection").is_hidden()
-
-
-@pytest.mark.browser
-def test_a_second_file_is_compared(tabs):
+def test_chosen_and_dropped_files_are_compared_and_others_are_rejected(tabs):
     tab = tabs.open_saved(samples.synchronous())
     second = samples.synchronous(epochs=12, run="fit-1", name="digits, small learning rate", learning_rate=0.0005)
     tab.locator("#files").set_input_files(tabs.save(second, "second.html"))
@@ -270,6 +256,17 @@ def test_a_second_file_is_compared(tabs):
     assert tab.evaluate("columnOf('Results', 'run')") == ["digits", "digits, small learning rate"]
     assert tab.evaluate("columnOf('Results', 'epochs')") == ["30", "12"]
     assert tab.evaluate("columnOf('Settings that differ', 'setting')") == ["learning_rate"]
+    tab.evaluate(DROP, ["other.html", "<p id=data>no page of ours"])
+    tab.get_by_text("No saved page of sparkkeras: other.html").first.wait_for()
+    tab.evaluate(DROP, ["third.html", page(samples.failed())])
+    tab.get_by_role("heading", name="3 runs compared").wait_for()
+
+
+DROP = """([name, text]) => {
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([text], name, { type: 'text/html' }));
+    window.dispatchEvent(new DragEvent('drop', { dataTransfer: transfer, cancelable: true }));
+}"""
 
 
 @pytest.mark.browser
@@ -288,20 +285,6 @@ def test_histories_of_one_name_are_numbered_and_have_no_times(tabs):
 
 
 @pytest.mark.browser
-def test_files_can_be_dropped_and_others_are_rejected(tabs):
-    drop = """([name, text]) => {
-        const transfer = new DataTransfer();
-        transfer.items.add(new File([text], name, { type: 'text/html' }));
-        window.dispatchEvent(new DragEvent('drop', { dataTransfer: transfer, cancelable: true }));
-    }"""
-    tab = tabs.open_saved(samples.synchronous(epochs=2))
-    tab.evaluate(drop, ["other.html", "<p id=data>no page of ours"])
-    tab.get_by_text("No saved page of sparkkeras: other.html").first.wait_for()
-    tab.evaluate(drop, ["second.html", page(samples.failed())])
-    tab.get_by_role("heading", name="2 runs compared").wait_for()
-
-
-@pytest.mark.browser
 def test_a_file_may_select_all_of_its_runs(tabs):
     path = tabs.save(samples.comparison(), selects_all=True)
     tab = tabs.open(path.as_uri())
@@ -315,29 +298,15 @@ def test_a_file_may_select_all_of_its_runs(tabs):
 
 
 @pytest.mark.browser
-def test_the_header_tells_the_current_rate_from_the_average(tabs):
+def test_the_header_tells_how_far_a_run_is(tabs):
     tab = tabs.open_saved(samples.asynchronous())
     assert tab.evaluate("factsOf()")["Rows per second (now)"] == "29,870"
-    messages = samples.synchronous(epochs=4)
-    seconds = sum(message["seconds"] for message in messages if message["type"] == "epoch")
-    tab = tabs.open_saved(messages)
-    assert tab.evaluate("factsOf()")["Rows per second (average)"] == f"{4 * 54_000 / seconds:,.0f}"
-
-
-@pytest.mark.browser
-def test_a_run_that_ends_before_its_last_epoch_was_stopped_early(tabs):
-    end = {"type": "end", "run": "1", "time": 110.0, "error": "", "traceback": "", "seconds": 10.0}
-    for status, shown in {"finished": "4 of 30 (stopped early)", "failed": "4 of 30"}.items():
-        tab = tabs.open_saved([run(epochs=30), epoch(3, loss=1.0), {**end, "status": status}])
-        assert tab.evaluate("factsOf()")["Epoch"] == shown
-
-
-@pytest.mark.browser
-def test_an_epoch_of_unknown_length_shows_its_rows(tabs):
-    progress = {"type": "progress", "run": "1", "time": 101.0, "epoch": 0, "done": None, "rows": 1200}
-    tab = tabs.open_saved([run(epochs=3), progress])
+    tab = tabs.open_saved([run(epochs=3), message("progress", epoch=0, done=None, rows=1200)])
     assert tab.locator(".progress").inner_text() == "Epoch 1: 1,200 rows"
     assert tab.locator(".bar").is_hidden()
+    for status, shown in {"finished": "4 of 30 (stopped early)", "failed": "4 of 30"}.items():
+        tab = tabs.open_saved([run(epochs=30), epoch(3, loss=1.0), ended(status=status)])
+        assert tab.evaluate("factsOf()")["Epoch"] == shown
 
 
 @pytest.mark.browser
@@ -361,7 +330,7 @@ def test_each_epoch_of_each_worker_is_a_cell(tabs):
 )
 def test_a_worker_is_slow_after_some_epochs_only(tabs, seconds, warning):
     epochs = [
-        {"type": "workers", "run": "1", "time": 101.0, "epoch": number, "worker": [*range(len(seconds))], "seconds": values}
+        message("workers", epoch=number, worker=[*range(len(seconds))], seconds=values)
         for number, values in enumerate(map(list, zip(*seconds, strict=True)))
     ]
     tab = tabs.open_saved([run(), *epochs])
@@ -369,66 +338,46 @@ def test_a_worker_is_slow_after_some_epochs_only(tabs, seconds, warning):
 
 
 @pytest.mark.browser
-def test_smoothing_is_without_bias_and_keeps_the_values_behind(tabs):
-    tab = tabs.open_saved([run(), *(epoch(number, loss=value) for number, value in enumerate([4.0, 2.0, "NaN", 3.0]))])
-    tab.get_by_role("slider", name="Smoothing").fill("0.5")
-    wait_until(tab, "seriesOf('loss').length === 2")
-    raw, smoothed = tab.evaluate("seriesOf('loss')")
-    assert raw == [[1, 4.0], [2, 2.0], [3, None], [4, 3.0]]
-    # (1 - w) * (v1 * w + v2) / (1 - w ** 2), and so on
-    assert [value for _, value in smoothed] == pytest.approx([4.0, 2 / 0.75 * 1.0, None, 2.5 / 0.875], abs=1e-9)
-
-
-@pytest.mark.browser
-def test_dragging_in_a_chart_selects_epochs_of_all_charts(tabs):
-    tab = tabs.open_saved(samples.synchronous())
+def test_the_pointer_shows_the_values_of_an_epoch_and_selects_epochs_of_all_charts(tabs):
+    messages = samples.synchronous()
+    tab = tabs.open_saved(messages)
     box = tab.locator(".canvas").first.bounding_box()
-    tab.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 80)
+
+    def move(x, y):
+        tab.mouse.move(box["x"] + box["width"] * x, box["y"] + y, steps=4)
+
+    move(0.5, 80)
+    tab.locator(".tooltip").first.wait_for()
+    number, *values = re.findall(r"[\d.]+", tab.locator(".tooltip").first.inner_text())
+    (logs,) = (each["logs"] for each in messages if each["type"] == "epoch" and each["epoch"] == int(number) - 1)
+    assert values == [f"{logs[name]:.4g}" for name in ("loss", "val_loss")]
+
+    move(0.4, 80)
     tab.mouse.down()
-    tab.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 90, steps=4)
+    move(0.7, 90)
     tab.mouse.up()
     tab.get_by_role("button", name="All epochs").wait_for()
-    first, last = (int(tab.get_by_role("spinbutton", name=f"{end} epoch shown").input_value()) for end in ("First", "Last"))
+    fields = [tab.get_by_role("spinbutton", name=f"{end} epoch shown") for end in ("First", "Last")]
+    first, last = (int(field.input_value()) for field in fields)
     assert 5 < first < last < 25
     settle(tab)
-    windows = tab.evaluate("['loss', 'accuracy'].map((title) => chartOf(title).getOption().dataZoom[0])")
-    assert [(window["startValue"], window["endValue"]) for window in windows] == [(first, last)] * 2
-    tab.get_by_role("button", name="All epochs").click()
-    settle(tab)
-    assert tab.evaluate("chartOf('accuracy').getOption().dataZoom[0].endValue") == 30
-
-
-@pytest.mark.browser
-def test_epochs_that_cannot_be_shown_are_explained(tabs):
-    tab = tabs.open_saved(samples.synchronous())
-    for first, last, reason in [
-        ("20", "10", "The first epoch is after the last: all are shown"),
-        ("40", "50", "There are the epochs 1 to 30: all are shown"),
-        ("20", "50", ""),
+    windows = "['loss', 'accuracy'].map((title) => chartOf(title).getOption().dataZoom[0])"
+    windows += ".map(({ startValue, endValue }) => [startValue, endValue])"
+    assert tab.evaluate(windows) == [[first, last]] * 2
+    for given, reason, shown in [
+        (("20", "10"), "The first epoch is after the last: all are shown", [1, 30]),
+        (("40", "50"), "There are the epochs 1 to 30: all are shown", [1, 30]),
+        (("20", "50"), "", [20, 30]),
     ]:
-        tab.get_by_role("spinbutton", name="First").fill(first)
-        tab.get_by_role("spinbutton", name="Last").fill(last)
+        for field, value in zip(fields, given, strict=True):
+            field.fill(value)
         tab.keyboard.press("Enter")
         settle(tab)
         assert tab.locator(".toolbar .note").first.text_content() == reason
-        window = tab.evaluate("chartOf('loss').getOption().dataZoom[0]")
-        assert (window["startValue"], window["endValue"]) == ((1, 30) if reason else (20, 30))
-
-
-@pytest.mark.browser
-def test_a_printed_page_has_all_charts_and_is_light(tabs):
-    tab = tabs.open("about:blank", color_scheme="dark", viewport={"width": 1280, "height": 500})
-    for name, messages in VIEWS.items():
-        show_all(tab, tabs.save(messages()))
-        tab.emulate_media(media="print")
-        settle(tab)
-        assert tab.evaluate("[...document.querySelectorAll('.chart')].every(isPrinted)"), name
-        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert tab.locator("button:visible").count() == tab.locator("th button:visible").count()
-        tab.emulate_media(media="screen")
-        settle(tab)
-        assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
-        assert tab.locator(".frame > canvas").count() == 0
+        assert tab.evaluate(windows) == [shown] * 2
+    tab.get_by_role("button", name="All epochs").click()
+    settle(tab)
+    assert tab.evaluate(windows) == [[1, 30]] * 2
 
 
 @pytest.mark.browser
@@ -439,30 +388,6 @@ def test_charts_are_drawn_before_the_browser_prints(tabs):
     )
     assert tab.pdf(format="A4").startswith(b"%PDF")
     assert tab.evaluate("printed") == [True] * 7
-
-
-@pytest.mark.browser
-def test_the_pointer_shows_the_values_of_an_epoch(tabs):
-    tab = tabs.open_saved(samples.synchronous())
-    box = tab.locator(".canvas").first.bounding_box()
-    tab.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 80)
-    tab.locator(".tooltip").first.wait_for()
-    text = tab.locator(".tooltip").first.inner_text()
-    number = int(re.match(r"Epoch (\d+)", text)[1])
-    logs = next(
-        message["logs"] for message in samples.synchronous() if message["type"] == "epoch" and message["epoch"] == number - 1
-    )
-    assert re.findall(r"[\d.]+", text)[1:] == [f"{logs[name]:.4g}" for name in ("loss", "val_loss")]
-
-
-@pytest.mark.browser
-def test_an_error_is_shown_with_its_traceback(tabs):
-    tab = tabs.open_saved(samples.failed(), permissions=["clipboard-read", "clipboard-write"])
-    assert tab.locator(".head .badge").inner_text() == "failed"
-    assert tab.get_by_role("region", name="Traceback").inner_text() == samples.TRACEBACK
-    tab.get_by_role("button", name="Copy").click()
-    tab.get_by_role("button", name="Copied").wait_for()
-    assert tab.evaluate("navigator.clipboard.readText()") == samples.TRACEBACK
 
 
 # --- a search, an ensemble, a function
@@ -483,17 +408,6 @@ def test_trials_are_sorted_and_filtered(tabs):
     units = [int(text) for text in tab.evaluate("columnOf('Trials', 'param/units')")]
     assert units == sorted(units)
 
-    tab.get_by_role("searchbox", name="Filter").fill("optimizer=adam learning_rate:1e-4..1e-2 units>=64")
-    wanted = {
-        str(one["trial"])
-        for one in trials
-        if one["params"]["optimizer"] == "adam"
-        and 1e-4 <= one["params"]["learning_rate"] <= 1e-2
-        and int(one["params"]["units"]) >= 64
-    }
-    tab.get_by_text(f"{len(wanted)} of 40 trials").wait_for()
-    assert set(tab.evaluate("columnOf('Trials', 'trial')")) == wanted
-    tab.get_by_role("searchbox", name="Filter").fill("")
     tab.get_by_role("combobox", name="Status").select_option("failed")
     tab.get_by_text("2 of 40 trials").wait_for()
     assert sorted(tab.evaluate("columnOf('Trials', 'trial')")) == ["27", "9"]
@@ -502,8 +416,8 @@ def test_trials_are_sorted_and_filtered(tabs):
 @pytest.mark.browser
 def test_filters_name_columns_and_say_what_is_wrong_with_them(tabs):
     trials = [
-        trial(0, value=0.5, values=[0.7, 0.5], seconds=20.0, params={"model/units": "32", "shape": "(8, 8)"}),
-        trial(1, value=1.5, values=[1.5], seconds=90.0, params={"model/units": "64", "shape": "(9, 9)"}),
+        trial(0, value=0.5, values=[0.7, 0.5], seconds=20.0, params={"model/units": "32", "shape": "(8, 8)", "rate": 1.0}),
+        trial(1, value=1.5, values=[1.5], seconds=90.0, params={"model/units": "64", "shape": "(9, 9)", "rate": 0.001}),
     ]
     tab = tabs.open_saved([run("search", metric="val_loss"), *trials])
     field = tab.get_by_role("searchbox", name="Filter")
@@ -518,6 +432,7 @@ def test_filters_name_columns_and_say_what_is_wrong_with_them(tabs):
         "epochs=2": ["0"],
         "time > 60": ["1"],
         'shape="(9, 9)"': ["1"],
+        "trial=1 rate:1e-4..1e-2 units>=64": ["1"],
         "trial=1 units=32": [],
     }.items():
         field.fill(text)
@@ -563,15 +478,10 @@ def test_the_charts_of_a_search_have_its_trials(tabs, parameters):
     worst_first = sorted(complete, key=lambda message: -message["value"])
     assert lines == [[*message["params"].values(), message["value"]] for message in worst_first]
 
-
-@pytest.mark.browser
-def test_a_selection_in_parallel_coordinates_filters_the_table(tabs):
-    tab = tabs.open_saved(samples.search(), viewport=TALL)
-    box = tab.locator(".wide .canvas").bounding_box()
-    x = box["x"] + 60  # the first axis
-    tab.mouse.move(x, box["y"] + 60)
+    box = tab.locator(".wide .canvas").bounding_box()  # whose first axis selects what the table shows
+    tab.mouse.move(box["x"] + 60, box["y"] + 60)
     tab.mouse.down()
-    tab.mouse.move(x, box["y"] + 150, steps=4)
+    tab.mouse.move(box["x"] + 60, box["y"] + 150, steps=4)
     tab.mouse.up()
     clear = tab.get_by_role("button", name="Clear selection")
     clear.wait_for()
@@ -597,32 +507,36 @@ def test_members_of_an_ensemble_have_curves(tabs):
 
 
 @pytest.mark.browser
-def test_the_output_of_a_rank_can_be_chosen(tabs):
-    tab = tabs.open_saved(samples.function())
+def test_the_output_of_a_rank_can_be_chosen_and_that_of_a_failed_one_comes_first(tabs):
+    messages = samples.function()
+    tab = tabs.open_saved(messages)
     output = tab.get_by_role("region", name="Output")
-    assert output.inner_text().startswith("[rank 0] step    0")
+    assert output.inner_text().startswith("[rank 0] epoch 1 ")
     tab.get_by_label("Rank 2").check()
     tab.get_by_role("heading", name="Output of rank 2").wait_for()
-    assert output.inner_text().splitlines()[-1].startswith("[rank 2] step  590")
+    assert output.inner_text().splitlines()[-1].startswith("[rank 2] epoch 6 ")
 
-
-@pytest.mark.browser
-def test_the_output_of_a_failed_rank_comes_first(tabs):
-    tab = tabs.open_saved(samples.failed_function())
+    later = {"run": messages[0]["run"], "time": messages[-1]["time"]}
+    for rank in (3, 2):
+        messages.append(message("output", rank=rank, text="ValueError: no images\n", **later))
+        messages.append(message("rank", rank=rank, state="failed", host="one", **later))
+    messages.append(message("rank", rank=0, state="started", host="another", **later))
+    tab = tabs.open_saved(messages)
     assert tab.locator(".ranks .badge").all_inner_texts() == ["running", "running", "failed", "failed"]
+    assert tab.locator(".ranks label").first.inner_text().split() == ["Rank", "0", "running", "another"]
     assert tab.get_by_label("Rank 2").is_checked()
     assert "ValueError: no images" in tab.get_by_role("region", name="Output").inner_text()
 
 
 @pytest.mark.browser
 def test_metrics_that_ranks_report_are_shown_like_those_of_a_fit(tabs):
-    messages = samples.reporting_function()
+    messages = samples.function()
     reports = [message for message in messages if message["type"] == "report"]
-    with serve(messages[:-8]) as server:  # without the last two epochs
+    with serve(messages[:-16]) as server:  # without the last two epochs
         tab = tabs.open(server.url)
         wait_for_points(tab, "loss", 4)
         assert tab.get_by_role("progressbar", name="Epochs").get_attribute("aria-valuenow") == "40"
-        server.add(messages[-8:])
+        server.add(messages[-16:])
         wait_for_points(tab, "loss", 6)
         facts = tab.evaluate("factsOf()")
         assert facts["Epoch"] == "6 of 10"
@@ -635,22 +549,18 @@ def test_metrics_that_ranks_report_are_shown_like_those_of_a_fit(tabs):
 
 
 @pytest.mark.browser
-def test_a_rank_that_starts_again_has_its_new_host(tabs):
-    changes = [("started", "host-a"), ("started", "host-b")]
-    ranks = [{"type": "rank", "run": "1", "time": 101.0, "rank": 0, "state": state, "host": host} for state, host in changes]
-    tab = tabs.open_saved([run("function"), *ranks])
-    assert tab.locator(".ranks label").inner_text().split() == ["Rank", "0", "running", "host-b"]
-
-
-@pytest.mark.browser
-def test_terminal_colours_are_no_part_of_a_traceback(tabs):
-    coloured = "Traceback:\n  \x1b[1;31mValueError\x1b[0m: bad\n"
-    end = {"type": "end", "run": "1", "time": 103.0, "status": "failed", "error": "\x1b[31mbad\x1b[0m", "seconds": 3.0}
-    tab = tabs.open_saved([run("search"), trial(0, status="failed", traceback=coloured), {**end, "traceback": coloured}])
+def test_an_error_is_shown_with_its_traceback_without_the_colours_of_a_terminal(tabs):
+    coloured, plain = (f"Traceback:\n  {name}: bad\n" for name in ("\x1b[1;31mValueError\x1b[0m", "ValueError"))
+    failed = [trial(0, status="failed", traceback=coloured), ended(error="\x1b[31mbad\x1b[0m", traceback=coloured)]
+    tab = tabs.open_saved([run("search"), *failed], permissions=["clipboard-read", "clipboard-write"])
+    assert tab.locator(".head .badge").inner_text() == "failed"
     assert tab.locator(".failure .error").inner_text() == "bad"
-    assert tab.get_by_role("region", name="Traceback").inner_text() == "Traceback:\n  ValueError: bad\n"
+    assert tab.get_by_role("region", name="Traceback").inner_text() == plain
+    tab.get_by_role("button", name="Copy").click()
+    tab.get_by_role("button", name="Copied").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == plain
     tab.get_by_label("Details of trial 0").click()
-    assert tab.get_by_role("region", name="Traceback of trial 0").inner_text() == "Traceback:\n  ValueError: bad\n"
+    assert tab.get_by_role("region", name="Traceback of trial 0").inner_text() == plain
 
 
 # --- odd data
@@ -672,9 +582,9 @@ def test_text_of_users_is_never_markup(tabs):
             epoch(1, **{attack: 1.5, f"val_{attack}": 2.5}),
             trial(0, params={attack: attack}, value=1.0, values=[2.0, 1.0], error=attack, traceback=attack),
             trial(1, params={attack: "b"}, value=2.0, values=[2.0, 3.0]),
-            {"type": "incident", "run": "1", "time": 102.0, "kind": attack, "text": attack},
-            {"type": "output", "run": "1", "time": 102.0, "rank": 0, "text": attack},
-            {"type": "end", "run": "1", "time": 103.0, "status": attack, "error": attack, "traceback": attack, "seconds": 3},
+            message("incident", kind=attack, text=attack),
+            message("output", rank=0, text=attack),
+            ended(status=attack, error=attack, traceback=attack),
         ]
     )
     tab.get_by_label("Details of trial 0").click()
@@ -687,44 +597,35 @@ def test_text_of_users_is_never_markup(tabs):
 
 
 @pytest.mark.browser
-def test_values_that_are_no_numbers_are_gaps_and_named(tabs):
-    tab = tabs.open_saved(
-        [run(), *(epoch(number, loss=value) for number, value in enumerate([1.0, "NaN", "Infinity", 0.5]))]
-    )
-    assert tab.evaluate("seriesOf('loss')[0]") == [[1, 1.0], [2, None], [3, None], [4, 0.5]]
-    assert "training is NaN at 2, 3." in tab.locator(".chart .notes").first.inner_text()
-    tab.get_by_role("button", name="Show as table: loss").click()
-    tab.locator(".chart table").wait_for()
-    assert tab.locator(".chart tbody tr").all_inner_texts() == ["1\t1", "2\tNaN", "3\t∞", "4\t0.5"]
-
-
-@pytest.mark.browser
-def test_the_log_scale_leaves_out_what_it_cannot_show(tabs):
-    tab = tabs.open_saved([run(), *(epoch(number, loss=value) for number, value in enumerate([1.0, 0.0, -2.0, 1e-6]))])
+def test_values_that_cannot_be_drawn_are_gaps_and_named_and_smoothing_is_without_bias(tabs):
+    losses = [4.0, 2.0, "NaN", "Infinity", 3.0, 0.0, -2.0]
+    tab = tabs.open_saved([run(), *(epoch(number, loss=value) for number, value in enumerate(losses))])
+    drawn = [[1, 4.0], [2, 2.0], [3, None], [4, None], [5, 3.0], [6, 0.0], [7, -2.0]]
+    assert tab.evaluate("seriesOf('loss')[0]") == drawn
+    assert "training is NaN at 3, 4." in tab.locator(".chart .notes").first.inner_text()
     tab.get_by_role("checkbox", name="Log scale").check()
     tab.get_by_text("The log scale cannot show 2 values of zero or below.").wait_for()
-    assert tab.evaluate("seriesOf('loss')[0]") == [[1, 1.0], [2, None], [3, None], [4, 1e-6]]
+    assert tab.evaluate("seriesOf('loss')[0]") == [*drawn[:5], [6, None], [7, None]]
+    tab.get_by_role("checkbox", name="Log scale").uncheck()
+    tab.get_by_role("slider", name="Smoothing").fill("0.5")
+    wait_until(tab, "seriesOf('loss').length === 2")
+    wait_until(tab, "seriesOf('loss')[0][5][1] === 0")
+    raw, smoothed = tab.evaluate("seriesOf('loss')")
+    assert raw == drawn
+    # (1 - w) * (v1 * w + v2) / (1 - w ** 2), and so on
+    assert [value for _, value in smoothed[:5]] == pytest.approx([4.0, 2 / 0.75, None, None, 2.5 / 0.875], abs=1e-9)
+    tab.get_by_role("button", name="Show as table: loss").click()
+    tab.locator(".chart table").wait_for()
+    rows = ["1\t4", "2\t2", "3\tNaN", "4\t∞", "5\t3", "6\t0", "7\t-2"]
+    assert tab.locator(".chart tbody tr").all_inner_texts() == rows
 
 
 @pytest.mark.browser
-def test_a_repeated_epoch_replaces_the_earlier_one(tabs):
-    messages = [epoch(0, loss=3.0), epoch(1, loss=2.0), epoch(2, loss=9.0), epoch(1, loss=1.5), epoch(2, loss=1.0)]
-    tab = tabs.open_saved([run(epochs=3), *messages])
-    assert tab.evaluate("seriesOf('loss')[0]") == [[1, 3.0], [2, 1.5], [3, 1.0]]
-
-
-@pytest.mark.browser
-def test_a_resumed_run_has_its_earlier_epochs(tabs):
-    earlier = {
-        "type": "resumed",
-        "run": "1",
-        "time": 100.5,
-        "text": "From epoch 3 of /models",
-        "epochs": [0, 1],
-        "history": {"loss": [3, 2]},
-    }
-    tab = tabs.open_saved([run(epochs=5, initial_epoch=2, settings={"rule": "mean"}), earlier, epoch(2, loss=1.0)])
-    assert tab.evaluate("seriesOf('loss')[0]") == [[1, 3], [2, 2], [3, 1.0]]
+def test_a_resumed_run_has_its_earlier_epochs_and_a_repeated_epoch_replaces_the_earlier_one(tabs):
+    earlier = message("resumed", text="From epoch 3 of /models", epochs=[0, 1], history={"loss": [3, 2]})
+    epochs = [epoch(2, loss=5.0), epoch(3, loss=9.0), epoch(2, loss=1.5), epoch(3, loss=1.0)]
+    tab = tabs.open_saved([run(epochs=5, initial_epoch=2, settings={"rule": "mean"}), earlier, *epochs])
+    assert tab.evaluate("seriesOf('loss')[0]") == [[1, 3], [2, 2], [3, 1.5], [4, 1.0]]
     assert tab.get_by_text("From epoch 3 of /models").is_visible()
 
 
@@ -739,9 +640,9 @@ def test_odd_messages_do_not_break_the_page(tabs):
             None,
             run(name=long, settings={long: long, "none": None, "flag": True}),
             epoch(0, f1=[0.25, 0.5], val_f1=[0.2, "NaN"], confusion=[[1, 2], [3, 4]], text="no number", **{long: 1.0}),
-            {"type": "workers", "run": "1", "time": 102.0, "epoch": 0, "worker": [0], "rows": [5], "seconds": ["NaN"]},
-            {"type": "updates", "run": "1", "time": 102.0, "epoch": 0, "count": 0, "per_second": "NaN", "staleness": {}},
-            {"type": "progress", "run": "1", "time": 102.0, "epoch": 1},
+            message("workers", epoch=0, worker=[0], rows=[5], seconds=["NaN"]),
+            message("updates", epoch=0, count=0, per_second="NaN", staleness={}),
+            message("progress", epoch=1),
             {"type": "epoch", "run": "without a start", "time": 103.0},
         ],
         viewport={"width": 360, "height": 4000},
@@ -798,14 +699,28 @@ def show_all(tab, path):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_lines_have_enough_contrast(tabs, scheme):
-    tab = tabs.open("about:blank", color_scheme=scheme)
+def test_text_and_lines_have_enough_contrast_and_a_printed_page_has_all_charts_and_is_light(tabs, scheme):
+    tab = tabs.open("about:blank", color_scheme=scheme, viewport={"width": 1280, "height": 500})
     for name, messages in VIEWS.items():
         show_all(tab, tabs.save(messages(), f"{name}.html"))
+        if scheme == "dark":
+            check_print(tab)
         for button in tab.get_by_label(re.compile("Show as table: loss|Details of trial 9")).all():
             button.click()
         settle(tab)
         assert tab.evaluate(CONTRAST) == [], name
+
+
+def check_print(tab):
+    tab.emulate_media(media="print")
+    settle(tab)
+    assert tab.evaluate("[...document.querySelectorAll('.chart')].every(isPrinted)")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.locator("button:visible").count() == tab.locator("th button:visible").count()
+    tab.emulate_media(media="screen")
+    settle(tab)
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert tab.locator(".frame > canvas").count() == 0
 
 
 CONTRAST = """() => {
