@@ -13,6 +13,7 @@ import pytest
 from sparkkeras import ConfigurationError, MLflowCallback, TrainingInterruptedError, UnknownArgumentError
 from sparkkeras import events as happened
 from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.tracking.mlflow_run import MAX_FAILURES, Outbox
 from tests.models import regression
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
@@ -55,8 +56,7 @@ class TestFit:
         model, callback = regression(), MLflowCallback()
         history = model.fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), callbacks=[callback])
         run = runs(store)["regression"]
-        assert run.info.status == "FINISHED"
-        assert run.info.run_id == callback.run_id
+        assert (run.info.run_id, run.info.status) == (callback.run_id, "FINISHED")
         assert run.data.params["optimizer_learning_rate"] == "0.05000000074505806"
         assert run.data.params["epochs"] == "3"
         assert run.data.tags["keras.backend"] == keras.backend.backend()
@@ -75,23 +75,18 @@ class TestFit:
         assert (params["options.port"], params["options.host"]) == ("1", "None")
         assert len(params["text"]) == 500
 
-    def test_the_active_run_is_used_and_stays_active(self, store):
+    def test_the_active_run_is_used_and_stays_active_unless_another_one_is_given(self, store):
         with mlflow.start_run(run_name="mine") as mine:
             callback = MLflowCallback(log_model=False)
             driven(callback)
+            given = store.create_run(mine.info.experiment_id, run_name="given")
+            for run in (given, given.info.run_id):
+                driven(MLflowCallback(run=run, log_model=False))
             assert mlflow.active_run().info.run_id == mine.info.run_id == callback.run_id
-            assert store.get_run(callback.run_id).info.status == "RUNNING"
-        assert curve(store, runs(store)["mine"], "loss") == [(0, 2.0), (1, 1.0)]
-
-    def test_a_given_run_is_used_instead_of_the_active_one(self, store):
-        (experiment,) = [each for each in store.search_experiments() if each.name == "tests"]
-        given = store.create_run(experiment.experiment_id, run_name="given")
-        with mlflow.start_run(run_name="active"):
-            driven(MLflowCallback(run=given, log_model=False))
-            driven(MLflowCallback(run=given.info.run_id, log_model=False))
-        assert len(curve(store, runs(store)["given"], "loss")) == 4
-        assert runs(store)["given"].info.status == "RUNNING"
-        assert not runs(store)["active"].data.metrics
+            found = runs(store)
+        assert [found[name].info.status for name in ("mine", "given")] == ["RUNNING"] * 2
+        assert curve(store, found["mine"], "loss") == [(0, 2.0), (1, 1.0)]
+        assert len(curve(store, found["given"], "loss")) == 4
 
     @pytest.mark.parametrize(
         ("error", "status"),
@@ -264,17 +259,14 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"pip install sparkkeras\[mlflow\]"):
             MLflowCallback()
 
-    def test_a_run_that_does_not_exist(self, store):
-        with pytest.raises(ConfigurationError, match=r"run='gone': the tracking store 'sqlite:.*' has no such run"):
-            MLflowCallback(run="gone").set_model(regression())
-
-    def test_arguments(self):
+    def test_arguments(self, store):
         with pytest.raises(UnknownArgumentError, match="log_model"):
             MLflowCallback(log_models=True)
-        with pytest.raises(ConfigurationError, match=r"run=3: expected a run of MLflow"):
-            MLflowCallback(run=3)
-        with pytest.raises(ConfigurationError, match="registered_model_name"):
-            MLflowCallback(registered_model_name="")
+        for arguments, words in (({"run": 3}, "run=3"), ({"registered_model_name": ""}, "registered_model_name")):
+            with pytest.raises(ConfigurationError, match=words):
+                MLflowCallback(**arguments)
+        with pytest.raises(ConfigurationError, match="run='gone'"):
+            MLflowCallback(run="gone").set_model(regression())
 
     def test_a_store_that_cannot_be_opened_is_a_warning(self, store, tmp_path):
         (tmp_path / "file").write_text("")
@@ -292,7 +284,7 @@ class TestErrors:
                     mlflow.MlflowClient().delete_run(mlflow.active_run().info.run_id)
 
         callback = MLflowCallback()
-        with pytest.warns(UserWarning, match="must be in the 'active' state") as caught:
+        with pytest.warns(UserWarning, match="'active' state") as caught:
             regression().fit(X, Y, epochs=8, verbose=0, callbacks=[callback, Deletes()])
         assert sum("MLflow: " in str(each.message) for each in caught) == 1
 
@@ -306,7 +298,42 @@ class TestErrors:
     def test_parameters_that_a_run_has_already(self, store):
         with mlflow.start_run(run_name="mine"):
             driven(MLflowCallback(log_model=False), batch_size=1)
-            with pytest.warns(UserWarning, match="parameter batch_size='1', and parameters cannot change"):
+            with pytest.warns(UserWarning, match="parameter batch_size='1'"):
                 driven(MLflowCallback(log_model=False), batch_size=2, new=3)
         assert runs(store)["mine"].data.params["new"] == "3"
         assert len(curve(store, runs(store)["mine"], "loss")) == 4
+
+
+class TestSlowStores:
+    def test_training_does_not_wait_for_the_store(self, store, monkeypatch):
+        """The store answers only when training is at its end."""
+        at_end, log_batch = threading.Event(), type(store).log_batch
+
+        def waits(client, *args, **options):
+            assert at_end.wait(60)
+            return log_batch(client, *args, **options)
+
+        monkeypatch.setattr(type(store), "log_batch", waits)
+        ends = keras.callbacks.LambdaCallback(on_train_end=lambda logs: at_end.set())
+        callback = MLflowCallback(log_model=False)
+        regression().fit(X, Y, epochs=3, verbose=0, callbacks=[ends, callback])
+        assert len(store.get_metric_history(callback.run_id, "loss")) == 3
+
+    def test_a_store_is_lost_after_some_failures_in_a_row(self):
+        outbox, made = Outbox(None), []
+
+        def fail():
+            raise OSError("out of reach")
+
+        for _ in range(MAX_FAILURES):
+            outbox.put(fail)
+            outbox.put(lambda: made.append(threading.current_thread()))
+        outbox.wait()
+        assert (len(made), outbox.is_lost) == (MAX_FAILURES, False)
+        assert not any(thread.is_alive() for thread in made)
+        for _ in range(MAX_FAILURES):
+            outbox.put(fail)
+        outbox.put(lambda: made.append("another"))
+        outbox.wait()
+        assert (len(made), outbox.is_lost) == (MAX_FAILURES, True)
+        assert [str(outbox.take_error()) for _ in range(2)] == ["out of reach", "None"]
