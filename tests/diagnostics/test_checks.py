@@ -54,8 +54,21 @@ def of_workers(*workers, requirements=nothing_lacks):
     return list(checks.check_workers(spark(*workers), described(), "tensorflow", requirements))
 
 
-def problems(findings):
-    return [(finding.status, finding.message) for finding in findings if finding.status != OK]
+def of_resources(*workers, needs=NO_NEEDS, **options):
+    return list(checks.check_resources(spark(*workers, **options), described(), needs))
+
+
+def of_settings(needs=NO_NEEDS, most=None, **settings):
+    return list(checks.check_settings(spark(described(), **settings), needs, most))
+
+
+def check_problems(findings, *expected):
+    """The problems have these statuses, and these words are in their messages."""
+    found = [finding for finding in findings if finding.status != OK]
+    assert [finding.status for finding in found] == [status for status, *_ in expected], found
+    for finding, (_, *words) in zip(found, expected, strict=True):
+        for word in words:
+            assert word in finding.message
 
 
 def test_a_good_set_up_has_no_problems():
@@ -68,31 +81,36 @@ def test_a_good_set_up_has_no_problems():
         *checks.check_resources(facts, described(), Needs(50 << 20, GB)),
         *checks.check_settings(facts, Needs(50 << 20), GB),
     ]
-    assert problems(found) == []
-    messages = [finding.message for finding in found]
-    assert "2 slots of 1 core on 2 executors" in messages
-    assert "workers reach each other" in messages
-    assert (
-        "tensorflow loads in up to 3.0 s on one (executor process 7) and one (executor process 8), and sees no GPU"
-        in messages
-    )
-    assert "at least 100.0 GB free in /tmp on the driver and one" in messages
-    assert "4 on one, of which Spark's tasks use 2" in messages
+    check_problems(found)
     assert Diagnosis(tuple(found)).summary() == "No problems found."
+    messages = "\n".join(finding.message for finding in found)
+    for words in (
+        "2 slots of 1 core on 2 executors",
+        "workers reach each other",
+        "loads in up to 3.0 s on one (executor process 7) and one (executor process 8), and sees no GPU",
+        "at least 100.0 GB free in /tmp on the driver and one",
+        "4 on one, of which Spark's tasks use 2",
+    ):
+        assert words in messages
 
 
 @pytest.mark.parametrize(
-    ("version", "error", "message"),
+    ("version", "error", "words"),
     [
-        ("1.8.0_392", "", "its version is 1.8.0_392; Spark needs 17 or later."),
-        ("", "", "its version is unknown; Spark needs 17 or later."),
-        ("", "/no/bin/java cannot be run", "/no/bin/java cannot be run."),
+        ("1.8.0_392", "", "1.8.0_392"),
+        ("", "", "unknown"),
+        ("", "/no/bin/java cannot be run", "/no/bin/java cannot be run"),
     ],
 )
-def test_java_is_too_old_or_missing(version, error, message):
+def test_java_is_too_old_or_missing(version, error, words):
     found = checks.check_java(version, error)
-    assert (found.status, found.message) == (ERROR, message)
+    check_problems([found], (ERROR, words))
     assert "JAVA_HOME" in found.remedy
+
+
+def installed(*names, **versions):
+    """Packages without those of these names, and in these versions."""
+    return {name: version for name, version in (PACKAGES | versions).items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -106,180 +124,154 @@ def test_java_is_too_old_or_missing(version, error, message):
     ],
 )
 def test_a_worker_with_another_version(package, version, status):
-    found = of_workers(described(), described(executor=8, packages=PACKAGES | {package: version}))
-    message = f"{package} {version} on one (executor process 8), and {PACKAGES[package]} on the driver."
-    assert problems(found) == ([] if status == OK else [(status, message)])
+    found = of_workers(described(), described(executor=8, packages=installed(**{package: version})))
+    words = f"{package} {version} on one (executor process 8)", f"{PACKAGES[package]} on the driver"
+    check_problems(found, *([] if status == OK else [(status, *words)]))
 
 
-def test_a_worker_without_keras():
-    lacking = {name: version for name, version in PACKAGES.items() if name != "keras"}
-    worker = described(host="two", packages=lacking, loaded={"error": "No module named 'keras'"})
-    found = of_workers(worker, requirements=doctor.requirements("tensorflow"))
-    assert problems(found) == [(ERROR, "keras is not installed on two.")]  # once: not that it does not load, too
-    assert "/usr/bin/python3 -m pip install 'keras" in found[1].remedy
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        # Once: not that it does not load, too.
+        ([described(host="two", packages=installed("keras"), loaded={"error": "no"})], ("keras is not installed on two",)),
+        ([described(packages=installed(pyarrow="10.0"))], ("pyarrow 10.0 is not supported on one",)),
+        (
+            [described(host=f"host{number}", packages=installed("numpy")) for number in range(6)],
+            ("numpy", "host0, host1, host2 and 3 others"),
+        ),
+    ],
+)
+def test_packages_that_workers_lack(workers, words):
+    found = of_workers(*workers, requirements=doctor.requirements("tensorflow"))
+    check_problems(found, (ERROR, *words))
+    assert "/usr/bin/python3 -m pip install '" in next(each.remedy for each in found if each.status == ERROR)
 
 
-def test_a_backend_that_does_not_exist():
+def test_packages_that_the_driver_lacks():
+    lacks = doctor.requirements("tensorflow")(described(packages={**PACKAGES, "pandas": "3.0.0"}))
+    assert lacks == {"pandas": ("3.0.0 is not supported", "pandas<3,>=2.2")}
+    assert "jax" in doctor.requirements("jax")(described())
     found = list(checks.check_driver(described(), "theano", doctor.requirements("theano")))
-    assert problems(found) == [
-        (ERROR, "Keras's backend is set to 'theano', and training works with tensorflow, jax, torch.")
-    ]
+    check_problems(found, (ERROR, "'theano'", "tensorflow, jax, torch"))
     assert not any("pip install" in finding.remedy for finding in found)
 
 
-def test_what_executors_have_in_common_is_one_line():
-    lacking = {name: version for name, version in PACKAGES.items() if name != "numpy"}
-    workers = [described(host=f"host{number}", packages=lacking) for number in range(6)]
-    found = of_workers(*workers, requirements=doctor.requirements("tensorflow"))
-    assert problems(found) == [(ERROR, "numpy is not installed on host0, host1, host2 and 3 others.")]
+GPU = LOADED | {"gpus": ["GPU:0"]}
 
 
-def test_a_version_that_is_not_supported():
-    lacks = doctor.requirements("tensorflow")
-    assert lacks(described(packages={**PACKAGES, "pandas": "3.0.0"})) == {
-        "pandas": ("3.0.0 is not supported", "pandas<3,>=2.2")
-    }
-    assert "jax" in doctor.requirements("jax")(described())
-    worker = described(packages=PACKAGES | {"pyarrow": "10.0"})
-    assert problems(of_workers(worker, requirements=lacks)) == [(ERROR, "pyarrow 10.0 is not supported on one.")]
-
-
-def test_workers_with_another_java():
-    found = of_workers(described(), described(host="two", java="21.0.2"))
-    assert problems(found) == [(WARNING, "Java 21.0.2 on two, and 17.0.15 on the driver.")]
-    assert problems(of_workers(described(java="17.0.1"))) == []
-
-
-def test_a_backend_that_does_not_load():
-    found = of_workers(described(loaded={"error": "ImportError: libcudart.so"}))
-    assert problems(found) == [(ERROR, "tensorflow does not load on one: ImportError: libcudart.so.")]
-
-
-def test_gpus_that_the_backend_does_not_see():
-    found = of_workers(described(granted_gpus=["0", "1"], loaded=LOADED | {"gpus": ["GPU:0"]}))
-    assert problems(found) == [(ERROR, "Spark grants a task on one 2 GPUs (0, 1), and tensorflow sees 1.")]
-    assert problems(of_workers(described(granted_gpus=["0"], loaded=LOADED | {"gpus": ["GPU:0"]}))) == []
-
-
-def test_gpus_that_spark_does_not_distribute():
-    found = of_workers(described(loaded=LOADED | {"gpus": ["GPU:0"]}))
-    assert problems(found)[0][0] == WARNING
-    assert "1 GPU on one, which Spark does not distribute" in problems(found)[0][1]
-
-
-def test_connections_that_fail():
-    found = of_workers(
-        described(
-            reaches_driver="10.0.0.1:77 (timed out)", unreached_workers=["10.0.0.2:5 (refused)", "10.0.0.3:6 (refused)"]
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([described(), described(host="two", java="21.0.2")], [(WARNING, "Java 21.0.2 on two", "17.0.15 on the driver")]),
+        ([described(java="17.0.1")], []),
+        ([described(loaded={"error": "ImportError: libcudart.so"})], [(ERROR, "does not load on one", "libcudart.so")]),
+        ([described(granted_gpus=["0", "1"], loaded=GPU)], [(ERROR, "on one 2 GPUs (0, 1)", "sees 1")]),
+        ([described(granted_gpus=["0"], loaded=GPU)], []),
+        ([described(loaded=GPU)], [(WARNING, "1 GPU on one", "does not distribute")]),
+        (
+            [
+                described(
+                    reaches_driver="10.0.0.1:77 (timed out)",
+                    unreached_workers=["10.0.0.2:5 (refused)", "10.0.0.3:6 (refused)"],
+                ),
+                described(host="two", unreached_workers=["10.0.0.1:4 (refused)"]),
+            ],
+            [
+                (ERROR, "the driver at 10.0.0.1:77 (timed out)", "from one: ", "searches and SparkRunner"),
+                (ERROR, "workers on one and two", "3 other workers", "10.0.0.2:5 (refused)"),
+            ],
         ),
-        described(host="two", unreached_workers=["10.0.0.1:4 (refused)"]),
-    )
-    assert [message.split(": ")[0] for _, message in problems(found)] == [
-        "the driver at 10.0.0.1:77 (timed out) cannot be reached from one",
-        "workers on one and two cannot connect to 3 other workers, such as the one at 10.0.0.2:5 (refused)",
-    ]
-    assert problems(found)[0][1].endswith(": asynchronous and all-reduce training, searches and SparkRunner would fail.")
-    assert "workers reach the driver" not in [finding.message for finding in found]
-    assert "workers reach the driver" not in [finding.message for finding in of_workers(described(reaches_driver=None))]
+        (
+            [described(unreached_executors=["two:35010 (timed out)"]), described(host="two")],
+            [(ERROR, "one cannot connect to 1 executor", "two:35010 (timed out)")],
+        ),
+    ],
+)
+def test_backends_gpus_and_connections_of_workers(workers, expected):
+    found = of_workers(*workers)
+    check_problems(found, *expected)
+    reached = workers[0]["reaches_driver"] == ""
+    assert ("workers reach the driver" in [finding.message for finding in found]) == reached
 
 
-def test_a_port_of_the_driver_that_was_chosen_at_random():
+def test_connections_of_the_driver():
     facts = spark(described(reaches_driver="10.0.0.1:77 (timed out)"))
     for chosen in (False, True):
         facts = dataclasses.replace(facts, is_any_port=chosen)
         *_, found = checks.check_workers(facts, described(), "tensorflow", nothing_lacks)
         assert ("at random" in found.message, "--port" in found.remedy) == (chosen, chosen)
-
-
-def test_executors_that_are_not_reached_on_the_port_of_spark():
-    found = of_workers(described(unreached_executors=["two:35010 (timed out)"]), described(host="two"))
-    assert problems(found) == [
-        (
-            ERROR,
-            "one cannot connect to 1 executor, such as the one at two:35010 (timed out): Spark hangs or fails where it "
-            "sends data between them.",
-        )
-    ]
     facts = dataclasses.replace(spark(), unreached_executors=("one:35010 (timed out)", "two:35010 (timed out)"))
-    ((_, message),) = problems(list(checks.check_spark(facts, facts.version)))
-    assert message.startswith("the driver cannot connect to 2 executors, such as the one at one:35010 (timed out)")
+    found = checks.check_spark(facts, facts.version)
+    check_problems(found, (ERROR, "the driver cannot connect to 2 executors", "one:35010 (timed out)"))
+    assert "workers reach the driver" not in [finding.message for finding in of_workers(described(reaches_driver=None))]
 
 
-def of_resources(*workers, needs=NO_NEEDS, **options):
-    return problems(checks.check_resources(spark(*workers, **options), described(), needs))
+FULL = {"folder": "/tmp", "free": 0, "error": "No space left on device"}
+SMALL = {"folder": "/tmp/blockmgr-07a16de4-3a0c-4cdb-ba93-aa1a885b8fe1", "free": GB // 2, "error": ""}
+FEW = [described(memory=GB)] * 2
+LIMITED = [described(memory_limit=GB)] * 2
+TWO_EXECUTORS = [described(executor=number, cores=1, memory=GB) for number in (7, 8)]
 
 
-def test_disk():
-    full = {"folder": "/tmp", "free": 0, "error": "No space left on device"}
-    small = {"folder": "/tmp/blockmgr-07a16de4-3a0c-4cdb-ba93-aa1a885b8fe1", "free": GB // 2, "error": ""}
-    assert of_resources(described(disk=full), described(host="two", disk=small)) == [
-        (ERROR, "/tmp on one cannot be written to: No space left on device."),
-        (WARNING, "/tmp on two has only 512.0 MB free."),
-    ]
-    assert of_resources(described(), described(host="two"), needs=Needs(0, 250 * GB)) == [
-        (ERROR, "/tmp on one and two has 100.0 GB free, and its rows need about 125.0 GB.")
-    ]
+@pytest.mark.parametrize(
+    ("workers", "needs", "expected"),
+    [
+        (
+            [described(disk=FULL), described(host="two", disk=SMALL)],
+            NO_NEEDS,
+            [(ERROR, "/tmp on one", "No space left"), (WARNING, "/tmp on two", "512.0 MB")],
+        ),
+        (
+            [described(), described(host="two")],
+            Needs(0, 250 * GB),
+            [(ERROR, "/tmp on one and two", "100.0 GB", "125.0 GB")],
+        ),
+        ([described(memory=GB // 10)], Needs(10 << 20, 0, "jax"), [(ERROR, "102.4 MB", "530.0 MB")]),
+        ([described(memory=GB // 10)], Needs(10 << 20, 0, "?"), [(ERROR, "102.4 MB", "870.0 MB")]),
+        (  # executors on one machine share it
+            TWO_EXECUTORS,
+            Needs(0, 150 * GB),
+            [(ERROR, "/tmp on one", "150.0 GB"), (WARNING, "1 core on one", "use 2"), (WARNING, "1.0 GB", "2 x 840.0 MB")],
+        ),
+        (FEW, NO_NEEDS, [(WARNING, "1.0 GB available on one", "2 x 840.0 MB")]),
+        (FEW, Needs(GB), [(ERROR, "1.0 GB available on one", "2 x 3.8 GB")]),
+        ([described(memory=None)], Needs(GB), []),
+        (LIMITED, NO_NEEDS, []),  # unlike the memory of a machine, its workers do not share it
+        (LIMITED, Needs(GB), [(ERROR, "each worker on one", "1.0 GB", "3.8 GB")]),
+    ],
+)
+def test_disks_cores_and_memory(workers, needs, expected):
+    check_problems(of_resources(*workers, needs=needs), *expected)
 
 
-@pytest.mark.parametrize(("backend", "needed"), [("jax", "530.0"), ("?", "870.0")])
-def test_what_a_worker_needs_depends_on_the_backend(backend, needed):
-    found = of_resources(described(memory=GB // 10), needs=Needs(10 << 20, 0, backend))
-    assert found == [(ERROR, f"102.4 MB available on one; 1 worker needs about {needed} MB.")]
-
-
-def test_executors_on_one_machine_share_it():
-    workers = [described(executor=number, cores=1, memory=GB) for number in (7, 8)]
-    assert of_resources(*workers, needs=Needs(0, 150 * GB)) == [
-        (ERROR, "/tmp on one has 100.0 GB free, and its rows need about 150.0 GB."),
-        (WARNING, "1 core on one, where Spark's tasks use 2 at the same time."),
-        (WARNING, "1.0 GB available on one; 2 workers need about 2 x 840.0 MB."),
-    ]
+def test_tasks_of_several_cores():
+    check_problems(of_resources(*[described()] * 4, spark_task_cpus="2"), (WARNING, "4 cores on one", "use 8"))
 
 
 def test_the_driver_s_disk_is_not_that_of_a_local_master_s_workers_twice():
     for master, disks in (("local[2]", 1), ("spark://host:7077", 2)):
-        found = checks.check_resources(spark(described(disk=OTHER_DISK), master=master), described(), Needs())
+        found = of_resources(described(disk=OTHER_DISK), master=master)
         assert sum(finding.subject == "disk" for finding in found) == disks
 
 
-def test_cores():
-    assert of_resources(*[described()] * 4, spark_task_cpus="2") == [
-        (WARNING, "4 cores on one, where Spark's tasks use 8 at the same time.")
-    ]
-
-
-def test_memory():
-    few = [described(memory=GB)] * 2
-    assert of_resources(*few) == [(WARNING, "1.0 GB available on one; 2 workers need about 2 x 840.0 MB.")]
-    assert of_resources(*few, needs=Needs(GB)) == [(ERROR, "1.0 GB available on one; 2 workers need about 2 x 3.8 GB.")]
-    assert of_resources(described(memory=None), needs=Needs(GB)) == []
-
-
-def test_memory_that_each_worker_is_limited_to():
-    """Unlike the memory of a machine, its workers do not share it."""
-    assert of_resources(*[described(memory_limit=GB)] * 2) == []
-    assert of_resources(*[described(memory_limit=GB)] * 2, needs=Needs(GB)) == [
-        (ERROR, "each worker on one may use 1.0 GB, and needs about 3.8 GB.")
-    ]
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "words"),
     [
         ({"spark_speculation": "True"}, "spark.speculation=true"),
         ({"spark_dynamicAllocation_enabled": "true"}, "spark.dynamicAllocation.enabled=true"),
         ({"spark_python_worker_reuse": "false"}, "spark.python.worker.reuse=false"),
+        ({"spark_python_unix_domain_socket_enabled": "false"}, "unix.domain.socket.enabled is false"),
         ({"spark_task_maxFailures": "1"}, "spark.task.maxFailures=1"),
         ({"spark_driver_host": "[::1]"}, "spark.driver.host=[::1]"),
-        ({"spark_python_daemon_module": "pyspark.daemon"}, ""),
+        ({"spark_python_daemon_module": "pyspark.daemon"}, ""),  # a daemon of the user's
+        ({"master": "k8s://host"}, "spark.executor.memoryOverhead is not set"),  # containers have limits
+        ({"master": "k8s://host", "spark_executor_memoryOverhead": "2"}, ""),
+        ({"master": "k8s://host", "spark_executor_memoryOverheadFactor": "2"}, ""),
+        ({"master": "k8s://host", "spark_executor_pyspark_memory": "2"}, ""),
     ],
 )
-def test_settings_that_cost_or_break(settings, message):
-    found = list(checks.check_settings(spark(described(), **settings), Needs(), None))
-    if message:
-        assert [(finding.status, finding.message.startswith(message)) for finding in found] == [(WARNING, True)]
-    else:
-        assert problems(found) == []  # a daemon of the user's
+def test_settings_that_cost_or_break(settings, words):
+    check_problems(of_settings(**settings), *([(WARNING, words)] if words else []))
 
 
 def test_faster_settings_are_advised():
@@ -288,10 +280,6 @@ def test_faster_settings_are_advised():
     assert [each.remedy for each in found] == [
         f"Start Spark with --conf {each}={FASTER_SETTINGS[each]}" for each in FASTER_SETTINGS
     ]
-    off = spark(described(), spark_python_unix_domain_socket_enabled="false")
-    assert problems(checks.check_settings(off, Needs(), None))[0][1].startswith(
-        "spark.python.unix.domain.socket.enabled is false"
-    )
     bare = described()
     del bare["packages"]["sparkkeras"]  # Spark ships it, after the daemon has started
     [found] = checks.check_settings(dataclasses.replace(facts, workers=(bare,)), Needs(), None)
@@ -299,29 +287,17 @@ def test_faster_settings_are_advised():
 
 
 def test_results_that_are_larger_than_spark_allows():
-    [found] = checks.check_settings(spark(described()), Needs(3 << 20), 1 << 20)
-    assert (found.status, found.message) == (
-        ERROR,
-        "spark.driver.maxResultSize is 1.0 MB, and the model's state has 3.0 MB.",
-    )
+    [found] = of_settings(Needs(3 << 20), 1 << 20)
+    check_problems([found], (ERROR, "spark.driver.maxResultSize is 1.0 MB", "3.0 MB"))
     assert "spark.driver.maxResultSize=6m" in found.remedy
     for enough in (3 << 20, 0, None):  # 0: no limit
-        assert problems(checks.check_settings(spark(described()), Needs(3 << 20), enough)) == []
-    assert problems(checks.check_settings(spark(described(), master="local[2]"), Needs(3 << 20), 1)) == []
-
-
-def test_containers_need_memory_outside_of_java():
-    found = list(checks.check_settings(spark(described(), master="k8s://host"), Needs(), None))
-    assert "spark.executor.memoryOverhead is not set: k8s ends executors" in problems(found)[0][1]
-    for name in ("memoryOverhead", "memoryOverheadFactor", "pyspark_memory"):
-        given = spark(described(), master="k8s://host", **{f"spark_executor_{name}": "2"})
-        assert problems(checks.check_settings(given, Needs(), None)) == []
+        check_problems(of_settings(Needs(3 << 20), enough))
+    check_problems(of_settings(Needs(3 << 20), 1, master="local[2]"))
 
 
 def test_spark_of_another_version_than_pyspark():
     for is_remote, status in ((False, ERROR), (True, WARNING)):
-        found = list(checks.check_spark(spark(described(), is_remote=is_remote), "4.1.1"))
-        assert problems(found) == [(status, "4.3.0, but the driver's pyspark is 4.1.1.")]
+        check_problems(checks.check_spark(spark(described(), is_remote=is_remote), "4.1.1"), (status, "4.3.0", "4.1.1"))
 
 
 def test_a_diagnosis_counts_prints_and_becomes_json():
