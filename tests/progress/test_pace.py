@@ -40,45 +40,35 @@ class Bench:
         return pace.rows, pace.seconds, pace.startup_seconds
 
 
-def test_rounds_count_without_start_up():
+def test_rounds_count_without_start_up_and_the_validation_after_the_last_one():
     bench = Bench(200)
     assert bench.handle(12.0, RowsTrained(100, 0.5, 10.0))
     assert bench.seen == (100, 2.0, 10.0)
     bench.handle(2.0, RowsTrained(100, 1.0, 0.0))
     assert (bench.seen, bench.pace.rows_per_second, bench.pace.seconds_left) == ((200, 4.0, 10.0), 50.0, 4.0)
+    bench.now += 10.0
+    assert bench.seen == (200, 4.0, 10.0)
+    assert not bench.report(0.1, 0, 150, 3.0)
 
 
-def test_start_up_begins_when_the_pace_is_created():
+@pytest.mark.parametrize(
+    ("event", "rows"),
+    [
+        (RowsTrained(200, 1.0, 10.0), 200),
+        (WorkerProgress(0, 0, 50, 2.0), 50),
+        (EpochMeasured(0, 200, 2.0, 10.0, Updates(5, 1.0, {}, 0.0, 0)), 200),
+    ],
+)
+def test_start_up_begins_when_the_pace_is_created(event, rows):
     bench = Bench(200)
     bench.now += 30.0
     bench.pace.begin_epoch(0)
     assert bench.seen == (0, 0.0, 30.0)
-    bench.handle(12.0, RowsTrained(200, 1.0, 10.0))
-    assert (bench.seen, bench.pace.seconds_left) == ((200, 2.0, 40.0), 2.0)
+    bench.handle(12.0, event)
+    assert bench.seen == (rows, 2.0, 40.0)
     bench.next_epoch(1)
     bench.handle(2.0, RowsTrained(200, 1.0, 0.0))
     assert bench.seen == (200, 2.0, 0.0)
-
-
-def test_start_up_with_a_parameter_server_or_reports_of_workers_begins_when_the_pace_is_created():
-    updates = Updates(5, 1.0, {}, 0.0, 0)
-    for event, seen in (
-        (WorkerProgress(0, 0, 50, 2.0), (50, 2.0, 40.0)),
-        (EpochMeasured(0, 200, 2.0, 10.0, updates), (200, 2.0, 40.0)),
-    ):
-        bench = Bench(200)
-        bench.now += 30.0
-        bench.pace.begin_epoch(0)
-        bench.handle(12.0, event)
-        assert bench.seen == seen
-
-
-def test_validation_after_the_last_round_does_not_count():
-    bench = Bench(200)
-    bench.handle(4.0, RowsTrained(200, 1.0, 0.0))
-    bench.now += 10.0
-    assert bench.seen == (200, 4.0, 0.0)
-    assert not bench.report(0.1, 0, 150, 3.0)
 
 
 def test_the_workers_reports_count_within_a_round():

@@ -1,4 +1,7 @@
-"""What is shown of a training."""
+"""What is shown of a training: lines that stay, and one that changes, in a log, a terminal and a notebook."""
+
+import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +21,9 @@ from sparkkeras.events import (
     WorkerProgress,
     WorkersChanged,
 )
+from sparkkeras.progress import status_line
 from sparkkeras.progress.renderer import Progress
+from sparkkeras.progress.status_line import StatusLine
 from tests.terminals import Terminal, manual_clock, write_to
 
 
@@ -97,22 +102,13 @@ def test_what_happens_to_a_run_has_lines(capsys):
     ]
 
 
-def test_rows_per_second_exclude_start_up(clock, capsys):
-    progress = shown(2, WorkersChanged(2, (10, 10)))
-
-    def epoch(number, wall, *rounds, pace=None):
-        progress.on_event(EpochStarted(number))
-        clock.now += wall
-        for done, (rows, startup) in enumerate(rounds, 1):
-            progress.on_event(RowsTrained(rows, done / len(rounds), startup))
-        if pace:
-            progress.on_event(pace)
-        progress.on_event(EpochEnded(number, {"loss": 0.5}))
-        return capsys.readouterr().out.splitlines()[-1]
-
-    assert epoch(0, 32.0, (1000, 30.0), (1000, 0.0)) == "2 workers - 2.0s + 30.0s start-up - 1,000 rows/s - loss: 0.5000"
-    assert epoch(1, 2.0, (1000, 0.001)) == "2 workers - 2.0s - 500 rows/s - loss: 0.5000"
-    assert epoch(2, 9.0, pace=EpochMeasured(2, 300, 3.0, 6.0, Updates(15, 5.0, {0: 14, 3: 1}, 0.2, 3))) == (
+def test_an_epoch_of_a_parameter_server_has_its_own_measurement(clock, capsys):
+    progress = shown(2, WorkersChanged(2, (10, 10)), EpochStarted(0))
+    clock.now += 9.0
+    updates = Updates(15, 5.0, {0: 14, 3: 1}, 0.2, 3)
+    for event in (EpochMeasured(0, 300, 3.0, 6.0, updates), EpochEnded(0, {"loss": 0.5})):
+        progress.on_event(event)
+    assert capsys.readouterr().out.splitlines()[-1] == (
         "2 workers - 3.0s + 6.0s start-up - 100 rows/s - 5 updates/s - staleness 0.2 mean, 3 max - loss: 0.5000"
     )
 
@@ -126,3 +122,74 @@ def test_progress_shows_how_many_workers_remain(capsys):
         "Training continues on 1 worker.",
         "1 worker",
     ]
+
+
+# --- the lines
+
+
+def test_a_log_gets_a_line_a_minute_of_what_would_change(clock, capsys):
+    status = StatusLine(1)
+    status.write("begins")
+    for second in range(150):
+        clock.now = 100.0 + second
+        status.update(f"after {second}")
+    status.write("ended")
+    assert capsys.readouterr().out.splitlines() == ["begins", "after 10", "after 70", "after 130", "ended"]
+
+
+def test_a_log_gets_a_line_at_once_and_one_of_whatever_begins(clock, capsys):
+    status = StatusLine(1)
+    status.update("packing")
+    status.update("packing more")
+    with status.showing("storing"):
+        clock.now += 59
+        status.update("half stored")
+    clock.now += 1
+    status.update("all stored")
+    assert capsys.readouterr().out.splitlines() == ["packing", "storing", "all stored"]
+
+
+def test_a_terminal_gets_one_line_that_is_replaced(clock, terminal):
+    status = StatusLine(1)
+    status.update("loading")
+    clock.now += 1
+    status.update("half")
+    with status.showing("storing"):
+        assert terminal.line == "storing"
+    assert terminal.line == ""
+    status.write("done")
+    assert terminal.getvalue() == "loading\r\033[Khalf\r\033[Kstoring\r\033[Kdone\n"
+
+
+def test_a_line_changes_ten_times_a_second_at_most(clock, terminal):
+    status = StatusLine(1)
+    for step in range(1000):
+        clock.now = 100.0 + step / 1000
+        status.update(str(step))
+    assert 9 <= terminal.getvalue().count("\r") <= 10
+
+
+def test_a_line_that_changes_fits_into_the_terminal(clock, terminal, monkeypatch):
+    monkeypatch.setattr(status_line.shutil, "get_terminal_size", lambda: SimpleNamespace(columns=10))
+    StatusLine(1).update("0123456789abcdef")
+    assert terminal.getvalue() == "012345678"
+
+
+def test_a_notebook_gets_complete_lines_and_blanks_in_place_of_the_terminals_sequence(clock, monkeypatch):
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    stream, line = write_to(OutStream(), monkeypatch), "metric: 0.1 - " * 20
+    status = StatusLine(1)
+    status.update(line)
+    status.clear()
+    assert stream.getvalue() == f"{line}\r{' ' * len(line)}\r"
+
+
+@pytest.mark.parametrize(("verbose", "expected"), [(0, ""), (2, "line\n")])
+def test_verbose(verbose, expected, terminal):
+    status = StatusLine(verbose)
+    status.update("changing")
+    status.write("line")
+    status.clear()
+    assert terminal.getvalue() == expected
