@@ -16,7 +16,8 @@ from tests.scripts import ROOT, SECONDS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "theme" / "notebooks.py")))
-OTHER_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "examples/README.md"]
+OTHER_PAGES = [*(ROOT / "recipes").rglob("README.md"), *(ROOT / f"{name}/README.md" for name in ("benchmarks", "examples"))]
+OTHER_PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_snippets_run(page, executed):
     assert notebooks.failure(executed[page]) == ""
 
 
-@pytest.mark.parametrize("page", [*PAGES, *(ROOT / name for name in OTHER_PAGES)], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_point_to_existing_files(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)\)", text):

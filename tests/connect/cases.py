@@ -99,6 +99,11 @@ def read(worker, num_workers):
         yield x[start : start + 16], y[start : start + 16]
 
 
+def same(one, other):
+    """Whether two SparkModels have the same weights."""
+    return all(map(np.array_equal, one.model.get_weights(), other.model.get_weights()))
+
+
 class Case:
     """A training case.
 
@@ -160,12 +165,13 @@ class Classic:
 
     def __init__(self, folder):
         self.folder = folder
-        self._histories = json.loads((folder / "histories.json").read_text())
 
-    def of(self, name):
-        """The weights and the history of a case in the classic session."""
-        with np.load(self.folder / f"{name}.npz") as found:
-            return [found[key] for key in found.files], self._histories[name]
+    def check(self, name, trained, history=None):
+        """Check that a case has the same weights and history in the classic session, to the bit."""
+        with np.load(self.folder / f"{name}.npz") as expected:
+            for key, weights in zip(expected.files, trained.model.get_weights(), strict=True):
+                np.testing.assert_array_equal(weights, expected[key])
+        assert history in (None, json.loads((self.folder / "histories.json").read_text())[name])
 
 
 def train_all(spark, folder):

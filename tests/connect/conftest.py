@@ -1,11 +1,14 @@
 """A Spark Connect server, started by this process, and a session on it; see tests/integration/test_connect.py."""
 
+import gc
 import os
 import warnings
 from pathlib import Path
 
 import pytest
 
+import sparkkeras.spark.connect
+from sparkkeras.sources import connect_partitions, connect_values, frame_blocks
 from tests.connect import cases
 from tests.processes import free_port
 
@@ -64,6 +67,13 @@ def server():
     return SparkContext._active_spark_context
 
 
+def persistent():
+    """The RDDs that the server keeps after a garbage collection."""
+    gc.collect()
+    server()._jvm.System.gc()
+    return {int(number) for number in server()._jsc.getPersistentRDDs()}
+
+
 def stored(local_dir):
     """The folders with stored rows below a folder. Files of the session are there as well, until it ends."""
     return [path for path in local_dir.rglob("sparkkeras-*") if path.is_dir()]
@@ -74,3 +84,14 @@ def classic(tmp_path_factory):
     """The results of the cases in a classic session."""
     given = os.environ.get(cases.CLASSIC)
     return cases.Classic(Path(given)) if given else cases.train_elsewhere(tmp_path_factory.mktemp("classic"))
+
+
+@pytest.fixture
+def small_bounds(monkeypatch):
+    """Small limits, so that values are sent in several files and results are returned in several pieces."""
+    for module in (sparkkeras.spark.connect, connect_partitions):
+        monkeypatch.setattr(module, "INLINE_BYTES", 0)
+    monkeypatch.setattr(connect_values, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(connect_partitions, "PIECE_BYTES", 500)
+    monkeypatch.setattr(frame_blocks, "CELL_BYTES", 300)
+    monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)

@@ -7,23 +7,24 @@ import time
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, SparkModel, WorkerError
+from sparkkeras.spark import connect
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 from tests.processes import interrupted_when
+from tests.rpc.test_transports import eventually
 
 LONG = "a long message " * 4000
 
 
 class Once(keras.callbacks.Callback):
-    """Calls ``act`` once, in one worker, at the end of a batch."""
+    """Calls a function once, in one worker, at the end of a batch."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, act):
         super().__init__()
-        self.folder = str(folder)
+        self.folder, self.act = str(folder), act
 
     def on_train_batch_end(self, batch, logs=None):
         try:
@@ -33,14 +34,12 @@ class Once(keras.callbacks.Callback):
         self.act()
 
 
-class Kill(Once):
-    def act(self):
-        os.kill(os.getpid(), signal.SIGKILL)
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Sleep(Once):
-    def act(self):
-        time.sleep(120)
+def wait():
+    time.sleep(120)
 
 
 class Remove(keras.callbacks.Callback):
@@ -63,33 +62,27 @@ def fail_with_long_message(x, y=None):
     return x, y
 
 
-def as_plain(classic, weights):
-    return all(np.array_equal(*pair) for pair in zip(classic.of("plain")[0], weights, strict=True))
-
-
 def fitted(spark, **named):
     trained = SparkModel(cases.model(), batch_size=16, seed=7)
     trained.fit(cases.frame(spark), **({"epochs": 2, "verbose": 0} | named))
-    return trained.model.get_weights()
+    return trained
 
 
 def test_a_killed_worker_is_replaced(spark, classic, tmp_path):
-    weights = fitted(spark, worker_callbacks=Kill(tmp_path))
+    trained = fitted(spark, worker_callbacks=Once(tmp_path, kill))
     assert (tmp_path / "done").exists()
-    assert as_plain(classic, weights)
+    classic.check("plain", trained)
 
 
 @pytest.mark.parametrize("bound", [pytest.param(None, marks=pytest.mark.soak), 0])
 def test_missing_files_are_written_again(spark, classic, local_dir, monkeypatch, bound):
     """With results that are sent to the driver, and with results that are merged on the cluster."""
-    import sparkkeras.spark.connect
-
     if bound is not None:
-        monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)
+        monkeypatch.setattr(connect.RemoteCluster, "max_result_bytes", 1)
     remove = Remove(local_dir)
-    weights = fitted(spark, callbacks=[remove])
+    trained = fitted(spark, callbacks=[remove])
     assert remove.removed
-    assert as_plain(classic, weights)
+    classic.check("plain", trained)
     assert not stored(local_dir)
 
 
@@ -97,39 +90,27 @@ def test_a_long_error_is_reported_in_full(spark):
     with pytest.raises(WorkerError) as raised:
         fitted(spark, transform=fail_with_long_message)
     assert LONG.strip() in raised.value.worker_traceback
-    x, _ = cases.arrays()
-    with pytest.raises(ConfigurationError, match="a long message a long message"):  # the driver calls it on the arrays
-        SparkModel(cases.model()).predict(x, transform=fail_with_long_message)
 
 
 def test_errors_about_rows_keep_their_type_and_message(spark):
     frame = cases.frame(spark).selectExpr("features", "label + 2 AS label")
-    for call in (SparkModel(cases.model()).fit, SparkModel(cases.model()).evaluate):
-        with pytest.raises(DataError, match="labels must be integers from 0 to 3, but they range from 2 to 5"):
-            call(frame)
+    with pytest.raises(DataError, match="from 2 to 5"):
+        SparkModel(cases.model()).fit(frame)
 
 
-def test_asynchronous_modes_are_rejected(spark):
+def test_what_spark_connect_lacks_is_rejected(spark):
     trained = SparkModel(cases.model(), "asynchronous")
     for data in ((cases.frame(spark),), cases.arrays()):
-        with pytest.raises(
-            ConfigurationError, match=r'which Spark Connect does not provide.*mode="synchronous".*spark-submit'
-        ):
+        with pytest.raises(ConfigurationError, match='mode="synchronous"'):
             trained.fit(*data, verbose=0)
-
-
-def test_calls_that_return_rdds_are_rejected(spark):
-    with pytest.raises(ConfigurationError, match="which Spark Connect does not support: pass a DataFrame"):
-        SparkModel(cases.model()).predict(cases.arrays()[0], collect=False)
+    with pytest.raises(ConfigurationError, match="pass a DataFrame"):  # in place of an RDD of predictions
+        trained.predict(cases.arrays()[0], collect=False)
 
 
 def test_an_interrupt_cancels_the_job(spark, tmp_path, local_dir):
     with interrupted_when((tmp_path / "done").exists, 60):
-        fitted(spark, worker_callbacks=Sleep(tmp_path))
-    deadline = time.monotonic() + 60
-    while server().statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not server().statusTracker().getActiveJobsIds()
+        fitted(spark, worker_callbacks=Once(tmp_path, wait))
+    assert eventually(lambda: not server().statusTracker().getActiveJobsIds())
     assert not stored(local_dir)
     assert not spark.getTags()
     assert spark.range(3).count() == 3

@@ -1,10 +1,18 @@
-"""Prediction, evaluation, SQL functions and arrays as DataFrames, with Spark Connect."""
+"""Prediction, evaluation, SQL functions, arrays as DataFrames and TFRecord files, with Spark Connect."""
 
 import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras import SparkModel, from_data_frame, register_keras_udf, to_data_frame
+from sparkkeras import (
+    SparkModel,
+    TFRecordDataSource,
+    from_data_frame,
+    load_tfrecords,
+    register_keras_udf,
+    save_as_tfrecords,
+    to_data_frame,
+)
 from tests.connect import cases
 
 
@@ -19,6 +27,12 @@ def expected(model):
     return model.predict(cases.arrays()[0], verbose=0)
 
 
+@pytest.fixture(params=[False, True], ids=["default bounds", "small bounds"])
+def bounds(request):
+    if request.param:
+        request.getfixturevalue("small_bounds")
+
+
 def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -27,14 +41,14 @@ def column(frame, name):
     return np.array(frame.toArrow().column(name).to_pylist())
 
 
-def test_predictions_for_a_data_frame_keep_its_order(spark, model, expected):
+def test_predictions_for_a_data_frame_keep_its_order(spark, bounds, model, expected):
     scored = SparkModel(model).predict(cases.frame(spark), output_col="scores")
     close(column(scored, "scores"), expected)
     close(column(scored, "features"), cases.arrays()[0])
     assert scored.where("scores[0] > 0.3").count() == (expected[:, 0] > 0.3).sum()
 
 
-def test_predictions_for_arrays_keep_their_order(spark, model, expected):
+def test_predictions_for_arrays_keep_their_order(spark, bounds, model, expected):
     x = cases.arrays()[0][:20]
     for given in (x, sparse.csr_matrix(x)):
         close(SparkModel(model, num_workers=3).predict(given), expected[:20])
@@ -45,7 +59,7 @@ def test_data_without_rows_gives_no_predictions(spark, model):
     assert SparkModel(model).predict(cases.frame(spark).where("false")).toArrow().num_rows == 0
 
 
-def test_evaluate_equals_keras(spark, model):
+def test_evaluate_equals_keras(spark, bounds, model):
     x, y = cases.arrays()
     wanted = model.evaluate(x, y, verbose=0)
     close(SparkModel(model).evaluate(cases.frame(spark)), wanted)
@@ -55,36 +69,12 @@ def test_evaluate_equals_keras(spark, model):
     close(SparkModel(model).evaluate(cases.frame(spark), sample_weight="weight"), wanted)
 
 
-def test_a_model_is_a_function_of_sql(spark, model, expected):
+def test_a_model_is_a_function_of_sql(spark, bounds, model, expected):
     function = register_keras_udf(spark, "classify", model)
     cases.frame(spark).createOrReplaceTempView("rows_of_connect")
     found = spark.sql("SELECT classify(features)[1] AS second FROM rows_of_connect")
     close(column(found, "second"), expected[:, 1])
     close(column(cases.frame(spark).select(function("features").alias("found")), "found"), expected)
-
-
-def test_nested_inputs_and_outputs(spark):
-    model, frame, x = cases.nested(), cases.nested_frame(spark), cases.arrays()[0]
-    given = {"left": x, "others": {"right": x[:, :1], "top": x[:, 1:2]}}
-    wanted = model.predict(given, verbose=0)
-    found = SparkModel(model, num_workers=3).predict(given)
-    close(found["u"], wanted["u"])
-    close(found["v"]["w"], wanted["v"]["w"])
-    scored = SparkModel(model).predict(frame)
-    close(column(scored, "prediction_u"), wanted["u"][:, 0])
-    close(column(scored, "prediction_v_w"), wanted["v"]["w"])
-    register_keras_udf(spark, "nest", model)
-    frame.createOrReplaceTempView("nested_rows")
-    found = spark.sql("SELECT s.v_w FROM (SELECT nest(left, others.top, others.right) AS s FROM nested_rows)")
-    close(column(found, "v_w"), wanted["v"]["w"])
-
-
-def test_rows_with_nulls_get_null_predictions(spark, model, expected):
-    frame = cases.frame(spark).selectExpr("CASE WHEN label = 0 THEN NULL ELSE features END AS features", "label")
-    found = SparkModel(model).predict(frame, on_invalid="null").toArrow()
-    missing = np.array(found.column("label").to_pylist()) == 0
-    assert [value is None for value in found.column("prediction").to_pylist()] == missing.tolist()
-    close(np.array(found.column("prediction").drop_null().to_pylist()), expected[~missing])
 
 
 def test_arrays_survive_a_round_trip_through_a_data_frame(spark):
@@ -94,3 +84,19 @@ def test_arrays_survive_a_round_trip_through_a_data_frame(spark):
     assert labels.tolist() == y.tolist()
     _, one_hot = from_data_frame(to_data_frame(spark, x, y), categorical=True)
     assert one_hot.shape == (cases.ROWS, cases.CLASSES)
+
+
+def test_tfrecords_are_written_and_read(spark, tmp_path):
+    schema = "id int, s string, x array<double>"
+    frame = spark.createDataFrame([(1, "a", [1.0, 2.0]), (2, None, [])], schema)
+    save_as_tfrecords(frame, str(tmp_path / "rows"), compression="gzip")
+    assert [file.name for file in tmp_path.iterdir()] == ["rows"]
+    spark.dataSource.register(TFRecordDataSource)
+    for mode in "overwrite", "append":
+        frame.write.format("tfrecord").mode(mode).option("compression", "gzip").save(str(tmp_path / "other"))
+    for name, times in (("rows", 1), ("other", 2)):
+        path = str(tmp_path / name)
+        for back in (load_tfrecords(spark, path, schema=schema), spark.read.format("tfrecord").schema(schema).load(path)):
+            assert sorted(back.collect()) == sorted(frame.collect() * times)
+        for back in (load_tfrecords(spark, path), spark.read.format("tfrecord").load(path)):
+            assert back.dtypes == [("id", "bigint"), ("s", "string"), ("x", "array<float>")]

@@ -1,6 +1,5 @@
 """Synchronous training on DataFrames and arrays, with Spark Connect."""
 
-import gc
 import uuid
 from pathlib import Path
 
@@ -9,9 +8,13 @@ import numpy as np
 import pytest
 
 from sparkkeras import DataError, SparkModel, to_data_frame
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import Schema
+from sparkkeras.sources.source import as_source
 from tests.conftest import long
 from tests.connect import cases
-from tests.connect.conftest import server, stored
+from tests.connect.conftest import persistent, stored
+from tests.sources.conformance import PARTS, DatasetConformance, numbered_block
 
 
 @keras.saving.register_keras_serializable("tests.connect")
@@ -36,23 +39,13 @@ class Reads:
         yield from batches
 
 
-def same(weights, others):
-    return len(weights) == len(others) and all(
-        np.array_equal(one, other) for one, other in zip(weights, others, strict=True)
-    )
-
-
 # test_large.py and test_faults.py have the same with the others of the quick ones.
 ELSEWHERE = {"plain", "nested", "validation_frame"}
 
 
 @pytest.mark.parametrize("name", [name if name in cases.QUICK - ELSEWHERE else long(name) for name in cases.CASES])
 def test_training_is_bit_identical_to_a_classic_session(spark, classic, name):
-    trained, history = cases.CASES[name].train(spark)
-    weights, expected = classic.of(name)
-    assert history == expected
-    assert same(trained.model.get_weights(), weights)
-    assert not same(weights, cases.CASES[name]._model().get_weights())
+    classic.check(name, *cases.CASES[name].train(spark))
 
 
 def test_a_layer_of_the_calling_module_is_shipped(spark):
@@ -75,33 +68,22 @@ def test_the_rows_are_read_once(spark, tmp_path):
 
 
 def test_no_files_or_rdds_remain(spark, local_dir):
-    persisted = set(persistent())
+    before = persistent()
     SparkModel(cases.model()).fit(cases.frame(spark), validation_data=cases.arrays(50), verbose=0)
     with pytest.raises(DataError, match="labels must be"):
         SparkModel(cases.model()).fit(cases.frame(spark).selectExpr("features", "label + 4 AS label"), verbose=0)
     assert not stored(local_dir)
-    assert set(persistent()) <= persisted
+    assert persistent() <= before
     assert not spark.getTags()
 
 
-def persistent():
-    """The RDDs that the server persists."""
-    gc.collect()
-    return [int(number) for number in server()._jsc.getPersistentRDDs()]
-
-
-def test_partitions_without_rows_do_not_count(spark):
+def test_partitions_without_rows_do_not_count_and_data_without_rows_is_rejected(spark):
     full = cases.frame(spark)
-    history = SparkModel(cases.model()).fit(full.union(full.where("label < 0")), verbose=0)
-    assert history.history["loss"][0] > 0
-
-
-def test_a_data_frame_without_rows_is_rejected(spark):
-    empty = cases.frame(spark).where("label < 0")
-    with pytest.raises(DataError, match="no rows"):
-        SparkModel(cases.model()).fit(empty, verbose=0)
-    with pytest.raises(DataError, match="no rows"):
-        SparkModel(cases.model()).evaluate(empty)
+    empty = full.where("label < 0")
+    assert SparkModel(cases.model()).fit(full.union(empty), verbose=0).history["loss"][0] > 0
+    for call in (SparkModel(cases.model()).fit, SparkModel(cases.model()).evaluate):
+        with pytest.raises(DataError, match="no rows"):
+            call(empty, verbose=0)
 
 
 def test_columns_may_have_the_names_of_internal_columns(spark):
@@ -110,7 +92,7 @@ def test_columns_may_have_the_names_of_internal_columns(spark):
     ours, theirs = (SparkModel(cases.model(), seed=2) for _ in range(2))
     ours.fit(named, features="result", label="token", verbose=0)
     theirs.fit(to_data_frame(spark, x, y), verbose=0)
-    assert same(ours.model.get_weights(), theirs.model.get_weights())
+    assert cases.same(ours, theirs)
     scored = ours.predict(named, features="result", output_col="bytes").toArrow()
     assert scored.column_names == ["result", "token", "bytes"]
     assert scored.column("token").to_pylist() == y.tolist()
@@ -124,3 +106,25 @@ def test_data_frames_after_an_adaptive_shuffle(spark, settings):
     trained = SparkModel(cases.model())
     trained.fit(frame, epochs=2, verbose=0)
     assert sum(report["rows"] for report in trained.training_histories) == 2 * cases.CLASSES
+
+
+def remote_frame_repartitioned(spark, block):
+    return as_source(to_data_frame(spark, block.x, block.y), Reader(Schema())).dataset(PARTS)
+
+
+def remote_arrays(spark, block):
+    return as_source(block.x, Reader(Schema()), block.y).dataset(PARTS)
+
+
+@pytest.mark.soak  # training, with missing files and large values, depends on all of it
+class TestDatasets(DatasetConformance):
+    """The conformance suite of `tests.sources.conformance`."""
+
+    @pytest.fixture(params=[remote_frame_repartitioned, remote_arrays], ids=lambda make: make.__name__)
+    def dataset(self, request, spark):
+        with request.param(spark, numbered_block()) as dataset:
+            yield dataset
+
+    def test_tasks_cannot_reach_the_driver(self, dataset):
+        with dataset.stored() as stored:
+            assert not stored.is_driver_here

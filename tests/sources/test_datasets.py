@@ -1,6 +1,6 @@
 """Datasets in memory and on Spark pass the conformance suite; to add one, write a function and list it in DATASETS.
 
-Datasets on Spark Connect are in `tests.connect.test_datasets`.
+Datasets on Spark Connect are in `tests.connect.test_training`.
 """
 
 from contextlib import contextmanager
