@@ -52,12 +52,12 @@ def settings(spark):
     before = {}
 
     def give(name, value):
-        before.setdefault(name, spark.conf.get(name))
+        before.setdefault(name, spark.conf.getAll.get(name))
         spark.conf.set(name, value)
 
     yield give
     for name, value in before.items():
-        spark.conf.set(name, value)
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 def server():

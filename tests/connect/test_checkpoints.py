@@ -17,12 +17,6 @@ from tests.connect.conftest import stored
 from tests.models import classifier
 from tests.processes import interrupted_when
 
-
-def write(path, data):
-    with filesystem.new_file(path) as file:
-        file.write(data)
-
-
 # Files
 
 
@@ -32,17 +26,10 @@ def folder(request, tmp_path):
     return f"{request.param}{tmp_path}"
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("file:/proc/a", "cannot write 'file:/proc/a': "),
-        ("nothing://a/b", "cannot reach 'nothing://a/b' with fsspec, which Connect needs: .*nothing"),
-        ("hdfs://nowhere/a", "cannot reach 'hdfs://nowhere/a' .* use webhdfs://HOST:9870/PATH, s3a://, or a local path"),
-    ],
-)
-def test_uris_that_cannot_be_written_are_errors(spark, path, message):
-    with pytest.raises(StorageError, match=message):
-        write(path, b"1")
+@pytest.mark.parametrize(("path", "words"), [("nothing://a/b", "nothing"), ("hdfs://nowhere/a", "webhdfs://")])
+def test_uris_that_cannot_be_written_are_errors(spark, path, words):
+    with pytest.raises(StorageError, match=f"cannot reach '{path}' .*{words}"):
+        filesystem.write_bytes(path, b"1")
 
 
 # Stores
@@ -59,7 +46,7 @@ def test_a_store_on_a_uri(spark, folder):
     assert store.newest().value[0] == 2
     assert filesystem.folders_in(store.path) == sorted(store.names())
     filesystem.remove(f"{store.path}/{store.names()[0]}/arrays.bin")
-    with pytest.warns(UserWarning, match="is damaged, and checkpoint-.* is used"):
+    with pytest.warns(UserWarning, match="is damaged"):
         assert store.newest().value[0] == 1
 
 
@@ -92,7 +79,7 @@ def test_training_continues_with_the_same_bits(spark, tmp_path, mode, is_uri):
     assert found == trained(2, mode, workers)
     model = SparkModel.from_checkpoint(checkpoint.path)
     assert [weights.tolist() for weights in model.model.get_weights()] == found[0]
-    with pytest.raises(ConfigurationError, match="checkpoints? of an earlier training"):
+    with pytest.raises(ConfigurationError, match="an earlier training"):
         trained(2, mode, workers, checkpoint=checkpoint)
 
 

@@ -1,7 +1,5 @@
 """Pipelines with Spark Connect: fitted, scored, saved and loaded."""
 
-import json
-
 import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
@@ -52,11 +50,11 @@ def test_a_pipeline_is_fitted_and_saved(frame, tmp_path):
     assert (loaded.uid, loaded.getEpochs(), loaded.getValidationData()) == (estimator.uid, 2, None)
 
 
-def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path, monkeypatch):
+def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path):
     path = str(tmp_path / "here")
     first, second = (KerasTransformer(model=classifier(4, 5, 3, seed=seed)) for seed in (0, 1))
     first.save(path)
-    with pytest.raises(StorageError, match=r"already exists: use write\(\).overwrite\(\)"):
+    with pytest.raises(StorageError, match="already exists"):
         second.save(path)
     with pytest.raises(CustomObjectError, match="a lambda"):  # found before anything is removed
         KerasTransformer(model=classifier(4, 5, 3), batch_transform=lambda x, y: x).write().overwrite().save(path)
@@ -65,23 +63,15 @@ def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path, monkeypatch)
     found = load_spark_model(f"{path}/model.keras").model  # without Spark
     np.testing.assert_array_equal(found(ROWS), second.get_model()(ROWS))
     assert sorted(each.name for each in (tmp_path / "here").iterdir()) == ["metadata", "model.keras"]
-    (part,) = (tmp_path / "here" / "metadata").glob("part-*")
-    assert json.loads(part.read_text())["class"] == "sparkkeras.ml.KerasTransformer"
 
 
-def test_a_stage_is_not_saved_apart_from_its_pipeline(spark, tmp_path):
-    """Spark writes the pipeline on the server, which may be another machine."""
+def test_places_where_a_stage_cannot_be_saved_are_reported(spark, tmp_path):
     stage = KerasTransformer(model=classifier(4, 5, 3))
-    with pytest.raises(
-        StorageError, match="the server of Spark Connect has written the pipeline where this process does not"
-    ):
+    # Spark writes the pipeline on the server, which may be another machine.
+    with pytest.raises(StorageError, match="where this process does not"):
         stage.save(f"{tmp_path}/pipeline/stages/0_{stage.uid}")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_places_where_a_stage_cannot_be_saved_are_reported(spark):
-    stage = KerasTransformer(model=classifier(4, 5, 3))
-    with pytest.raises(StorageError, match="'file:///' is the root of a file system"):
+    with pytest.raises(StorageError, match="root of a file system"):
         stage.write().overwrite().save("file:///")
-    with pytest.raises(StorageError, match="no saved estimator or transformer at '/nowhere': it does not exist"):
+    with pytest.raises(StorageError, match="'/nowhere': it does not exist"):
         KerasTransformer.load("/nowhere")

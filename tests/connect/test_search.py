@@ -63,7 +63,7 @@ def test_a_trial_whose_worker_is_killed_runs_again(spark, tmp_path):
 
 
 def test_what_needs_a_spark_context_is_refused(spark):
-    with pytest.raises(ConfigurationError, match=r"need a SparkContext.*spark\.task\.cpus"):
+    with pytest.raises(ConfigurationError, match=r"spark\.task\.cpus"):
         HyperParamModel(cores_per_trial=2).minimize(objective=abs, space=uniform(0, 1), max_evals=1)
 
 
@@ -84,5 +84,5 @@ def test_spark_trials(spark):
 def test_workers_that_cannot_connect_end_the_search_before_a_trial(spark, monkeypatch):
     monkeypatch.setattr(connectivity, "PREFLIGHT_SECONDS", 0.5)
     monkeypatch.setattr(connect, "client_address", lambda session: DriverAddress("192.0.2.1", "127.0.0.1", is_local=False))
-    with pytest.raises(DriverConnectionError, match=r"cannot connect to the driver .* with Search, ask\(\) and tell\(\)"):
+    with pytest.raises(DriverConnectionError, match="with Search, ask"):
         minimized(objective=abs, max_evals=1)
