@@ -38,39 +38,22 @@ def test_any_list_of_arrays_survives_the_round_trip(kinds, seed):
     assert all(same(before, after) for before, after in zip(arrays, layout.unpack(packed), strict=True))
 
 
-def test_the_vector_has_the_floating_arrays_in_order_and_the_counters_stand_apart():
-    arrays = [np.ones(2, np.float32), np.array(7, np.int64), np.full(3, 2, np.float32)]
+def test_floating_arrays_become_one_vector_in_their_order_and_counters_stand_apart():
+    arrays = [np.ones(2, np.float32), np.array(7, np.int64), np.full(3, 2, np.float16)]
     packed = Layout.of(arrays).pack(arrays)
-    assert packed.vector.dtype == np.float32
-    assert packed.vector.tolist() == [1, 1, 2, 2, 2]
-    assert [each.tolist() for each in packed.integer_variables] == [7]
-    assert packed.integer_variables[0].dtype == np.int64
+    for array in arrays:
+        array[...] = 9  # of which packing has made a copy
+    assert (packed.vector.dtype, packed.vector.tolist()) == (np.float32, [1, 1, 2, 2, 2])
+    assert [(each.dtype, each.tolist()) for each in packed.integer_variables] == [(np.int64, 7)]
+    assert packed.nbytes == 5 * 4 + 8
+    with pytest.raises(ValueError):
+        Layout.of(arrays).unpack(flat(1, 2, 3))
 
 
 def test_the_vector_is_as_wide_as_the_widest_array():
     narrow = [np.ones(1, np.float16), np.ones(1, ml_dtypes.bfloat16)]
-    assert Layout.of(narrow).pack(narrow).vector.dtype == np.float32
-    wide = [*narrow, np.ones(1, np.float64)]
-    assert Layout.of(wide).pack(wide).vector.dtype == np.float64
-
-
-def test_packing_copies():
-    arrays = [np.ones(2, np.float32), np.array([5])]
-    packed = Layout.of(arrays).pack(arrays)
-    arrays[0][:] = 9
-    arrays[1][:] = 9
-    assert packed.vector.tolist() == [1, 1]
-    assert packed.integer_variables[0].tolist() == [5]
-
-
-def test_unpacking_a_vector_that_is_too_short_raises_an_error():
-    layout = Layout.of([np.ones((2, 2), np.float32)])
-    with pytest.raises(ValueError):
-        layout.unpack(flat(1, 2, 3))
-
-
-def test_nbytes_counts_vector_and_counters():
-    assert flat(1, 2, integer_variables=[np.int64(3), np.int32(1)]).nbytes == 8 + 8 + 4
+    for arrays, dtype in ((narrow, np.float32), ([*narrow, np.ones(1, np.float64)], np.float64)):
+        assert Layout.of(arrays).pack(arrays).vector.dtype == dtype
 
 
 def test_floating_dtypes():
@@ -83,15 +66,20 @@ def test_floating_dtypes():
 # The mean
 
 
-def test_the_mean_of_three_by_rows():
-    mean = average(iter([(flat(8, 0), 10), (flat(0, 4), 20), (flat(-4, 8), 10)]))
-    assert mean.vector.tolist() == [1, 4]  # (80 + 0 - 40) / 40, (0 + 80 + 80) / 40
-    assert mean.vector.dtype == np.float32
-
-
-def test_a_replica_with_weight_zero_does_not_count():
-    assert average([(flat(1, 2), 4), (flat(100, 100), 0)]).vector.tolist() == [1, 2]
-    assert average([(flat(100, 100), 0), (flat(1, 2), 4)]).vector.tolist() == [1, 2]
+@pytest.mark.parametrize(
+    ("replicas", "mean"),
+    [
+        ([((8, 0), 10), ((0, 4), 20), ((-4, 8), 10)], [1, 4]),  # (80 + 0 - 40) / 40, (0 + 80 + 80) / 40
+        ([((1, 2), 4), ((100, 100), 0)], [1, 2]),
+        ([((100, 100), 0), ((1, 2), 4)], [1, 2]),
+        ([((2.0**24,), 1), ((1.0,), 1), ((1.0,), 1)], [(2.0**24 + 2) / 3]),  # in float32, 2**24 + 1 is 2**24 again
+    ],
+)
+def test_the_mean_is_weighted_and_computed_in_float64(replicas, mean):
+    given = [(flat(*values), weight) for values, weight in replicas]
+    found = average(iter(given))
+    assert (found.vector.dtype, found.vector.tolist()) == (np.float32, mean)
+    assert [replica.vector.tolist() for replica, _ in given] == [list(values) for values, _ in replicas]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -107,23 +95,10 @@ def test_float64_remains_float64():
     assert mean.vector[0] == pytest.approx(0.5, abs=1e-16)
 
 
-def test_sums_are_computed_in_float64():
-    # In float32, 2**24 + 1 is 2**24 again.
-    replicas = [(flat(2.0**24), 1), (flat(1.0), 1), (flat(1.0), 1)]
-    assert average(replicas).vector.tolist() == [(2.0**24 + 2) / 3]
-
-
 def test_of_counters_the_largest_is_taken_one_by_one():
-    mean = average([(flat(1, integer_variables=[3, [1, 9]]), 100), (flat(1, integer_variables=[5, [4, 2]]), 1)])
-    assert mean.integer_variables[0].tolist() == 5
-    assert mean.integer_variables[1].tolist() == [4, 9]
-
-
-def test_averaging_does_not_change_the_replicas():
-    replicas = [(flat(1, 2, integer_variables=[1]), 1), (flat(3, 4, integer_variables=[2]), 1)]
-    average(replicas)
-    assert replicas[0][0].vector.tolist() == [1, 2]
-    assert replicas[0][0].integer_variables[0] == 1
+    replicas = [(flat(1, integer_variables=[3, [1, 9]]), 100), (flat(1, integer_variables=[5, [4, 2]]), 1)]
+    assert [each.tolist() for each in average(replicas).integer_variables] == [5, [4, 9]]
+    assert [each.tolist() for each in replicas[0][0].integer_variables] == [3, [1, 9]]
 
 
 @pytest.mark.parametrize("replicas", [[], [(flat(1), 0)]])
