@@ -11,6 +11,8 @@ import pytest
 
 from sparkkeras import errors
 from sparkkeras.errors import SparkKerasError, WorkerError, counted, known_names, warn
+from sparkkeras.spark import job_errors
+from sparkkeras.spark.job_errors import translated
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)}
 
@@ -29,17 +31,11 @@ def documented_tree():
     return tree
 
 
-def test_the_docstring_lists_all_classes():
+def test_the_docstring_has_all_classes_with_their_parents():
     assert set(documented_tree()) == set(CLASSES)
-
-
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_the_documented_parents_are_the_base_classes(name):
-    parent, standard = documented_tree()[name]
-    kind = CLASSES[name]
-    assert kind is SparkKerasError if parent is None else CLASSES[parent] in kind.__bases__
-    if standard is not None:
-        assert issubclass(kind, getattr(builtins, standard))
+    for name, (parent, standard) in documented_tree().items():
+        assert CLASSES[parent] in CLASSES[name].__bases__ if parent else CLASSES[name] is SparkKerasError
+        assert standard is None or issubclass(CLASSES[name], getattr(builtins, standard))
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
@@ -98,8 +94,6 @@ def test_warnings_point_to_the_line_that_calls_the_package_or_pyspark():
     ],
 )
 def test_an_error_without_a_traceback_is_reported_by_its_first_line(error, words):
-    from sparkkeras.spark.job_errors import translated
-
     assert str(translated(error)) == f"Spark could not finish the job: {words}"
 
 
@@ -130,9 +124,6 @@ class Context:
 
 @pytest.mark.parametrize("ran_out", [True, None])
 def test_the_death_of_a_worker_process_is_reported_with_remedies(monkeypatch, ran_out):
-    from sparkkeras.spark import job_errors
-    from sparkkeras.spark.job_errors import translated
-
     monkeypatch.setattr(job_errors, "ran_out", lambda: ran_out)
     for master, attempts, words, absent in (
         ("local[2]", 1, ["attempts at the task: 1", "'local[2]' has, such as local[1].", "local[N,4]"], "memoryOverhead"),
@@ -144,25 +135,22 @@ def test_the_death_of_a_worker_process_is_reported_with_remedies(monkeypatch, ra
         error = translated(RuntimeError(KILLED.format(attempts=attempts)), master and Context(master))
         assert isinstance(error, WorkerError)
         message = str(error)
-        assert message.startswith("a worker process died while it ran a task, without a Python error")
+        assert message.startswith("a worker process died")
         assert "collectAndServe" not in message
         assert "\n" not in message
         for word in ["memory", "batch_size=", "Python worker exited unexpectedly", *words]:
             assert word in message, (master, word)
         assert absent not in message, master
     lost = str(translated(RuntimeError(LOST), Context("yarn")))
-    assert lost.startswith("executors were ended, because they used more memory than they have.")
-    assert "Container killed by YARN for exceeding memory limits" in lost
-    assert "spark.executor.memoryOverhead" in lost
+    for word in ("used more memory", "Container killed by YARN", "spark.executor.memoryOverhead"):
+        assert word in lost
 
 
 def test_memory_is_not_blamed_where_it_did_not_run_out(monkeypatch):
-    from sparkkeras.spark import job_errors
-
     monkeypatch.setattr(job_errors, "ran_out", lambda: False)
     monkeypatch.setattr(job_errors, "describe_memory", lambda: "20.0 of 24.0 GB of memory are available now")
-    message = str(job_errors.translated(RuntimeError(KILLED.format(attempts=1)), Context("local[2]")))
-    assert "Spark does not know its exit code; 20.0 of 24.0 GB of memory are available now." in message
+    message = str(translated(RuntimeError(KILLED.format(attempts=1)), Context("local[2]")))
+    assert "20.0 of 24.0 GB of memory" in message
     assert "spark.python.worker.faulthandler.enabled=true" in message
     assert "batch_size" not in message
 
@@ -178,16 +166,12 @@ def test_memory_is_not_blamed_where_it_did_not_run_out(monkeypatch):
     ],
 )
 def test_the_exit_code_of_a_lost_executor_is_reported(reason, known, blames_memory):
-    from sparkkeras.spark.job_errors import translated
-
     message = str(translated(RuntimeError(LOST.partition("Container killed")[0] + reason), Context("yarn")))
     assert known in message
     assert ("memoryOverhead" in message) == blames_memory
 
 
 def test_a_workers_traceback_takes_precedence_over_its_death():
-    from sparkkeras.spark.job_errors import translated
-
     lines = [
         "Traceback (most recent call last):",
         '  File "a.py", line 1, in f',
@@ -198,8 +182,6 @@ def test_a_workers_traceback_takes_precedence_over_its_death():
 
 @pytest.mark.parametrize("lead", ["", "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "])
 def test_an_error_of_sparkkeras_without_a_traceback_keeps_its_type(lead):
-    from sparkkeras.spark.job_errors import translated
-
     found = translated(
         RuntimeError(f"An exception was thrown:\n{lead}sparkkeras.errors.DataError: x is null.\n SQLSTATE: 38000")
     )

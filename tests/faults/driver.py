@@ -31,10 +31,11 @@ class Driver:
         folder: For its log and results.
         master: The Spark master.
         connect: Whether it is the client of a Spark Connect server, which it starts in its JVM.
+        prefix: The words before its command.
         settings: Further settings of Spark.
     """
 
-    def __init__(self, folder, master="local-cluster[2,1,1024]", connect=False, **settings):
+    def __init__(self, folder, master="local-cluster[2,1,1024]", connect=False, prefix=(), **settings):
         self.log = Path(folder) / "driver.log"
         self._results = Path(folder)
         self._count = 0
@@ -44,7 +45,7 @@ class Driver:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.driver", given],
+                [*prefix, sys.executable, "-m", "tests.faults.driver", given],
                 cwd=ROOT,
                 env=environment | {"SPARK_SUBMIT_OPTS": SHORT_LIVED_JAVA, "SPARK_LOCAL_IP": address},
                 stdin=subprocess.PIPE,

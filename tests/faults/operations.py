@@ -9,6 +9,7 @@ import hashlib
 import os
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -29,7 +30,7 @@ from sparkkeras import (
 from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.runner import context as ranks
-from tests.integration.faults import Rows
+from tests.integration.faults import Rows, await_slots
 from tests.models import classifier
 
 ROWS, BATCH_SIZE, EPOCHS, WORKERS = 480, 16, 3, 2
@@ -45,7 +46,7 @@ def arrays():
 
 def rows(context, count=0):
     """The rows in two partitions, when Spark has a slot for each; or ``count`` random rows for each partition."""
-    await_slots(context)
+    await_all_slots(context)
     if count:
         return context.parallelize(range(WORKERS), WORKERS).flatMap(lambda seed: _random_rows(seed, count))
     return context.parallelize(list(zip(*arrays(), strict=True)), WORKERS)
@@ -55,7 +56,7 @@ def frame(context, count=0):
     """The same rows as a DataFrame of a Spark Connect session."""
     from pyspark.sql import SparkSession
 
-    await_slots(context)
+    await_all_slots(context)
     x, y = arrays() if not count else map(np.array, zip(*_random_rows(0, WORKERS * count), strict=True))
     return to_data_frame(SparkSession.active(), x, y)
 
@@ -66,17 +67,9 @@ def _random_rows(seed, count):
         yield generator.random(64, np.float32), int(generator.integers(10))
 
 
-def await_slots(context, seconds=120):
-    scala = context._jsc.sc()
-    profile = scala.resourceProfileManager().defaultResourceProfile()
-    deadline = time.monotonic() + seconds
-    while scala.maxNumConcurrentTasks(profile) < WORKERS and not _is_dynamic(context):
-        assert time.monotonic() < deadline, "executors are missing"
-        time.sleep(0.05)
-
-
-def _is_dynamic(context):
-    return context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
+def await_all_slots(context):
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false") != "true":
+        await_slots(context)
 
 
 def partition():
@@ -154,7 +147,7 @@ def search(context, probe, path=None):
             probe(round(params["x"] * 1e6))
         return params["x"] ** 2
 
-    await_slots(context)
+    await_all_slots(context)
     model = HyperParamModel(context, server_options=ServerOptions(lease_seconds=LEASE_SECONDS), num_workers=WORKERS)
     space = {"x": hp.uniform("x", 1, 2)}
     arguments = {} if path is None else {"save_to": path}
@@ -218,27 +211,6 @@ def run(context, probe, path=None, count=0):
     return SparkRunner(WORKERS).run(add, path is not None, **arguments)
 
 
-def synchronous(context, probe, **options):
-    return train(context, probe, "synchronous", **options)
-
-
-def asynchronous(context, probe, **options):
-    return train(context, probe, "asynchronous", **options)
-
-
-def hogwild(context, probe, **options):
-    return train(context, probe, "hogwild", **options)
-
-
-def allreduce(context, probe, **options):
-    return train(context, probe, "allreduce", **options)
-
-
-def connect(context, probe, **options):
-    """Synchronous training behind Spark Connect; ``context`` is that of the server."""
-    return train(context, probe, "synchronous", data=frame, **options)
-
-
 def left_behind(context):
     """Jobs, files of executors and threads that remain."""
     import threading
@@ -293,6 +265,7 @@ def checkpoint_store(kind):
 
 
 OPERATIONS = {
-    function.__name__: function
-    for function in (synchronous, asynchronous, hogwild, allreduce, search, ensemble, predict, evaluate, run, connect)
+    **{mode: partial(train, mode=mode) for mode in ("synchronous", "asynchronous", "hogwild", "allreduce")},
+    "connect": partial(train, mode="synchronous", data=frame),  # whose context is that of the server
+    **{function.__name__: function for function in (search, ensemble, predict, evaluate, run)},
 }

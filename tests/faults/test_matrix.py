@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.clusters import hosts as network
 from tests.faults.driver import Driver
 from tests.faults.injection import Probe, seconds_to_next_step
 from tests.faults.operations import LEASE_SECONDS, OPERATIONS, attempt
@@ -249,15 +250,23 @@ DRIVER_STOPPED_SECONDS = 60
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_driver_that_is_stopped_for_a_minute(cluster, expected, tmp_path, operation):
-    before = expected(operation)
     driver = cluster.of(operation)
-    result = strike(driver, operation, tmp_path, 12)
-    with stopped(driver.process):
-        time.sleep(DRIVER_STOPPED_SECONDS)
+
+    def stop():
+        with stopped(driver.process):
+            time.sleep(DRIVER_STOPPED_SECONDS)
+
+    check_outlives("driver stopped", driver, operation, tmp_path, expected, stop)
+
+
+def check_outlives(fault, driver, operation, folder, expected, disturb):
+    """An operation that was disturbed for some time ends as if it was not; a function may end with an error."""
+    before = expected(operation)
+    result = strike(driver, operation, folder, 12)
+    disturb()
     continued = time.time()
     done = driver.end(result)
-    kind = done.get("error") or "same"
-    report(fault="driver stopped", operation=operation, result=kind, end=round(done["ended"] - continued, 1))
+    report(fault=fault, operation=operation, result=done.get("error") or "same", end=round(done["ended"] - continued, 1))
     if operation == "run":
         assert done.get("error") in (None, "WorkerError", "DriverConnectionError"), done
     else:
@@ -289,59 +298,34 @@ def test_speculative_copies_of_a_slow_task(speculative, expected, tmp_path, oper
     check("speculation", operation, tmp_path, speculative.run(operation, probe), before)
 
 
-HERE, THERE, NAMESPACE = "10.213.7.1", "10.213.7.2", "sparkkeras-faults"
 CUT_SECONDS = 12.0
-
-
-def ip(*words, check=True):
-    return subprocess.run(["ip", *words], check=check, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
 def divided(contexts, tmp_path_factory):
-    """Drivers with an executor here, and one in a network namespace; needs root."""
-    if os.geteuid() != 0 or ip("netns", "add", NAMESPACE, check=False).returncode:
-        pytest.skip("network namespaces need root")
+    """The hosts of a standalone Spark, and drivers on one of them."""
+    if reason := network.missing():
+        pytest.skip(reason)
     contexts.stop()
-    try:
-        ip("link", "add", "sk-here", "type", "veth", "peer", "name", "sk-there", "netns", NAMESPACE)
-        ip("addr", "add", f"{HERE}/24", "dev", "sk-here")
-        ip("link", "set", "sk-here", "up")
-        for words in (("addr", "add", f"{THERE}/24", "dev", "sk-there"), ("link", "set", "sk-there", "up")):
-            ip("-n", NAMESPACE, *words)
-        ip("-n", NAMESPACE, "link", "set", "lo", "up")
-        prefixes = {THERE: ["ip", "netns", "exec", NAMESPACE]}
-        folder = tmp_path_factory.mktemp("divided")
-        with (
-            Standalone(folder, HERE, (HERE, THERE), prefixes) as spark,
-            Drivers(folder, spark.url, exclusive=True, **{"spark.driver.host": HERE}) as drivers,
-        ):
-            yield drivers
-    finally:
-        ip("link", "delete", "sk-here", check=False)
-        ip("netns", "delete", NAMESPACE, check=False)
+    folder = tmp_path_factory.mktemp("divided")
+    with network.Hosts(folder) as hosts, network.cluster(folder, hosts) as spark:
+        settings = {"prefix": hosts.command("driver"), "spark.driver.host": hosts.addresses["driver"]}
+        with Drivers(folder, spark.url, exclusive=True, **settings) as drivers:
+            yield hosts, drivers
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_network_that_is_cut_and_restored(divided, expected, tmp_path, operation):
     """For longer than leases last."""
-    before = expected(operation)
-    driver = divided.of(operation)
-    result = strike(driver, operation, tmp_path, 10)
-    ip("link", "set", "sk-here", "down")
-    time.sleep(CUT_SECONDS)
-    ip("link", "set", "sk-here", "up")
-    restored = time.time()
-    done = driver.end(result)
-    report(
-        fault="network cut", operation=operation, result=done.get("error") or "same", end=round(done["ended"] - restored, 1)
-    )
-    if operation == "run":
-        assert done.get("error") in (None, "WorkerError", "DriverConnectionError"), done
-    else:
-        assert done.get("result") == before, done
-    assert done["left"] == {}
+    hosts, drivers = divided
+
+    def cut():
+        hosts.cut("worker1")
+        time.sleep(CUT_SECONDS)
+        hosts.mend("worker1")
+
+    check_outlives("network cut", drivers.of(operation), operation, tmp_path, expected, cut)
 
 
 DYNAMIC = {
