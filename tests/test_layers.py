@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import os
 import re
-import textwrap
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -193,18 +195,14 @@ MAY_NAME_BACKENDS = {
 }
 
 
-def test_only_one_file_names_a_backend():
+def test_only_one_file_names_a_backend_and_none_prints():
     for path in files():
+        assert not re.search(r"\bprint\(", path.read_text()), path
         if path.name == "device.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert node.value not in {"tensorflow", "jax", "torch"} or any(map(path.match, MAY_NAME_BACKENDS))
-
-
-def test_no_file_prints():
-    for path in files():
-        assert not re.search(r"\bprint\(", path.read_text()), path
 
 
 def test_the_public_names():
@@ -233,15 +231,12 @@ def test_reading_data_does_not_load_keras():
 @pytest.mark.programs
 def test_workers_of_a_search_do_not_need_hyperopt_and_optuna():
     """They may not be there; the package is shipped without what it depends on."""
-    modules = ", ".join(f"sparkkeras.hyperopt.{name}" for name in ("search_job", "distributions", "hypermodel", "reporting"))
-    code = f"""
-        import sys
-        sys.modules.update(hyperopt=None, optuna=None)
-        import {modules}
-        from sparkkeras.hyperopt import HyperModel, HyperParameters, ReportCallback, Trial, choice, report
-        print("imported")
-    """
-    assert _printed(textwrap.dedent(code), KERAS_BACKEND="jax") == "imported"  # the backend that loads soonest
+    names = ("search_job", "distributions", "hypermodel", "reporting")
+    code = f"""import sys; sys.modules.update(hyperopt=None, optuna=None)
+import {", ".join(f"sparkkeras.hyperopt.{name}" for name in names)}
+from sparkkeras.hyperopt import HyperModel, HyperParameters, ReportCallback, Trial, choice, report
+print("imported")"""
+    assert _printed(code, KERAS_BACKEND="jax") == "imported"  # the backend that loads soonest
 
 
 @pytest.mark.programs
@@ -261,10 +256,6 @@ def test_workers_load_nothing_that_only_the_driver_needs():
 
 
 def _printed(code, **environment):
-    import os
-    import subprocess
-    import sys
-
     environment = os.environ | environment
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent, env=environment

@@ -22,11 +22,11 @@ def spark_model():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("batch_size", -1, r"^batch_size=-1: expected a positive whole number\.$"),
+        ("batch_size", -1, "batch_size=-1"),
         ("mode", "synchronos", "Did you mean 'synchronous'"),
         ("rule", "slowmoo", "Did you mean 'slowmo'"),
         ("custom_objects", 3, "expected a dict"),
-        ("nun_workers", 3, r"^SparkModel has no attribute 'nun_workers' to set\. Known: .*Did you mean 'num_workers'\?$"),
+        ("nun_workers", 3, "'nun_workers' .*Did you mean 'num_workers'"),
         ("epochs", 3, r"epochs is an argument of fit\."),
     ],
 )
@@ -47,20 +47,15 @@ def test_a_model_is_checked_when_it_is_set(spark_model):
     assert spark_model.master_network is other
 
 
-def test_settings_may_be_set_in_any_order(spark_model):
+def test_the_default_rule_depends_on_the_mode_and_settings_may_be_set_in_any_order(spark_model, tmp_path):
+    assert spark_model.rule == Average()
     spark_model.rule = "agn"
     spark_model.mode, spark_model.frequency = "asynchronous", "batch"
     assert (spark_model.rule, spark_model.frequency) == (AGN(), 1)
     spark_model.rule = spark_model.seed = None
     assert spark_model.rule == Downpour()
-    assert isinstance(spark_model.seed, int)
-
-
-def test_the_default_rule_depends_on_the_mode(spark_model, tmp_path):
-    assert spark_model.rule == Average()
-    spark_model.mode = "asynchronous"
-    assert spark_model.rule == Downpour()
     assert "rule=Downpour(" in repr(spark_model)
+    assert isinstance(spark_model.seed, int)
     spark_model.save(tmp_path / "model.keras")
     saved = load_spark_model(tmp_path / "model.keras")
     for other in (saved, SparkModel(spark_model.model, **spark_model.get_config())):
@@ -73,11 +68,9 @@ def test_an_explicit_rule_is_kept_when_the_mode_changes(spark_model, tmp_path):
     spark_model.rule = "average"
     spark_model.mode = "asynchronous"
     for call in (lambda: spark_model.fit(np.ones((2, 3)), np.ones(2)), lambda: spark_model.save(tmp_path / "model.keras")):
-        with pytest.raises(ConfigurationError, match="rule 'average' does not fit mode='asynchronous'"):
+        with pytest.raises(ConfigurationError, match="rule 'average' does not"):
             call()
-    assert "rule=Average(" in repr(spark_model)
-    assert spark_model.get_config()["rule"] == Average()
-    assert spark_model.mode == "asynchronous"
+    assert (spark_model.get_config()["rule"], spark_model.mode) == (Average(), "asynchronous")
     spark_model.mode = "synchronous"
     spark_model.save(tmp_path / "model.keras")
     assert load_spark_model(tmp_path / "model.keras").get_config()["rule"] == Average()
@@ -95,42 +88,44 @@ def test_subclasses_may_add_attributes_and_copies_keep_the_settings(spark_model)
     assert pickle.loads(pickle.dumps(spark_model)).get_config() == spark_model.get_config()
 
 
-def test_predict_prints_the_number_of_rows_if_verbose(capsys):
-    scoring = EnsembleModel([regression(), regression()], voting="average")  # in this process
-    assert scoring.predict(np.ones((4, 3)), verbose=0).shape == (4, 1)
-    assert capsys.readouterr().out == ""
-    scoring.predict(np.ones((4, 3)), verbose=1)
-    assert capsys.readouterr().out == "4 rows\n"
+@pytest.fixture
+def ensemble():
+    """What scores in this process."""
+    return EnsembleModel([regression(), regression()], voting="average")
+
+
+def test_predict_prints_the_number_of_rows_if_verbose(ensemble, capsys):
+    for verbose, printed in ((0, ""), (1, "4 rows\n")):
+        assert ensemble.predict(np.ones((4, 3)), verbose=verbose).shape == (4, 1)
+        assert capsys.readouterr().out == printed
     with pytest.raises(ConfigurationError, match="verbose=3"):
-        scoring.predict(np.ones((4, 3)), verbose=3)
+        ensemble.predict(np.ones((4, 3)), verbose=3)
 
 
-def test_only_predictions_of_a_data_frame_can_be_null(spark_model):
-    for predict in (spark_model.predict, EnsembleModel([regression(), regression()], voting="average").predict):
-        with pytest.raises(
-            ConfigurationError, match=r"only the column of a DataFrame can hold; data is an array of .*\"allow\""
-        ):
+def test_only_predictions_of_a_data_frame_can_be_null(spark_model, ensemble):
+    for predict in (spark_model.predict, ensemble.predict):
+        with pytest.raises(ConfigurationError, match="only the column of"):
             predict(np.ones((4, 3)), on_invalid="null")
     for fit in (spark_model.fit, spark_model.evaluate):
-        with pytest.raises(ConfigurationError, match="on_invalid='null' is not known"):
+        with pytest.raises(ConfigurationError, match="on_invalid='null'"):
             fit(np.ones((4, 3)), np.ones(4), on_invalid="null")
 
 
-def test_evaluating_data_without_rows_raises_an_error():
-    with pytest.raises(DataError, match="^the data to evaluate or validate on has no rows"):
-        EnsembleModel([regression(), regression()], voting="average").evaluate(np.ones((0, 3)), np.ones(0))
+def test_evaluating_data_without_rows_raises_an_error(ensemble):
+    with pytest.raises(DataError, match="has no rows"):
+        ensemble.evaluate(np.ones((0, 3)), np.ones(0))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Path("m.h5"), r"Load a saved model with sparkkeras\.load_spark_model\('m\.h5'\)"),
-        (regression, r"Call the function that builds the model: regression\(\)\."),
-        (keras.Sequential, "the class Sequential. Create an instance: Sequential"),
+        (Path("m.h5"), r"load_spark_model\('m\.h5'\)"),
+        (regression, r"Call the function .*regression\(\)"),
+        (keras.Sequential, "Create an instance: Sequential"),
     ],
 )
 def test_the_error_for_an_object_that_is_not_a_model_has_advice(given, message):
-    with pytest.raises(ModelError, match=rf"^expected a keras\.Model, received .*{message}"):
+    with pytest.raises(ModelError, match=message):
         SparkModel(given)
 
 
@@ -140,7 +135,7 @@ def test_an_optional_input_without_a_value_is_an_error_before_the_job():
     model.compile("sgd", "mse")
     x, y = np.ones((4, 2)), np.ones((4, 1))
     for given in ({"a": x, "b": None}, {"a": x}, (x, None)):
-        with pytest.raises(DataError, match="'b' may be None in Keras .optional=True., but sparkkeras does not support"):
+        with pytest.raises(DataError, match="'b' may be None"):
             SparkModel(model).fit(given, y)
 
 
@@ -149,7 +144,7 @@ def test_settings_cannot_be_changed_while_fit_runs(spark_model, monkeypatch):
 
     def during_fit(*given):
         for name, value in (("model", regression()), ("mode", "hogwild"), ("batch_size", 8), ("seed", 2)):
-            with pytest.raises(ConfigurationError, match=f"^{name} of SparkModel.* cannot be set while fit is running"):
+            with pytest.raises(ConfigurationError, match=f"^{name} .*while fit is running"):
                 setattr(spark_model, name, value)
         raise KeyError("enough")
 
@@ -168,5 +163,5 @@ def test_summary_and_export_are_those_of_keras(spark_model, tmp_path):
     with mock.patch.object(spark_model.model, "export") as export:
         spark_model.export(tmp_path / "served", verbose=False, input_signature=["x"])
     export.assert_called_once_with(str(tmp_path / "served"), format="tf_saved_model", verbose=False, input_signature=["x"])
-    with pytest.raises(ConfigurationError, match="filepath='hdfs:///served' is a URI: expected a path of this machine"):
+    with pytest.raises(ConfigurationError, match="filepath='hdfs:///served'"):
         spark_model.export("hdfs:///served")
