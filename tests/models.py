@@ -7,6 +7,7 @@ functions: Keras would give the second one of a test another name.
 from weakref import WeakValueDictionary
 
 import keras
+import numpy as np
 
 
 class VariablesOfWorker(WeakValueDictionary):
@@ -54,6 +55,12 @@ def two_by_two():
     model = keras.Model([left, right], outputs, name="twofold")
     model.compile(loss=["mse", "sparse_categorical_crossentropy"])
     return model
+
+
+def same(one, other):
+    """Whether two SparkModels have the same weights, to the bit."""
+    pairs = zip(one.model.get_weights(), other.model.get_weights(), strict=True)
+    return all(np.array_equal(*pair) for pair in pairs)
 
 
 def _named(compiled):

@@ -1,6 +1,5 @@
 """The checks of scripts/release say what keeps a working tree from being released, and which links are dead on PyPI."""
 
-import datetime
 import re
 import runpy
 import subprocess
@@ -70,54 +69,29 @@ def test_a_tree_in_which_all_fits_together_can_be_released(tree):
     assert CHECKS["state"](tree) == []
 
 
+VERSION = ("sparkkeras/__init__.py", "0.2.0")
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "expected"),
     [
-        (
-            "CHANGELOG.md",
-            "[Unreleased]\n",
-            "[Unreleased]\n\n- More.\n",
-            r"under \[Unreleased\]: move them to .*\[0\.2\.0\] - ",
-        ),
-        (
-            "CHANGELOG.md",
-            "## [0.2.0] - 2026-01-31",
-            "## [0.3.0] - 2026-01-31",
-            r"no section for 0\.2\.0: add `## \[0\.2\.0\]",
-        ),
-        ("CHANGELOG.md", " - 2026-01-31", "", r"0\.2\.0 in CHANGELOG\.md has no date: its heading must be"),
-        ("CHANGELOG.md", "### Added\n\n- A name.\n", "", "is empty: list what changes"),
-        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", r"version: 0\.1\.0; write `version: 0\.2\.0`"),
-        ("CITATION.cff", "2026-01-31", "2026-01-30", "write `date-released: 2026-01-31`, as in CHANGELOG.md"),
-        ("pyproject.toml", "[project.urls]\nRepository", "X", r"names no repository.*add `\[project\.urls\]`"),
+        ("CHANGELOG.md", "[Unreleased]\n", "[Unreleased]\n\n- More.\n", r"under \[Unreleased\]"),
+        ("CHANGELOG.md", "## [0.2.0] - 2026-01-31", "## [0.3.0] - 2026-01-31", "no section for 0.2.0"),
+        ("CHANGELOG.md", " - 2026-01-31", "", "has no date"),
+        ("CHANGELOG.md", "### Added\n\n- A name.\n", "", "is empty"),
+        ("CHANGELOG.md", "2026-01-31", "2999-01-31", "in the future"),
+        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "write `version: 0.2.0`"),
+        ("CITATION.cff", "2026-01-31", "2026-01-30", "write `date-released: 2026-01-31`"),
+        ("pyproject.toml", "[project.urls]\nRepository", "X", r"add `\[project\.urls\]`"),
         ("README.md", "install sparkkeras", "install .", "write `pip install sparkkeras`"),
+        (*VERSION, "0.1.0", "must be later than"),
+        (*VERSION, "0.2.0.dev1", "no version for a release"),
+        (*VERSION, "next", "is no version"),
     ],
 )
 def test_a_problem_says_what_to_do(tree, name, old, new, expected):
     change(tree, name, old, new)
-    (problem,) = CHECKS["state"](tree)
-    assert re.search(expected, problem)
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("0.1.0", r"must be later than 0\.1\.0, for which there is a tag"),
-        ("0.2.0.dev1", "no version for a release"),
-        ("next", "is no version"),
-    ],
-)
-def test_the_version_must_be_that_of_a_later_release(tree, version, expected):
-    change(tree, "sparkkeras/__init__.py", "0.2.0", version)
-    assert re.search(expected, CHECKS["state"](tree)[0])
-
-
-def test_a_release_is_not_dated_in_the_future(tree):
-    day = str(datetime.date.today() + datetime.timedelta(days=9))
-    change(tree, "CHANGELOG.md", "2026-01-31", day)
-    change(tree, "CITATION.cff", "2026-01-31", day)
-    (problem,) = CHECKS["state"](tree)
-    assert f"dates 0.2.0 {day}, in the future" in problem
+    assert any(re.search(expected, problem) for problem in CHECKS["state"](tree))
 
 
 def test_changes_that_are_not_committed_are_named(tree):
@@ -162,18 +136,9 @@ def test_pypi_shows_the_pictures_of_the_readme_where_there_is_a_repository():
         ("[a](docs/policy.md)", "PyPI cannot resolve 'docs/policy.md'"),
         ("[a](#nowhere)", "PyPI cannot resolve '#"),
         (f"[a]({REPOSITORY}/blob/v0.2.0/docs/gone.md)", "links to docs/gone.md, which does not exist"),
-        (
-            f"[a]({REPOSITORY}/blob/v0.2.0/docs/policy.md#gone)",
-            "links to docs/policy.md#gone, a heading that does not exist",
-        ),
-        (
-            f"![a]({REPOSITORY}/blob/v0.2.0/docs/images/overview.svg)",
-            "write its complete URL in README.md, with /raw/ instead of /blob/",
-        ),
-        (
-            f"[a]({REPOSITORY}/blob/main/docs/policy.md)",
-            r"write `replacement = '[\1](https://github.com/example/sparkkeras/blob",
-        ),
+        (f"[a]({REPOSITORY}/blob/v0.2.0/docs/policy.md#gone)", "a heading that does not exist"),
+        (f"![a]({REPOSITORY}/blob/v0.2.0/docs/images/overview.svg)", "/raw/ instead of /blob/"),
+        (f"[a]({REPOSITORY}/blob/main/docs/policy.md)", r"write `replacement = '[\1]("),
     ],
 )
 def test_links_that_lead_nowhere_on_pypi_are_found(text, expected):

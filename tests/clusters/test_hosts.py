@@ -12,15 +12,18 @@ import pytest
 
 from tests.clusters import hosts as network
 
-pytestmark = [pytest.mark.programs, pytest.mark.soak, pytest.mark.timeout(900)]
-
 REASON = network.missing()
+
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.soak,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(REASON), reason=REASON),
+]
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    if REASON:
-        pytest.skip(REASON)
     with network.Hosts(tmp_path_factory.mktemp("hosts")) as made:
         yield made
 
@@ -201,8 +204,6 @@ def test_another_host_opens_the_page_of_a_monitor(spark, hosts, tmp_path):
 
 def test_everything_works_behind_nat(tmp_path):
     """The driver listens at another address than the one that workers connect to."""
-    if REASON:
-        pytest.skip(REASON)
     own = f"{network.OTHER_NETWORK}1"
     with network.Hosts(tmp_path, interfaces={"driver": own}) as made, network.cluster(tmp_path, made) as spark:
         made.translate("driver", f"35000-{PORT}")
@@ -212,8 +213,6 @@ def test_everything_works_behind_nat(tmp_path):
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 def test_everything_works_with_ipv6_only(tmp_path, monkeypatch, backend):
-    if REASON:
-        pytest.skip(REASON)
     monkeypatch.setenv("KERAS_BACKEND", backend)
     monkeypatch.setenv("SPARK_PREFER_IPV6", "true")
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.net.preferIPv6Addresses=true")
@@ -263,8 +262,6 @@ def test_closed_ports_of_executors_are_named(spark, firewall):
 
 @pytest.mark.parametrize("address", ["driver", f"{network.OTHER_NETWORK}1"])
 def test_a_driver_that_workers_cannot_resolve_or_reach_is_named(tmp_path, address):
-    if REASON:
-        pytest.skip(REASON)
     interfaces = {"driver": f"{network.OTHER_NETWORK}1"}
     with (
         network.Hosts(tmp_path, interfaces=interfaces, unknown=("driver",)) as made,

@@ -4,13 +4,13 @@ import contextlib
 import re
 
 import keras
-import numpy as np
 import psutil
 import pytest
 
 from sparkkeras import Checkpoint, SparkModel, StorageError, WorkerError
 from tests.clusters.conftest import ARCHIVE, BACKEND, RECIPE, SMALL
 from tests.integration.faults import await_slots
+from tests.models import same
 from tests.processes import SHORT_LIVED_JAVA
 
 pytestmark = [pytest.mark.programs, pytest.mark.soak, pytest.mark.filterwarnings("ignore:os.fork")]  # by JAX
@@ -69,11 +69,6 @@ def fit(rows, mode="synchronous", epochs=3, verbose=0, **more):
     spark_model = SparkModel(model, mode=mode, num_workers=2, batch_size=32, seed=7)
     spark_model.fit(rows, features=FEATURES, label="label", epochs=epochs, verbose=verbose, **more)
     return spark_model
-
-
-def same(one, other):
-    pairs = zip(one.master_network.get_weights(), other.master_network.get_weights(), strict=True)
-    return all(np.array_equal(left, right) for left, right in pairs)
 
 
 def at_epoch(number, act):

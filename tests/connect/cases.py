@@ -99,11 +99,6 @@ def read(worker, num_workers):
         yield x[start : start + 16], y[start : start + 16]
 
 
-def same(one, other):
-    """Whether two SparkModels have the same weights."""
-    return all(map(np.array_equal, one.model.get_weights(), other.model.get_weights()))
-
-
 class Case:
     """A training case.
 

@@ -13,6 +13,7 @@ import sparkkeras.sources.connect_values
 from sparkkeras import SparkModel
 from tests.connect import cases
 from tests.integration.test_recovery import Idle, Kill
+from tests.models import same
 
 
 def all_reduced(callback):
@@ -43,7 +44,7 @@ def main(folder, classic):
     mark = Path(folder) / "mark of all-reduce training"
     found, expected = (all_reduced(callback(str(mark), 1, 3, executor=True)) for callback in (Kill, Idle))
     assert mark.exists()
-    assert cases.same(found[0], expected[0])
+    assert same(found[0], expected[0])
     assert found[1] == expected[1]
     spark.stop()
 

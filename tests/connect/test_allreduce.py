@@ -16,7 +16,7 @@ import sparkkeras.spark.connect
 from sparkkeras import ConfigurationError, SparkModel
 from tests.connect import cases
 from tests.connect.conftest import server, stored
-from tests.models import regression
+from tests.models import regression, same
 from tests.rpc.test_transports import eventually
 
 BATCH = 16
@@ -112,7 +112,7 @@ def test_training_continues_from_the_last_epoch_with_the_same_result(spark, unin
     with pytest.warns(UserWarning, match=f"beginning of epoch 2 .*rank 1.*{reason}"):
         spark_model, history = fitted(cases.arrays(), worker_callbacks=[Once(tmp_path, action)], callbacks=[noted])
     assert begun == history.epoch == [0, 1, 2]
-    assert cases.same(spark_model, uninterrupted)
+    assert same(spark_model, uninterrupted)
     assert len(spark_model.training_histories) == 6
 
 

@@ -3,8 +3,6 @@
 import uuid
 from pathlib import Path
 
-import keras
-import numpy as np
 import pytest
 
 from sparkkeras import DataError, SparkModel, to_data_frame
@@ -14,18 +12,8 @@ from sparkkeras.sources.source import as_source
 from tests.conftest import long
 from tests.connect import cases
 from tests.connect.conftest import persistent, stored
+from tests.models import same
 from tests.sources.conformance import PARTS, DatasetConformance, numbered_block
-
-
-@keras.saving.register_keras_serializable("tests.connect")
-class Scaled(keras.layers.Layer):
-    """A layer of this module, which workers cannot import."""
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=shape[1:], initializer="ones", name="scale")
-
-    def call(self, values):
-        return values * self.scale
 
 
 class Reads:
@@ -46,18 +34,6 @@ ELSEWHERE = {"plain", "nested", "validation_frame"}
 @pytest.mark.parametrize("name", [name if name in cases.QUICK - ELSEWHERE else long(name) for name in cases.CASES])
 def test_training_is_bit_identical_to_a_classic_session(spark, classic, name):
     classic.check(name, *cases.CASES[name].train(spark))
-
-
-def test_a_layer_of_the_calling_module_is_shipped(spark):
-    model = keras.Sequential(
-        [keras.Input((cases.WIDTH,)), Scaled(), keras.layers.Dense(cases.CLASSES, activation="softmax")]
-    )
-    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
-    trained = SparkModel(model, seed=0)
-    trained.fit(cases.frame(spark), verbose=0)
-    assert np.abs(model.get_weights()[0] - 1).max() > 0
-    x, _ = cases.arrays()
-    np.testing.assert_allclose(trained.predict(x), model.predict(x, verbose=0), rtol=1e-5)
 
 
 def test_the_rows_are_read_once(spark, tmp_path):
@@ -92,7 +68,7 @@ def test_columns_may_have_the_names_of_internal_columns(spark):
     ours, theirs = (SparkModel(cases.model(), seed=2) for _ in range(2))
     ours.fit(named, features="result", label="token", verbose=0)
     theirs.fit(to_data_frame(spark, x, y), verbose=0)
-    assert cases.same(ours, theirs)
+    assert same(ours, theirs)
     scored = ours.predict(named, features="result", output_col="bytes").toArrow()
     assert scored.column_names == ["result", "token", "bytes"]
     assert scored.column("token").to_pylist() == y.tolist()
