@@ -9,7 +9,7 @@ from pyspark import SparkContext
 
 from sparkkeras import diagnose
 from sparkkeras.diagnostics import doctor, inspection, spark_facts
-from sparkkeras.diagnostics.findings import ERROR, OK, WARNING, Finding
+from sparkkeras.diagnostics.findings import ERROR, Finding
 from sparkkeras.errors import ClusterError, ConfigurationError, ModelError
 
 LOADS = """print('{"gpus": [], "seconds": 0.1, "works": true}')"""
@@ -26,37 +26,23 @@ def command(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out)
 
 
-def errors(found):
-    return [f"{each['subject']}: {each['message']}" for each in found["findings"] if each["status"] == ERROR]
-
-
 def test_a_wrong_java_home(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    expected = f"Java: {tmp_path}/bin/java cannot be run: No such file or directory."
     code, found = command(capsys, "--master", "local[1]")
-    assert (code, errors(found)) == (1, [expected])
+    assert (code, found["ok"]) == (1, False)
+    [listed] = [each["message"] for each in found["findings"] if each["status"] == ERROR]
+    assert f"{tmp_path}/bin/java cannot be run" in listed
     monkeypatch.setattr(SparkContext, "_gateway", None)
     [error] = diagnose().errors
-    assert f"{error.subject}: {error.message}" == expected
-
-
-@pytest.mark.parametrize(
-    ("statuses", "strict", "code"),
-    [([OK, WARNING], False, 0), ([OK, WARNING], True, 1), ([ERROR], False, 1)],
-)
-def test_exit_codes(capsys, monkeypatch, statuses, strict, code):
-    findings = [Finding(status, "Java", "17") for status in statuses]
-    monkeypatch.setattr(doctor, "_findings", lambda *_: iter(findings))
-    given, found = command(capsys, *["--strict"] * strict)
-    assert (given, found["ok"]) == (code, code == 0)
+    assert (error.subject, error.message) == ("Java", listed)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--port", "99999"], "port=99999: expected a number from 0 to 65535"),
-        (["--host", "127.0.0.1:80"], "host='127.0.0.1:80': expected a host name"),
-        (["--start-seconds", "0"], "start_seconds=0.0: expected a positive number of seconds"),
+        (["--port", "99999"], "port=99999"),
+        (["--host", "127.0.0.1:80"], "host='127.0.0.1:80'"),
+        (["--start-seconds", "0"], "start_seconds=0.0"),
         (["--conf", "spark.executor.memory"], "expected NAME=VALUE"),
         (["--master", "local", "--remote", "sc://one"], "not allowed with"),
     ],
@@ -67,13 +53,11 @@ def test_arguments_that_make_no_sense(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [{"bind": 5}, {"start_seconds": 0}])
+@pytest.mark.parametrize("arguments", [{"bind": 5}, {"start_seconds": 0}, {"spark": "local"}])
 def test_arguments_of_diagnose_that_make_no_sense(arguments):
     [(name, value)] = arguments.items()
-    with pytest.raises(ConfigurationError, match=f"{name}={value!r}: expected"):
+    with pytest.raises(ConfigurationError, match=f"{name}={value!r}"):
         diagnose(**arguments)
-    with pytest.raises(ConfigurationError, match="spark='local': expected a SparkSession"):
-        diagnose("local")
 
 
 def closed_port():
@@ -81,16 +65,11 @@ def closed_port():
         return server.getsockname()[1]
 
 
-@pytest.mark.parametrize("kind", ["spark", "sc"])
-def test_a_server_that_does_not_answer(kind):
+@pytest.mark.parametrize(("kind", "name"), [("spark", "master"), ("sc", "remote")])
+def test_a_server_that_does_not_answer(kind, name):
     url = f"{kind}://127.0.0.1:{closed_port()}"
-    given = {"master": None, "remote": None, "settings": {}, "seconds": 1.0} | {
-        "spark": {"master": url},
-        "sc": {"remote": url},
-    }[kind]
-    found = spark_facts.start_spark(**given)
-    address = url.partition("//")[2]
-    assert found.message == f"cannot be started with {url}: {address} does not answer (Connection refused)."
+    found = spark_facts.start_spark(**{"master": None, "remote": None, "settings": {}, "seconds": 1.0} | {name: url})
+    assert f"{url.partition('//')[2]} does not answer (Connection refused)" in found.message
     assert "Check the address" in found.remedy
 
 
@@ -102,16 +81,11 @@ def test_an_address_that_spark_does_not_know(url):
     assert ("is not host:port" in found.message) == (url[:8] == "spark://")
 
 
-@pytest.mark.parametrize("url", ["", "local[*,4]", "local-cluster[2,1,1024]", "yarn"])
-def test_addresses_that_only_spark_can_check(url):
-    assert spark_facts._unreached_master(url) is None
-
-
-def test_one_of_several_masters_is_enough():
+def test_addresses_that_only_spark_can_check_and_masters_of_which_one_answers():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert (
-            spark_facts._unreached_master(f"spark://127.0.0.1:{closed_port()},127.0.0.1:{server.getsockname()[1]}") is None
-        )
+        masters = f"spark://127.0.0.1:{closed_port()},127.0.0.1:{server.getsockname()[1]}"
+        for url in ("", "local[*,4]", "local-cluster[2,1,1024]", "yarn", masters):
+            assert spark_facts._unreached_master(url) is None
 
 
 @pytest.mark.parametrize(
@@ -119,24 +93,19 @@ def test_one_of_several_masters_is_enough():
     [
         ("JAVA_GATEWAY_EXITED", 'Exception in thread "main" org.a.B: bad master\n\tat x', "bad master", "settings"),
         (
-            "An error occurred while calling x.\n: java.net.BindException: Cannot bind\n\tat y",
+            "An error occurred while x.\n: java.net.BindException: no\n\tat y",
             "",
-            "java.net.BindException: Cannot bind",
+            "java.net.BindException: no",
             "bindAddress",
         ),
-        ("getSubject is not supported", "", "getSubject is not supported", "Java 17 or 21"),
-        (
-            "[PACKAGE_NOT_INSTALLED] grpcio must be installed",
-            "",
-            "[PACKAGE_NOT_INSTALLED] grpcio must be installed",
-            "connect",
-        ),
+        ("getSubject is not supported", "", "getSubject", "Java 17 or 21"),
+        ("[PACKAGE_NOT_INSTALLED] grpcio must be installed", "", "[PACKAGE_NOT_INSTALLED]", "connect"),
         ("", "", "RuntimeError('')", "settings"),
     ],
 )
 def test_why_spark_does_not_start(error, log, message, remedy):
     found = spark_facts.not_started(RuntimeError(error), "local[2]", log)
-    assert found.message == f"cannot be started with local[2]: {message}."
+    assert f"local[2]: {message}" in found.message
     assert remedy in found.remedy
 
 
@@ -161,7 +130,6 @@ def test_what_an_error_advises_is_the_remedy():
         (({"a": np.zeros((10, 2))}, [np.zeros(10)]), "10 rows, about 240 bytes"),
         (lambda worker: None, "a function that reads batches, which are not stored"),
         ((np.zeros(3), np.zeros(2)), "arrays of 2 and 3 rows."),
-        ("rows", "str 'rows'."),
         ([[1.0, 2.0]], "list [[1.0, 2.0]]."),
         (np.zeros((0, 3)), "has no rows."),
     ],

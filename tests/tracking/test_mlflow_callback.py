@@ -68,13 +68,6 @@ class TestFit:
         np.testing.assert_allclose(loaded.predict(X), model.predict(X, verbose=0), rtol=1e-6)
         assert mlflow.active_run() is None
 
-    def test_settings_of_an_event_are_parameters_and_nested_ones_have_dots(self, store):
-        driven(MLflowCallback(log_model=False), mode="synchronous", options={"port": 1, "host": None}, text="x" * 9000)
-        params = runs(store)["regression"].data.params
-        assert params["mode"] == "synchronous"
-        assert (params["options.port"], params["options.host"]) == ("1", "None")
-        assert len(params["text"]) == 500
-
     def test_the_active_run_is_used_and_stays_active_unless_another_one_is_given(self, store):
         with mlflow.start_run(run_name="mine") as mine:
             callback = MLflowCallback(log_model=False)
@@ -114,10 +107,14 @@ class TestFit:
         assert store.get_run(failed).info.status == "FAILED"
         assert store.get_run(callback.run_id).info.status == "FINISHED"
 
-    def test_values_that_are_not_numbers(self, store):
+    def test_nested_settings_and_values_that_are_not_numbers(self, store):
         logs = {"loss": np.float32("nan"), "f1": np.array([0.25, 0.5]), "none": None, "name": "text", "a(b)": 1}
-        driven(MLflowCallback(log_model=False), epochs=[logs])
+        settings = {"mode": "synchronous", "options": {"port": 1, "host": None}, "text": "x" * 9000}
+        driven(MLflowCallback(log_model=False), epochs=[logs], **settings)
         run = runs(store)["regression"]
+        params = run.data.params
+        assert (params["mode"], params["options.port"], params["options.host"]) == ("synchronous", "1", "None")
+        assert len(params["text"]) == 500
         assert np.isnan(run.data.metrics.pop("loss"))
         assert run.data.metrics == {"f1_0": 0.25, "f1_1": 0.5, "a_b_": 1}
         assert json.loads(text(run, "history.json"))["history"]["f1"] == [[0.25, 0.5]]
