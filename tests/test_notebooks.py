@@ -51,43 +51,29 @@ def test_a_tutorial_runs(name, tmp_path):
     assert notebooks.failure(executed) == ""
     printed = notebooks.printed(executed)
     assert re.search(PRINTED[name], printed, re.DOTALL), printed
-    assert pictures(executed)
-
-
-@pytest.mark.programs
-@pytest.mark.timeout(SECONDS)
-def test_an_example_runs_as_a_notebook(tmp_path, monkeypatch):
-    text = notebooks.page_text("examples/quickstart").replace("main([])", 'main(["--epochs", "2"])')
-    monkeypatch.setitem(notebooks.execute.__globals__, "page_text", lambda name: text)
-    (executed,) = notebooks.execute(["examples/quickstart"], tmp_path).values()
-    assert notebooks.failure(executed) == ""
-    printed = notebooks.printed(executed)
-    assert re.search(r"Epoch 2/2\n.*Accuracy +\d+\.\d% of 450 test digits", printed, re.DOTALL), printed
-    assert len(pictures(executed)) == 1
-
-
-def pictures(executed):
     outputs = [output for cell in executed["cells"] for output in cell.get("outputs", [])]
-    return [output for output in outputs if "image/png" in output.get("data", {})]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-@pytest.mark.skipif(not find_spec("ruff"), reason="ruff is not installed")
-@pytest.mark.parametrize("name", notebooks.names())
-def test_a_notebook_is_valid_and_its_code_follows_the_rules_of_the_repository(name, tmp_path):
-    made = notebooks.notebook(notebooks.page_text(name))
-    nbformat.validate(made)
-    path = tmp_path / "page.ipynb"
-    path.write_text(json.dumps(made))
-    of_tutorials = name.startswith("tutorials/")
-    config = ROOT / ("docs/tutorials/ruff.toml" if of_tutorials else "pyproject.toml")
-    ignored = LEFT_OUT if of_tutorials else JOINED
-    command = [sys.executable, "-m", "ruff", "check", "--ignore", ignored, "--config", str(config), str(path)]
+@pytest.mark.parametrize(
+    ("kind", "settings", "ignored"),
+    [("tutorials", "docs/tutorials/ruff.toml", LEFT_OUT), ("examples", "pyproject.toml", JOINED)],
+)
+def test_notebooks_are_valid_and_their_code_follows_the_rules_of_the_repository(kind, settings, ignored, tmp_path):
+    for name in notebooks.names():
+        if name.startswith(kind):
+            made = notebooks.notebook(notebooks.page_text(name))
+            nbformat.validate(made)
+            (tmp_path / f"{name.partition('/')[2]}.ipynb").write_text(json.dumps(made))
+    if not find_spec("ruff"):
+        pytest.skip("ruff is not installed")
+    command = [sys.executable, "-m", "ruff", "check", "--ignore", ignored, "--config", str(ROOT / settings), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_notebook_of_an_example_has_its_code_and_runs_without_its_neighbours(name):
+def test_the_page_of_an_example_has_its_code_and_is_listed(name):
     made = notebooks.notebook(notebooks.page_text(f"examples/{name}"))
     cells = [cell["source"] for cell in made["cells"] if cell["cell_type"] == "code"]
     for cell in cells:
@@ -95,25 +81,15 @@ def test_the_notebook_of_an_example_has_its_code_and_runs_without_its_neighbours
     code = "\n".join(cells)
     assert not re.search(r"(from|import) (surroundings|digits)\b", code)
     program = (ROOT / "examples" / f"{name}.py").read_text()
-    definitions = re.findall(r"^(?:def|class) \w+", program, re.MULTILINE)
-    for definition in definitions:
+    for definition in re.findall(r"^(?:def|class) \w+", program, re.MULTILINE):
         assert sum(bool(re.search(rf"^{definition}\b", cell, re.MULTILINE)) for cell in cells) == 1, definition
     assert "\nmain([])" in code
     assert ("Image(" in code) == (".png" in program)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_in_the_navigation_and_in_the_list(name):
-    assert f"examples/{name}.md\n" in (ROOT / "mkdocs.yml").read_text()
-    assert f"[`{name}.py`]({name}.py)" in (ROOT / "examples" / "README.md").read_text()
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_docstring_of_an_example_names_the_backend_that_it_needs(name):
-    program = (ROOT / "examples" / f"{name}.py").read_text()
     used = set(re.findall(r'import (jax|tensorflow|torch)\b|"KERAS_BACKEND"\] = "(\w+)"', program))
     named = {module for package, module in notebooks.NEEDED.items() if f"Needs {package}" in program}
     assert named == {one or other for one, other in used}
+    assert f"examples/{name}.md\n" in (ROOT / "mkdocs.yml").read_text()
+    assert f"[`{name}.py`]({name}.py)" in (ROOT / "examples" / "README.md").read_text()
 
 
 @pytest.fixture

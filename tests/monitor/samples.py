@@ -62,10 +62,23 @@ def curves(noise, epoch, scale=1.0, end=0.12):
     }
 
 
-def synchronous(epochs=30, run="fit-1", name="digits", scale=1.0, workers=4, **settings):
+def synchronous(*given, **more):
     """A fit that has finished, with a slow worker."""
+    return trained(*given, **more).end()
+
+
+def failed():
+    """A fit that fails in its fourth epoch."""
+    record = trained(3, "fit-3", "digits with a bug", of=30)
+    text = "Task 2 of stage 5 failed on worker-02.cluster and runs again: ValueError"
+    record.add("incident", 2.0, kind="retry", text=text)
+    error = "TrainingError: worker 2 failed: Matrix size-incompatible: In[0]: [128,63], In[1]: [64,10]"
+    return record.end("failed", error, TRACEBACK)
+
+
+def trained(epochs=30, run="fit-1", name="digits", scale=1.0, workers=4, of=None, **settings):
     noise = random.Random(7)
-    record = Recorder(run, "fit", name, settings={**FIT, "num_workers": workers, **settings}, epochs=epochs)
+    record = Recorder(run, "fit", name, settings={**FIT, "num_workers": workers, **settings}, epochs=of or epochs)
     record.add("phase", 0.4, text="Storing rows on the workers")
     record.add("count", 6.2, workers=workers)
     for epoch in range(epochs):
@@ -79,7 +92,7 @@ def synchronous(epochs=30, run="fit-1", name="digits", scale=1.0, workers=4, **s
             seconds=seconds,
             startup_seconds=3.1 if epoch == 0 else 0.0,
         )
-    return record.end()
+    return record
 
 
 def worker_epoch(record, noise, epoch, workers, startup):
@@ -173,23 +186,6 @@ ValueError: Matrix size-incompatible: In[0]: [128,63], In[1]: [64,10]
 """
 
 
-def failed(run="fit-3"):
-    """A fit that fails in its fourth epoch."""
-    noise = random.Random(5)
-    record = Recorder(run, "fit", "digits with a bug", settings=FIT, epochs=30)
-    record.add("count", 5.0, workers=4)
-    for epoch in range(3):
-        seconds = worker_epoch(record, noise, epoch, 4, 0.0)
-        logs = curves(noise, epoch)
-        record.add("epoch", 0.1, epoch=epoch, logs=logs, rows=54_000, seconds=seconds, startup_seconds=0.0)
-    record.add(
-        "incident", 2.0, kind="retry", text="Task 2 of stage 5 failed on worker-02.cluster and runs again: ValueError"
-    )
-    return record.end(
-        "failed", "TrainingError: worker 2 failed: Matrix size-incompatible: In[0]: [128,63], In[1]: [64,10]", TRACEBACK
-    )
-
-
 SPACE = [
     {"name": "learning_rate", "options": [], "is_log": True},
     {"name": "dropout", "options": [], "is_log": False},
@@ -278,16 +274,6 @@ def function(ranks=4, run="function-1", epochs=6, of=10):
             left = {"seconds_left": 30.0 * (of - epoch - 1)} if rank == 0 else {}
             record.add("output", rank=rank, text=f"[rank {rank}] epoch {epoch + 1}  loss {logs['loss']:.4f}\n")
             record.add("report", 30.0 / ranks, rank=rank, epoch=epoch, epochs=of, logs=logs, **left)
-    return record.messages
-
-
-def history(epochs=8, run="history-1", name="from a History"):
-    """A saved History: metrics without times."""
-    noise = random.Random(4)
-    record = Recorder(run, "fit", name, epochs=epochs)
-    for epoch in range(epochs):
-        record.add("epoch", epoch=epoch, logs=curves(noise, epoch), rows=None, seconds=None, startup_seconds=None)
-    record.add("end", status="finished", error="", traceback="", seconds=None)
     return record.messages
 
 

@@ -1,12 +1,15 @@
 """The monitor's page in a browser: what it shows of messages, from a server and in saved files."""
 
 import hashlib
+import json
 import math
 import re
 import time
 
 import pytest
 
+from sparkkeras.events import RunStarted
+from sparkkeras.monitor.messages import Messages, RunReporter
 from sparkkeras.monitor.server import SCRIPTS
 from tests.monitor import samples
 from tests.monitor.pages import PAGE, find_browser, page, read, serve, start_browser
@@ -269,11 +272,18 @@ DROP = """([name, text]) => {
 }"""
 
 
+def history(epochs):
+    """The messages of a saved History."""
+    messages, logs = Messages(), {"loss": [0.5] * epochs, "val_loss": [0.6] * epochs}
+    RunReporter(messages, RunStarted("fit", "from a History", epochs=epochs)).add_history(range(epochs), logs)
+    return json.loads(messages.after(0)[1])
+
+
 @pytest.mark.browser
 def test_histories_of_one_name_are_numbered_and_have_no_times(tabs):
-    tab = tabs.open_saved(samples.history(epochs=2))
+    tab = tabs.open_saved(history(epochs=2))
     assert set(tab.evaluate("factsOf()")) == {"Epoch", "Loss", "Best val_loss"}
-    second = samples.history(epochs=3, run="history-2")
+    second = history(epochs=3)
     tab.locator("#files").set_input_files(tabs.save(second, "second.html"))
     names = ["from a History #1", "from a History #2"]
     tab.get_by_role("heading", name="2 runs compared").wait_for()
