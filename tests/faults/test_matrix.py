@@ -41,12 +41,14 @@ ERRORS = {
 
 
 def report(**values):
-    """Print measured times, and append them to the file that the environment names."""
-    line = json.dumps(values)
-    sys.stderr.write(f"\n{line}\n")
-    if path := os.environ.get("SPARKKERAS_FAULTS_REPORT"):
-        with Path(path).open("a") as file:
-            file.write(line + "\n")
+    """Print measured times."""
+    sys.stderr.write(f"\n{json.dumps(values)}\n")
+
+
+def note(fault, operation, done, **more):
+    """Report how an operation has ended; nothing may remain of it."""
+    report(fault=fault, operation=operation, result=done.get("error") or "same", seconds=done["seconds"], **more)
+    assert done["left"] == {}
 
 
 class Drivers:
@@ -199,9 +201,8 @@ def test_a_driver_that_is_killed(expected, tmp_path, operation):
     with Driver(second, connect=connect, **CLUSTER) as driver:
         done = driver.run(operation, Probe(str(second)), **options)
     made = sum(len(path.read_text().splitlines()) for path in second.glob("step-*"))
-    report(fault="driver killed", operation=operation, processes_gone=gone, steps_after=made, seconds_after=done["seconds"])
+    note("driver killed", operation, done, processes_gone=gone, steps_after=made)
     assert done.get("result") == before, done
-    assert done["left"] == {}
 
 
 @contextlib.contextmanager
@@ -266,12 +267,11 @@ def check_outlives(fault, driver, operation, folder, expected, disturb):
     disturb()
     continued = time.time()
     done = driver.end(result)
-    report(fault=fault, operation=operation, result=done.get("error") or "same", end=round(done["ended"] - continued, 1))
+    note(fault, operation, done, end=round(done["ended"] - continued, 1))
     if operation == "run":
         assert done.get("error") in (None, "WorkerError", "DriverConnectionError"), done
     else:
         assert done.get("result") == before, done
-    assert done["left"] == {}
 
 
 # --- Speculation, the network, dynamic allocation --------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_dynamic_allocation(dynamic, expected, tmp_path, operation):
     before = expected(operation)
     options = {"pause": 12.0} if operation in ("synchronous", "connect") else {}
     done = dynamic.run(operation, Probe(str(tmp_path)), **options)
-    report(fault="dynamic allocation", operation=operation, result=done.get("error") or "same", seconds=done["seconds"])
+    note("dynamic allocation", operation, done)
     if operation in ("allreduce", "run"):
         assert done.get("error") == "ConfigurationError", done
     elif operation in ("asynchronous", "hogwild"):  # with the slots that there are when training starts
@@ -361,7 +361,6 @@ def test_dynamic_allocation(dynamic, expected, tmp_path, operation):
         assert done.get("result") == before, done
     if options:
         assert "0" in (tmp_path / "executors").read_text().split()
-    assert done["left"] == {}
 
 
 # --- Full disks ------------------------------------------------------------------------------------------------------
@@ -390,10 +389,9 @@ def test_a_full_disk_where_rows_are_stored(expected, tmp_path, operation):
         Driver(tmp_path, "local[2]", operation == "connect", **{"spark.local.dir": str(disk)}) as driver,
     ):
         done = driver.run(operation, probe, count=24_000)
-        report(fault="disk full: rows", operation=operation, error=done.get("error"), seconds=done["seconds"])
+        note("disk full: rows", operation, done)
         assert done.get("error") == "StorageError", done
         assert "No space left on device" in done["message"]
-        assert done["left"] == {}
         assert driver.run(operation, probe).get("result") == before
 
 
@@ -403,14 +401,13 @@ def test_a_full_disk_where_checkpoints_are_written(cluster, expected, tmp_path, 
     before = expected(operation) if operation == "run" else None
     with small_disk(tmp_path / "disk", "4k" if operation == "run" else "16k") as disk:
         done = cluster.run(operation, Probe(str(tmp_path)), path=str(disk / "run"))
-    report(fault="disk full: checkpoints", operation=operation, error=done.get("error"), seconds=done["seconds"])
+    note("disk full: checkpoints", operation, done)
     if operation == "run":  # whose results would be lost
         assert done.get("result") == before, done
         assert any("No space left on device" in warning for warning in done["warnings"])
     else:
         assert done.get("error") == "StorageError", done
         assert "No space left on device" in done["message"]
-    assert done["left"] == {}
 
 
 @pytest.mark.soak
@@ -419,7 +416,7 @@ def test_a_full_disk_where_checkpoints_are_written(cluster, expected, tmp_path, 
 def test_a_store_of_checkpoints_that_fails_or_is_slow(cluster, expected, tmp_path, store, operation):
     before = expected(operation)
     done = cluster.run(operation, Probe(str(tmp_path)), path=str(tmp_path / "run"), store=store)
-    report(fault=f"store: {store}", operation=operation, error=done.get("error"), seconds=done["seconds"])
+    note(f"store: {store}", operation, done)
     fails = any("the store does not respond" in warning for warning in done["warnings"])
     if store == "always" and operation != "run":
         assert done.get("error") == "StorageError", done
@@ -427,7 +424,6 @@ def test_a_store_of_checkpoints_that_fails_or_is_slow(cluster, expected, tmp_pat
     else:
         assert done.get("result") == before, done
         assert fails == (store != "slow")
-    assert done["left"] == {}
 
 
 # --- Again and again -------------------------------------------------------------------------------------------------
@@ -450,7 +446,6 @@ def test_200_epochs_with_a_kill_every_few_seconds(persistent, tmp_path, operatio
     probe = Probe(str(struck), "worker killed", None, every=8.0)
     done = persistent.run(operation, probe, 1700, epochs=200, **options)
     kills = len(list(struck.glob("fault-*")))
-    report(operation=operation, epochs=200, kills=kills, seconds=done["seconds"], without=before["seconds"])
+    note("a kill every few seconds", operation, done, kills=kills, without=before["seconds"])
     assert kills > 5
     assert done.get("result") == before["result"], done
-    assert done["left"] == {}
