@@ -179,33 +179,26 @@ def column_function(model, batch_size=32):
     """Scores."""
 
 
-HINTS = {
-    "max_staleness": r"It belongs in server_options=ParameterServerOptions\(\.\.\.\) of Trainer\. ",
-    "mode": r"It is an argument of Trainer\. ",
-    "loss": r"It belongs in model\.compile",
-    "to_hadoop": r'Pass a URI as the path instead, such as "hdfs:',
-    "nb_classes": "The model's loss determines the format of labels",
-}
-
-
 @pytest.mark.parametrize(
-    ("function", "names"),
+    ("call", "hint"),
     [
-        (Trainer().fit, {"max_staleness", "mode", "loss", "nb_classes"}),
-        (Trainer().predict, {"max_staleness", "mode"}),
-        (Trainer().save, {"max_staleness", "mode", "to_hadoop"}),
-        (Trainer, {"loss"}),
-        (Search, set()),
-        (column_function, set()),
+        (lambda: Trainer().fit(max_staleness=1), "server_options=ParameterServerOptions(...) of Trainer"),
+        (lambda: Trainer().fit(mode=1), "argument of Trainer"),
+        (lambda: Trainer().fit(loss=1), "belongs in model.compile"),
+        (lambda: Trainer().fit(nb_classes=1), "The model's loss determines"),
+        (lambda: Trainer().save(to_hadoop=1), "Pass a URI as the path"),
+        (lambda: Trainer(loss=1), "belongs in model.compile"),
+        (lambda: Trainer().predict(loss=1), ""),
+        (lambda: Trainer().predict(nb_classes=1), ""),
+        (lambda: Trainer(to_hadoop=1), ""),
+        (lambda: Search(max_staleness=1), ""),
+        (lambda: column_function(mode=1), ""),
     ],
 )
-def test_the_message_says_where_a_misplaced_argument_belongs(function, names):
-    for name, hint in HINTS.items():
-        if function is Trainer and name == "mode":
-            continue
-        with pytest.raises(UnknownArgumentError) as caught:
-            function(**{name: 1})
-        assert bool(re.search(hint, str(caught.value))) == (name in names), caught.value
+def test_the_message_says_where_a_misplaced_argument_belongs(call, hint):
+    with pytest.raises(UnknownArgumentError) as caught:
+        call()
+    assert (hint or "'. Known: ") in str(caught.value)
 
 
 def predict_accepts(value):

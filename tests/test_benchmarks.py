@@ -1,5 +1,6 @@
 """The benchmarks of search algorithms, which are not timed, and `scripts/gpu` on the CPU."""
 
+import importlib
 import json
 import math
 import re
@@ -25,53 +26,34 @@ MINIMIZERS = {
 """Where the literature says that the functions have their minima."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _benchmarks_are_importable():
+@pytest.fixture(scope="module")
+def modules():
+    """Modules of the benchmarks by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        yield
-
-
-@pytest.fixture(scope="module")
-def objectives():
-    import objectives
-
-    return objectives.OBJECTIVES
-
-
-@pytest.fixture(scope="module")
-def contestants():
-    import search_contestants
-
-    return search_contestants
-
-
-@pytest.fixture(scope="module")
-def regret():
-    import regret
-
-    return regret
+        yield importlib.import_module
 
 
 @pytest.mark.parametrize("name", MINIMIZERS)
-def test_a_function_has_its_minimum_where_the_literature_says(name, objectives):
-    objective = objectives[name]
+def test_a_function_has_its_minimum_where_the_literature_says(name, modules):
+    objective = modules("objectives").OBJECTIVES[name]
     assert objective.value(MINIMIZERS[name]) == pytest.approx(objective.minimum, abs=1e-5)
     search = Search(objective.space, algo="random", seed=0)
     assert min(objective.value(search.ask().params) for _ in range(300)) > objective.minimum
 
 
 @pytest.mark.programs
-def test_the_benchmark_runs(regret, objectives, contestants, tmp_path):
-    assert regret.TITLES.keys() == objectives.keys()
+def test_the_benchmark_runs(modules, tmp_path):
+    titles = modules("regret").TITLES
+    assert titles.keys() == modules("objectives").OBJECTIVES.keys()
     command = [sys.executable, "benchmarks/run.py", "--quick", "--only", "search_regret", "--output", str(tmp_path)]
     done = subprocess.run(
         command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     samples = json.loads((tmp_path / "quick.json").read_text())["samples"]["search_regret"]
-    for key in regret.TITLES:
-        for name in contestants.CONTESTANTS:
+    for key in titles:
+        for name in modules("search_contestants").CONTESTANTS:
             curves = np.array(samples[f"{key}: {name}"])
             assert curves.shape == (2, 6)
             assert (np.diff(curves) <= 0).all()
@@ -80,9 +62,9 @@ def test_the_benchmark_runs(regret, objectives, contestants, tmp_path):
     assert "QUICK RUN" in (tmp_path / "quick-search_regret.md").read_text()
 
 
-def test_pages_show_the_stored_regrets(regret):
+def test_pages_show_the_stored_regrets(modules):
     stored = json.loads((STORED / "latest.json").read_text())["samples"]["search_regret"]
-    table = regret.summary(stored)
+    table = modules("regret").summary(stored)
     assert (STORED / "search_regret.md").read_text() == table + "\n"
     ranks = re.findall(r"^\| .* \| \d\.\d\d ± .*$", table, re.MULTILINE)
     page = (BENCHMARKS / "README.md").read_text()

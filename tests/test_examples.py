@@ -37,25 +37,13 @@ CASES = {
     ),
     "search_regression.py": (["--trials", "3"], r"3/3 trials .*Test +mean squared error 0\.", ["search_regression.png"]),
     "gan.py": (["--epochs", "2"], r"Steps +discriminator 64, generator 64\n", ["gan.png", "gan.keras"]),
-    "torch_distributed.py": (
-        ["--epochs", "4"],
-        r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
-        [],
-    ),
-    "mirrored_strategy.py": (
-        ["--epochs", "4"],
-        r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
-        [],
-    ),
-    "jax_distributed.py": (
-        ["--epochs", "4"],
-        r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
-        [],
-    ),
-    "keras_data_parallel.py": (
-        ["--epochs", "4"],
-        r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
-        [],
+    **dict.fromkeys(
+        ("torch_distributed.py", "mirrored_strategy.py", "jax_distributed.py", "keras_data_parallel.py"),
+        (
+            ["--epochs", "4"],
+            r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
+            [],
+        ),
     ),
     "keras_model_parallel.py": (
         ["--epochs", "4"],

@@ -812,8 +812,9 @@ def test_everything_works_with_the_keyboard(tabs):
 
 
 @pytest.mark.browser
-def test_the_theme_is_the_one_of_the_system_until_it_is_chosen(tabs):
-    tab = tabs.open_saved(samples.synchronous(epochs=2), color_scheme="dark")
+def test_the_theme_is_the_one_of_the_system_until_it_is_chosen_and_the_page_works_without_storage(tabs):
+    path = tabs.save(samples.search()).as_uri()
+    tab = tabs.open(path, color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = tab.evaluate(background)
     tab.get_by_role("button", name="Light mode").click()
@@ -822,16 +823,13 @@ def test_the_theme_is_the_one_of_the_system_until_it_is_chosen(tabs):
     tab.get_by_role("button", name="Dark mode").click()
     assert tab.evaluate(background) == dark
 
-
-@pytest.mark.browser
-def test_the_page_works_without_storage(tabs):
-    tab = tabs.open("about:blank")
     forbid = "{ get() { throw new DOMException('forbidden', 'SecurityError'); } }"
     tab.add_init_script(
         f"for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name, {forbid});"
     )
-    tab.goto(tabs.save(samples.search()).as_uri())
-    tab.get_by_role("button", name="Dark mode").click()
+    tab.reload()
+    tab.get_by_role("button", name="Light mode").click()
+    assert tab.evaluate(background) != dark
     tab.get_by_role("button", name="val_loss", exact=True).click()
     assert tab.locator("th[data-column=value]").get_attribute("aria-sort") == "ascending"
 

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.integration.standalone import HOSTS, Standalone
 from tests.processes import clean_environment, free_port
+from tests.rpc.test_transports import eventually
 
 pytestmark = [pytest.mark.programs, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -152,11 +152,8 @@ def server(cluster, archive, properties, tmp_path_factory):
     with log.open("wb") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
-        while "Spark Connect server started" not in log.read_text(errors="replace"):
-            running = process.poll() is None and time.monotonic() < deadline
-            assert running, log.read_text(errors="replace")[-3000:]
-            time.sleep(0.2)
+        started = "Spark Connect server started"
+        assert eventually(lambda: started in log.read_text(errors="replace"), 120), log.read_text(errors="replace")[-3000:]
         yield port
     finally:
         if process.poll() is None:
