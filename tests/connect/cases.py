@@ -4,6 +4,8 @@ Run as a program, it trains all cases in a classic session: ``python -m tests.co
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +88,30 @@ class Anneal(keras.callbacks.Callback):
 def with_a_variable_outside():
     RATE.assign(7.0)
     return model(loss=annealed)
+
+
+class Once(keras.callbacks.Callback):
+    """Calls a function once, in one worker, at the end of a batch: from an epoch on, of a rank if it is given."""
+
+    def __init__(self, folder, act, epoch=0, rank=None):
+        super().__init__()
+        self.folder, self.act, self.first, self.rank = str(folder), act, epoch, rank
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.epoch >= self.first and self.rank in (None, os.environ.get("RANK")):
+            try:
+                (Path(self.folder) / "done").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            self.act()
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def doubled(x, y):

@@ -43,29 +43,15 @@ def nothing_left(spark, local_dir):
     assert not spark.getTags()
 
 
-class Once(keras.callbacks.Callback):
-    """Does something in the second epoch on rank 1, once, and leaves the process ID of the worker."""
+def kill_worker():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
 
-    def __init__(self, folder, action):
-        super().__init__()
-        self.folder, self.action, self.epoch = str(folder), action, 0
 
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        done = Path(self.folder) / "done"
-        if self.epoch == 1 and batch == 1 and os.environ["RANK"] == "1" and not done.exists():
-            done.touch()
-            if self.action == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.action == "kill the worker":
-                os.kill(os.getppid(), signal.SIGKILL)
-                time.sleep(60)
-            if self.action == "remove":
-                for folder in list(Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).rglob("part-1-*")):
-                    shutil.rmtree(folder)
-            raise RuntimeError("on purpose")
+def remove():
+    for folder in list(Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).rglob("part-1-*")):
+        shutil.rmtree(folder)
+    raise RuntimeError("on purpose")
 
 
 def fitted(data, *labels, model=None, epochs=3, **arguments):
@@ -104,13 +90,14 @@ def uninterrupted(spark):
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("action", "reason"),
-    [("kill", "killed by SIGKILL"), ("kill the worker", "its worker died"), ("remove", "on purpose")],
+    [(cases.kill, "killed by SIGKILL"), (kill_worker, "its worker died"), (remove, "on purpose")],
 )
 def test_training_continues_from_the_last_epoch_with_the_same_result(spark, uninterrupted, tmp_path, action, reason):
     begun = []
     noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    once = cases.Once(tmp_path, action, epoch=1, rank="1")
     with pytest.warns(UserWarning, match=f"beginning of epoch 2 .*rank 1.*{reason}"):
-        spark_model, history = fitted(cases.arrays(), worker_callbacks=[Once(tmp_path, action)], callbacks=[noted])
+        spark_model, history = fitted(cases.arrays(), worker_callbacks=[once], callbacks=[noted])
     assert begun == history.epoch == [0, 1, 2]
     assert same(spark_model, uninterrupted)
     assert len(spark_model.training_histories) == 6

@@ -1,10 +1,7 @@
 """Failures with Spark Connect: killed workers, missing files, errors and interrupts."""
 
-import os
 import shutil
-import signal
 import time
-from pathlib import Path
 
 import keras
 import pytest
@@ -17,25 +14,6 @@ from tests.processes import interrupted_when
 from tests.rpc.test_transports import eventually
 
 LONG = "a long message " * 4000
-
-
-class Once(keras.callbacks.Callback):
-    """Calls a function once, in one worker, at the end of a batch."""
-
-    def __init__(self, folder, act):
-        super().__init__()
-        self.folder, self.act = str(folder), act
-
-    def on_train_batch_end(self, batch, logs=None):
-        try:
-            (Path(self.folder) / "done").touch(exist_ok=False)
-        except FileExistsError:
-            return
-        self.act()
-
-
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait():
@@ -69,7 +47,7 @@ def fitted(spark, **named):
 
 
 def test_a_killed_worker_is_replaced(spark, classic, tmp_path):
-    trained = fitted(spark, worker_callbacks=Once(tmp_path, kill))
+    trained = fitted(spark, worker_callbacks=cases.Once(tmp_path, cases.kill))
     assert (tmp_path / "done").exists()
     classic.check("plain", trained)
 
@@ -109,7 +87,7 @@ def test_what_spark_connect_lacks_is_rejected(spark):
 
 def test_an_interrupt_cancels_the_job(spark, tmp_path, local_dir):
     with interrupted_when((tmp_path / "done").exists, 60):
-        fitted(spark, worker_callbacks=Once(tmp_path, wait))
+        fitted(spark, worker_callbacks=cases.Once(tmp_path, wait))
     assert eventually(lambda: not server().statusTracker().getActiveJobsIds())
     assert not stored(local_dir)
     assert not spark.getTags()
