@@ -1,13 +1,8 @@
-"""Training cases that must give bit-identical results in a Spark Connect session and in a classic session.
-
-Run as a program, it trains all cases in a classic session: ``python -m tests.connect.cases FOLDER``.
-"""
+"""Training cases that must give bit-identical results in a Spark Connect session and in a classic session."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -17,7 +12,6 @@ from sparkkeras import SparkModel, to_data_frame
 from sparkkeras.ml import KerasTransformer
 from tests.conftest import SOAK
 from tests.models import classifier
-from tests.processes import clean_environment
 
 ROOT = Path(__file__).parent.parent.parent
 WIDTH, CLASSES, ROWS = 8, 4, 240
@@ -203,27 +197,3 @@ def train_all(spark, folder):
         np.savez(folder / f"{name}.npz", *trained.model.get_weights())
     (folder / "histories.json").write_text(json.dumps(histories))
     KerasTransformer(model=classifier(4, 5, 3)).save(str(folder / "transformer"))
-
-
-def train_elsewhere(folder):
-    """Run `train_all` in a separate process."""
-    command = [sys.executable, "-m", "tests.connect.cases", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return Classic(folder)
-
-
-def main(folder):
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]")
-    for key, value in SETTINGS.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    train_all(spark, Path(folder))
-    spark.stop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
