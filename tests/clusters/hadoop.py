@@ -1,9 +1,5 @@
 """Hadoop on this machine: HDFS with two DataNodes and YARN with two NodeManagers, each a process with an address of its own.
 
-By hand, until Ctrl-C or the end of standard input::
-
-    python -m tests.clusters.hadoop FOLDER      # prints the folder of the client's configuration
-
 Maven gets the daemons once, in the version of PySpark's Hadoop client. They end with the process that started them.
 """
 
@@ -11,7 +7,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -391,15 +386,3 @@ def _json(url):
 
 def _tail(log, count=3000):
     return log.read_text(errors="replace")[-count:]
-
-
-def main():
-    with Hadoop(sys.argv[1]) as hadoop:
-        sys.stdout.write(f"HADOOP_CONF_DIR={hadoop.conf}\n")
-        sys.stdout.flush()
-        with contextlib.suppress(KeyboardInterrupt):
-            sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
     python -m tests.mutants.run                      all listed mutants
     python -m tests.mutants.run --random 200         that many of all small changes, drawn with --seed
-    python -m tests.mutants.run --list               list them
     python -m tests.mutants.run NAME ...             some of them, by name or by a pattern such as 'ledger-*'
     python -m tests.mutants.run --resume FILE        append each result to FILE, and skip mutants with a result there
 
@@ -269,7 +268,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run mutants and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.run", description="Check that the tests detect bugs.")
     parser.add_argument("names", nargs="*", default=["*"], help="names of mutants, or patterns (default: all)")
-    parser.add_argument("--list", action="store_true", help="list the mutants without running them")
     parser.add_argument("--random", type=int, metavar="COUNT", help="draw that many of all small changes")
     parser.add_argument("--seed", type=int, default=1, help="the seed of --random (default: 1)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="append results to FILE, and skip mutants it contains")
@@ -277,12 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listed = load() if given.random is None else Code(ROOT).drawn(given.random, given.seed)
     for name in given.names:
         if not any(fnmatch.fnmatch(each.name, name) for each in listed):
-            parser.error(f"unknown mutant {name!r}: --list shows all")
+            parser.error(f"unknown mutant {name!r}: mutants.toml lists them")
     chosen = [each for each in listed if any(fnmatch.fnmatch(each.name, name) for name in given.names)]
-    if given.list:
-        for each in chosen:
-            sys.stdout.write(f"{each.name}  {each.function}: {each.operator} {each.at}  ({' '.join(each.tests)})\n")
-        return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # to clean up forks and the copy
