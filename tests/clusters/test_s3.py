@@ -14,8 +14,6 @@ from tests.processes import SHORT_LIVED_JAVA, clean_environment
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parent.parent.parent
-NOT_ON_S3 = {"asynchronous_http", "asynchronous_socket", "hogwild", "allreduce", "runner"}
-"""The parts of the tour without paths."""
 
 
 @pytest.fixture(scope="module")
