@@ -39,12 +39,13 @@ from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import FrameSource, SlotLimit, check_row_count, free_slots, is_batch_function
+from sparkkeras.sources.source import FrameSource, SlotLimit, check_row_count, free_slots, is_batch_function, local_slots
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.connect import check_driver
 from sparkkeras.spark.job_errors import interruptible
+from sparkkeras.spark.settings import WorkerSize
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks
@@ -54,6 +55,7 @@ from sparkkeras.training.fit_arguments import (
     FitArguments,
     ModeArguments,
     ModelSettings,
+    ResourceArguments,
     SettingArguments,
 )
 from sparkkeras.training.preparation import check_fit, rows_stored
@@ -165,6 +167,8 @@ class SparkModel:
         self.custom_objects = arguments.custom_objects("custom_objects", given["custom_objects"])
         self.batch_size = given["batch_size"]
         self.seed = given["seed"]
+        self.cores_per_worker = given["cores_per_worker"]
+        self.gpus_per_worker = given["gpus_per_worker"]
         self.training_histories: list[dict[str, Any]] = []
         self.parameter_server_stats: ParameterServerStats | None = None
         self._rule_state: State = {}
@@ -618,7 +622,7 @@ class SparkModel:
     def _slot_limit(self) -> SlotLimit | None:
         """How many workers the mode can have; ``None`` for as many as wanted."""
         if self.mode == "synchronous":
-            return None
+            return None if self.cores_per_worker is None else local_slots
         if self.mode in ASYNCHRONOUS_MODES:
             return free_slots
         from sparkkeras.training.allreduce_hosts import all_slots
@@ -628,7 +632,8 @@ class SparkModel:
     def _run(self, given: Mapping[str, Any], recorder: Recorder, events: Events) -> Run:
         """A call of `fit` with these arguments."""
         rule = make_rule(self._given_rule, self.mode)
-        settings = {name: getattr(self, name) for name in ("mode", "frequency", "num_workers", "gradient_dtype")}
+        names = ("mode", "frequency", "num_workers", "gradient_dtype", *declared(ResourceArguments))
+        settings = {name: getattr(self, name) for name in names}
         if self.mode in ASYNCHRONOUS_MODES:
             settings["parameter_server_mode"] = self.parameter_server_mode or "http"
         if self.mode != "allreduce":
@@ -647,6 +652,7 @@ class SparkModel:
             ),
             gradient_dtype=self.gradient_dtype,
             max_restarts=MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
+            worker_size=WorkerSize(self.cores_per_worker, self.gpus_per_worker),
             histories=self.training_histories,
             recorder=recorder,
             events=events,

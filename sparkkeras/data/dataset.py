@@ -226,6 +226,11 @@ class StoredDataset(Dataset, Protocol):
         ...
 
     @property
+    def slots_per_task(self) -> int:
+        """How many tasks of the size for which the cluster is configured each task takes the place of."""
+        ...
+
+    @property
     def is_driver_here(self) -> bool:
         """Whether this process is the driver of the cluster. With Spark Connect, that is the server."""
         ...

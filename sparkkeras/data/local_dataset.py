@@ -152,7 +152,7 @@ class LocalDataset:
     max_result_bytes = 0
     """There is no limit."""
 
-    slots = 1
+    slots = slots_per_task = 1
     """Tasks run sequentially."""
 
     is_driver_here = True

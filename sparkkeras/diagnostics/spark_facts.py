@@ -28,9 +28,9 @@ from sparkkeras.rpc.addresses import connect_error, host_and_port
 from sparkkeras.rpc.options import ServerOptions, check_seconds
 from sparkkeras.spark.activity import executor_addresses
 from sparkkeras.spark.cluster import SparkRunning, driver_address
-from sparkkeras.spark.connect import RemoteRunning, client_address, is_remote, slots_of_session, task_cores
+from sparkkeras.spark.connect import RemoteRunning, client_address, is_remote, slots_of_session
 from sparkkeras.spark.job_errors import translated
-from sparkkeras.spark.settings import is_local, worker_ports
+from sparkkeras.spark.settings import is_local, task_cores, worker_ports
 from sparkkeras.spark.slots import slots_of
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def describe(session: SparkSession, backend: str, request: Request) -> SparkFact
     executors: tuple[tuple[str, int], ...] = ()
     try:
         if context is None:
-            slots = in_time(lambda: slots_of_session(session, task_cores(session)), seconds)
+            slots = in_time(lambda: slots_of_session(session, task_cores(session.conf)), seconds)
             if not isinstance(slots, Exception):
                 address = client_address(session)
         elif _executors_started(context, facts, seconds):

@@ -24,6 +24,7 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.job_errors import interruptible
+from sparkkeras.spark.settings import WorkerSize
 from sparkkeras.training.fit_arguments import EnsembleArguments
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.member_checkpoints import MemberCheckpoints
@@ -52,6 +53,8 @@ class SparkEnsemble:
         voting: How members are combined: ``"soft"``, ``"hard"`` or ``"average"``; see `EnsembleModel`.
         custom_objects: Custom classes and functions by name, where they cannot be found from the models.
         batch_size: The default number of rows in a batch.
+        cores_per_worker: See `SparkModel`; a worker trains one member.
+        gpus_per_worker: See `SparkModel`.
         seed: The seed of initial weights (if ``models`` is a function), samples, shuffles and dropout masks; ``None``:
             random. The same seed, data and partitions give the same members.
 
@@ -82,6 +85,8 @@ class SparkEnsemble:
         custom_objects: Mapping[str, Any] | None = None,
         batch_size: int = 32,
         seed: int | None = None,
+        cores_per_worker: int | None = None,
+        gpus_per_worker: int | None = None,
     ) -> None:
         arguments.one_of("sampling", sampling, SAMPLING)
         given_seed = arguments.optional_integer("seed", seed, low=0)
@@ -92,6 +97,8 @@ class SparkEnsemble:
         _check_apart(self.models)
         self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
         self.batch_size = arguments.integer("batch_size", batch_size)
+        self.cores_per_worker = arguments.optional_integer("cores_per_worker", cores_per_worker)
+        self.gpus_per_worker = arguments.optional_integer("gpus_per_worker", gpus_per_worker)
         self.histories: list[keras.callbacks.History] = []
         for model in self.models:
             check_trainable(model)
@@ -155,6 +162,7 @@ class SparkEnsemble:
                 checked,
                 {"members": len(self.models), "sampling": self.sampling, "voting": self.voting},
                 custom_objects=self.custom_objects,
+                worker_size=WorkerSize(self.cores_per_worker, self.gpus_per_worker),
                 events=events,
             )
             check_fit(run, data, y, self.batch_size, int(np.random.SeedSequence(seed).generate_state(1)[0]))

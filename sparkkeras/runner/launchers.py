@@ -42,14 +42,12 @@ class TaskLauncher:
             Connect, whose workers are shared with other queries, and so may have used the backend.
         otherwise: What to do if the workers cannot connect to a client of Spark Connect, for the message.
         use_gpu: Whether the processes may use the GPUs of their tasks.
-        gpus_per_worker: The number of GPUs for each task; ``None``: as Spark is configured.
     """
 
     cluster: AnyCluster
     forks: bool
     otherwise: str
     use_gpu: bool = True
-    gpus_per_worker: int | None = None
 
     @property
     def driver(self) -> DriverAddress:
@@ -72,7 +70,7 @@ class TaskLauncher:
             if not (cluster.is_local and cluster.is_driver_here):
                 tasks = over(cluster, (), min(count, cluster.slots)) if handles is None else ranks
                 check_connection(tasks, host.driver, self.otherwise)
-            found: list[Any] = ranks.run_ranks(task, host.together, self.gpus_per_worker)
+            found: list[Any] = ranks.run_ranks(task, host.together)
             return found
 
         return cluster.background(run)

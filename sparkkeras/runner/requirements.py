@@ -33,20 +33,17 @@ def check_static_allocation(settings: Settings, otherwise: str = INDEPENDENT_RAN
         )
 
 
-def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_worker: int | None) -> None:
+def check_slots(cluster: AnyCluster, settings: Settings, ranks: int) -> None:
     """Reject more ranks than slots, in which they would never start together.
 
     Args:
         cluster: The cluster.
         settings: Its settings.
         ranks: The number of ranks.
-        gpus_per_worker: The number of GPUs for each, which limit the slots further: Spark checks that itself.
 
     Raises:
         ConfigurationError: Spark has too few slots.
     """
-    if gpus_per_worker is not None and task_gpus(settings):
-        return  # the known slots are those of tasks with this number of GPUs
     if not cluster.is_driver_here and settings.get("spark.default.parallelism", ""):
         return  # which replaces the number of slots where they are counted by a query
     slots = registered_slots(cluster, ranks)

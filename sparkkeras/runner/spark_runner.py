@@ -212,25 +212,27 @@ class SparkRunner:
                 "do not start together (barrier=False) or these workers are busy: leave slots free, or read the rows in the "
                 "function, with context().rank and context().world_size."
             )
-        self._check(cluster)
+        cluster = self._checked(cluster)
         if isinstance(work, Script) and not (cluster.is_local and cluster.is_driver_here):
             work = work.with_source()
         rows = nullcontext(Parts()) if source is None else stored_on_workers(source, self.num_workers, everywhere)
         # A script may set variables for libraries before it imports them.
         forks = isinstance(work, FunctionCall) and cluster.is_driver_here
-        tasks = TaskLauncher(cluster, forks, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker)
+        tasks = TaskLauncher(cluster, forks, _WITHOUT_CONNECTION, self.use_gpu)
         return Ranks(tasks, stack.enter_context(cluster.share(work)), stack.enter_context(rows))
 
-    def _check(self, cluster: AnyCluster) -> None:
-        """Reject ranks that Spark cannot start, before any rows are read."""
+    def _checked(self, cluster: AnyCluster) -> AnyCluster:
+        """The cluster with tasks for the ranks. Those that Spark cannot start are rejected before any rows are read."""
         settings = cluster.settings
         worker_ports(settings)
         if self.barrier:
             check_static_allocation(settings)
         if self.use_gpu:
             check_gpus(settings, self.num_workers, self.gpus_per_worker)
+        cluster = cluster.with_task(None, self.gpus_per_worker, "worker")
         if self.barrier:
-            check_slots(cluster, settings, self.num_workers, self.gpus_per_worker)
+            check_slots(cluster, settings, self.num_workers)
+        return cluster
 
 
 _WITHOUT_CONNECTION = (

@@ -39,7 +39,6 @@ from sparkkeras.sources.tasks import (
     WithoutRows,
 )
 from sparkkeras.spark.connect import INLINE_BYTES, RESULT, AnyCluster, CapturesErrors, RemoteCluster
-from sparkkeras.spark.settings import TaskResources
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -104,12 +103,13 @@ class ConnectPartitions:
 
     def run(self, call: Call, partitions: Sequence[int] | None = None) -> list[Any]:
         """See `Partitions.run`: tasks of other partitions end at once."""
-        return self.cluster.collect(results_of(self.frame, self.read, CapturesErrors(call), partitions))
+        how = self.cluster.how
+        return self.cluster.collect(results_of(self.frame, self.read, CapturesErrors(call), partitions, **how))
 
     def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
         """See `Partitions.reduce`: each group of the shuffle has one piece of all results."""
         keyed = KeyedPieces(CapturesErrors(call), merging, PIECE_BYTES)
-        pieces = results_of(self.frame, self.read, keyed, keys=("piece",))
+        pieces = results_of(self.frame, self.read, keyed, keys=("piece",), **self.cluster.how)
         # A lambda, since Spark inspects the arguments and type hints of the function.
         return self.cluster.collect(pieces.groupBy("piece").applyInArrow(lambda table: _merge_piece(merging, table), RESULT))
 
@@ -119,10 +119,9 @@ class ConnectPartitions:
         frame = results_of(self.frame, self.read, call, keys=names).repartitionById(parts, part)
         return ConnectPartitions(self.cluster, frame.sortWithinPartitions(*order) if order else frame, read_results)
 
-    def run_ranks(self, call: Call, together: bool, gpus: int | None) -> list[Any]:
+    def run_ranks(self, call: Call, together: bool) -> list[Any]:
         """See `RddPartitions.run_ranks`."""
-        profile = None if gpus is None else TaskResources(self.cluster.task_cores, gpus).profile()
-        return self.cluster.collect(results_of(self.frame, self.read, call, barrier=together, profile=profile))
+        return self.cluster.collect(results_of(self.frame, self.read, call, barrier=together, **self.cluster.how))
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """See `RemoteCluster.share`."""

@@ -50,7 +50,8 @@ class FramePartitions(ClassicPartitions):
                 rdd = results.rdd
         except Exception as error:
             raise translated(error) from error
-        return RDD(rdd._jrdd, rdd.ctx, _Unpickled())
+        read: RDD[Any] = RDD(rdd._jrdd, rdd.ctx, _Unpickled())
+        return self.cluster.with_resources(read) if training else read
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ from sparkkeras.sources.tasks import (
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.spark.job_errors import quietly, without_failures
-from sparkkeras.spark.settings import TaskResources
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -222,18 +221,16 @@ class RddPartitions(ClassicPartitions):
             _ = mapped._jrdd
         return mapped
 
-    def run_ranks(self, call: Call, together: bool, gpus: int | None) -> list[Any]:
+    def run_ranks(self, call: Call, together: bool) -> list[Any]:
         """Call a function for each partition, in one job.
 
         Args:
             call: A function of the partition's index and its values.
             together: Whether all tasks start together, in a barrier stage.
-            gpus: The number of GPUs for each task; ``None``: as Spark is configured.
         """
         with self.cluster.training_workers():
-            mapped = (self.rdd.barrier() if together else self.rdd).mapPartitionsWithIndex(call)
-            if gpus is not None:
-                mapped = mapped.withResources(TaskResources(self.cluster.task_cores, gpus).profile())
+            rdd = self.rdd.barrier() if together else self.rdd
+            mapped = self.cluster.with_resources(rdd.mapPartitionsWithIndex(call))
             _ = mapped._jrdd
         return self.cluster.collect(mapped)
 

@@ -28,6 +28,7 @@ from sparkkeras.sources.rows import KeyedRowsToBlocks, RowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, active_cluster, check_session, cluster_of
+from sparkkeras.spark.settings import AS_CONFIGURED, WorkerSize
 from sparkkeras.spark.slots import warn_of_slots
 from sparkkeras.weights import Array
 from sparkkeras.worker.batch_reader import BatchReader, MakeBatches, epoch_argument
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-SlotLimit = Callable[[AnyCluster, int | None], int]
+SlotLimit = Callable[[AnyCluster, int | None], int | None]
 """Returns how many partitions of a cluster can train at the same time, at most, for the number of workers that the user has
-set."""
+set; ``None``: as many as there are."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Source(ABC):
         slices: int | None = None,
         limit: SlotLimit | None = None,
         placement: RowPlacement | None = None,
+        size: WorkerSize = AS_CONFIGURED,
     ) -> Iterator[Dataset]:
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
@@ -107,8 +109,12 @@ class Source(ABC):
             slices: See `Division`.
             limit: The limit on the number of partitions; ``None``: not all of them train at the same time.
             placement: See `Division`.
+            size: The CPU cores and GPUs of the tasks.
+
+        Raises:
+            ConfigurationError: Spark cannot give tasks this size.
         """
-        cluster = self._cluster()
+        cluster = self._cluster().with_task(*size, "worker")
         most = limit(cluster, num_workers) if limit else None
         with ExitStack() as stack:
             yield self._rows(cluster, Division(num_workers, slices, most, placement), stack)
@@ -445,6 +451,11 @@ def free_slots(cluster: AnyCluster, num_workers: int | None) -> int:
     slots = cluster.free_slots
     warn_of_slots(num_workers, slots)
     return slots
+
+
+def local_slots(cluster: AnyCluster, num_workers: int | None) -> int | None:
+    """As many as can run at the same time on a local master, which runs more tasks than its cores allow: a `SlotLimit`."""
+    return free_slots(cluster, num_workers) if cluster.is_local else None
 
 
 def takes_rows(loader: Loaders | None) -> bool:

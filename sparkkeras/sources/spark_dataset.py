@@ -73,6 +73,11 @@ class SparkDataset:
         return self.cluster.slots
 
     @property
+    def slots_per_task(self) -> int:
+        """See `StoredDataset.slots_per_task`."""
+        return self.cluster.slots_per_task
+
+    @property
     def driver(self) -> DriverAddress:
         """See `Dataset.driver`."""
         return self.cluster.driver

@@ -29,10 +29,10 @@ from sparkkeras.data.block import INLINE_BYTES
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.data.values import Pickled, ValueFile
-from sparkkeras.errors import ClusterError, ConfigurationError, counted, warn
+from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.job_errors import interruptible, quietly, translated, without_failures
-from sparkkeras.spark.settings import Settings, TaskResources, is_local, task_gpus, uses_connect
+from sparkkeras.spark.settings import Settings, TaskResources, is_local, uses_connect
 from sparkkeras.spark.slots import check_slots, slots_of
 from sparkkeras.worker.device import Environment, forking_environment, worker_environment
 
@@ -116,7 +116,21 @@ class Cluster:
     @property
     def slots(self) -> int:
         """The number of tasks that can currently run at the same time."""
-        return slots_of(self.context)
+        return max(1, self._slots(0))
+
+    def _slots(self, busy: int) -> int:
+        """That number, beside so many busy tasks of the size for which Spark is configured."""
+        resources = self._resources
+        if resources is None:
+            return slots_of(self.context) - busy
+        if self.is_local:  # where Spark counts tasks, whatever their size
+            return (slots_of(self.context) - busy) * _settings_of(self.context).task_cores // resources.cores
+        return resources.slots(self.context) - busy
+
+    @property
+    def slots_per_task(self) -> int:
+        """How many tasks of the size for which Spark is configured each task takes the place of."""
+        return 1 if self._resources is None or self.is_local else self._resources.slots_per_task(self.settings)
 
     def with_resources(self, rdd: RDD[R]) -> RDD[R]:
         """The RDD, whose tasks get the resources of training tasks. Spark assigns none in local mode."""
@@ -137,34 +151,14 @@ class Cluster:
         """
         if cores is None and gpus is None:
             return self
-        of_task, conf, master = self.task_cores, self.settings, self.context.master
-        cores = of_task if cores is None else cores
-        if cores < of_task:
-            raise ConfigurationError(
-                f"cores_per_{unit}={cores}, and each task of this Spark has {of_task} (spark.task.cpus): a {unit} has at "
-                "least these."
-            )
-        if self.is_local:
-            if gpus is not None:
-                raise ConfigurationError(
-                    f"gpus_per_{unit}={gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not with "
-                    f"the master {master!r}, where every {unit} sees all GPUs: omit it, and use num_workers=1."
-                )
-            if cores > (most := self.slots * of_task):
-                raise ConfigurationError(f"cores_per_{unit}={cores}, but the master {master!r} has {counted(most, 'core')}.")
-            return Cluster(self.context, self._of_environment, TaskResources(cores))
-        if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-            raise ConfigurationError(
-                f"cores_per_{unit}= and gpus_per_{unit}= with spark.dynamicAllocation.enabled=true: Spark would start "
-                "executors for this call alone. Turn it off, or set spark.task.cpus and spark.task.resource.gpu.amount."
-            )
-        resources = TaskResources(cores, gpus or task_gpus(conf) or None)
-        resources.slots(self.context)  # raises ConfigurationError if no executor has room for one
+        resources = TaskResources.of(self, cores, gpus, unit)
+        if not self.is_local:
+            resources.slots(self.context)  # raises ConfigurationError if no executor has room for one
         return Cluster(self.context, self._of_environment, resources)
 
     def forking(self) -> Cluster:
         """The same cluster, with workers that fork a process for each piece of work."""
-        return Cluster(self.context, forking_environment)
+        return Cluster(self.context, forking_environment, self._resources)
 
     def await_slots(self, count: int) -> None:
         """Do nothing: `slots` are those of executors that have registered."""
@@ -177,12 +171,7 @@ class Cluster:
             if not busy:
                 break
             time.sleep(_LOOK_SECONDS)
-        resources, slots = self._resources, self.slots
-        if resources is None:
-            return max(1, slots - busy)
-        if self.is_local:
-            return max(1, (slots - busy) * _settings_of(self.context).task_cores // resources.cores)
-        return max(1, resources.slots(self.context) - busy)
+        return max(1, self._slots(busy))
 
     @property
     def driver(self) -> DriverAddress:
@@ -221,7 +210,7 @@ class Cluster:
             ConfigurationError: Its jobs would never start; see `check_slots`.
         """
         check_running(self.context)
-        check_slots(self.context)
+        check_slots(self.context, self.slots_per_task)
         return SparkRunning(self.context, call)
 
     @contextmanager
@@ -312,7 +301,7 @@ class Cluster:
             SparkKerasError: A task raised an error of this package.
         """
         check_running(self.context)
-        check_slots(self.context)
+        check_slots(self.context, self.slots_per_task)
         try:
             with self.cancellable():
                 if partitions is None:

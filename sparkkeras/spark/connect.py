@@ -29,7 +29,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.spark import probe, worker_checks
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import TaskFailure, translated, without_failures
-from sparkkeras.spark.settings import Settings, is_local, uses_connect
+from sparkkeras.spark.settings import Settings, TaskResources, is_local, task_cores, uses_connect
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.worker.device import Environment, worker_environment
 
@@ -62,10 +62,11 @@ class RemoteCluster:
     Args:
         session: The session of the data.
         environment: Returns the environment variables of training workers for a number of CPU cores per task.
+        resources: The resources of training tasks; ``None``: as Spark is configured.
 
     Attributes:
         session: The session.
-        task_cores: CPU cores per task (``spark.task.cpus``).
+        task_cores: CPU cores per task, by default ``spark.task.cpus``.
         carried_environment: The environment variables to send with each task, which sets them in its process.
         max_result_bytes: The limit on the size of all results of one job, in bytes.
         result_limit: That limit in words.
@@ -80,10 +81,16 @@ class RemoteCluster:
     result_limit = f"With Spark Connect, {RESULT_BYTES / 1e6:.0f} MB is the limit"
     is_driver_here = False
 
-    def __init__(self, session: SparkSession, environment: Environment = worker_environment) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        environment: Environment = worker_environment,
+        resources: TaskResources | None = None,
+    ) -> None:
         self.session = session
         self.is_lost = False
-        self.task_cores = task_cores(session)
+        self._resources, self._of_environment = resources, environment
+        self.task_cores = task_cores(session.conf) if resources is None else resources.cores
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         worker_checks.equip(session, self._probe, self._send_package)
 
@@ -105,8 +112,20 @@ class RemoteCluster:
             ConfigurationError: The job that counts them would never start; see `check_slots_for`.
         """
         check_slots_for(self.session)
-        slots = _slots[self.session] = slots_of_session(self.session, self.task_cores)
+        slots = slots_of_session(self.session, self.task_cores)
+        if self._resources is None:
+            _slots[self.session] = slots
         return slots
+
+    @property
+    def slots_per_task(self) -> int:
+        """See `Cluster.slots_per_task`."""
+        return 1 if self._resources is None or self.is_local else self._resources.slots_per_task(self.settings)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The arguments of ``mapInArrow`` for training tasks. Spark assigns no resources in local mode."""
+        return {} if self._resources is None or self.is_local else {"profile": self._resources.profile()}
 
     @property
     def free_slots(self) -> int:
@@ -132,17 +151,10 @@ class RemoteCluster:
             self.session.addArtifacts(worker_checks.pack_package(folder), pyfile=True)
 
     def with_task(self, cores: int | None, gpus: int | None, unit: str) -> RemoteCluster:
-        """This cluster; see `Cluster.with_task`.
-
-        Raises:
-            ConfigurationError: Cores or GPUs are given.
-        """
-        if cores is not None or gpus is not None:
-            raise ConfigurationError(
-                f"cores_per_{unit}= and gpus_per_{unit}= need a SparkContext, which Spark Connect does not have: a {unit} "
-                "has the cores and GPUs of a task, spark.task.cpus and spark.task.resource.gpu.amount of the server."
-            )
-        return self
+        """See `Cluster.with_task`. Spark finds out in the first job whether an executor has room for such a task."""
+        if cores is None and gpus is None:
+            return self
+        return RemoteCluster(self.session, self._of_environment, TaskResources.of(self, cores, gpus, unit))
 
     def forking(self) -> RemoteCluster:
         """This cluster: its workers fork no processes."""
@@ -223,7 +235,7 @@ class RemoteCluster:
             WorkerError: A task failed; the message contains the worker's traceback.
             SparkKerasError: A task raised an error of this package.
         """
-        check_slots_for(self.session)
+        check_slots_for(self.session, self.slots_per_task)
         try:
             with self.cancellable():
                 found = list(unpack_cells(row["result"] for row in frame.collect()))
@@ -425,21 +437,16 @@ def slots_of_session(session: SparkSession, task_cores: int) -> int:
     return max(1, (int(last) + 1) // task_cores)
 
 
-def task_cores(session: SparkSession) -> int:
-    """CPU cores per task (``spark.task.cpus``)."""
-    return int(session.conf.get("spark.task.cpus", "1") or 1)
-
-
-def check_slots_for(session: SparkSession) -> None:
+def check_slots_for(session: SparkSession, per_task: int = 1) -> None:
     """Reject a job that would never start; see `sparkkeras.spark.slots.check_slots`.
 
     Raises:
         ConfigurationError: No slot is available for the job.
     """
     if not is_remote(session):
-        check_slots(session.sparkContext)
+        check_slots(session.sparkContext, per_task)
     elif session in _slots and held_slots():
-        check_free_slots(_slots[session])
+        check_free_slots(_slots[session], per_task)
 
 
 def is_remote(session: SparkSession) -> bool:

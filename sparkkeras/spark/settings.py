@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sparkkeras.errors import ConfigurationError, counted
 
@@ -58,6 +59,36 @@ def task_gpus(settings: Settings) -> float:
     return float(settings.get("spark.task.resource.gpu.amount", "0") or 0)
 
 
+def task_cores(settings: Settings) -> int:
+    """The number of CPU cores of each task without a resource profile."""
+    return int(settings.get("spark.task.cpus", "1") or 1)
+
+
+class WorkerSize(NamedTuple):
+    """The CPU cores and GPUs of each worker; ``None``: those of a task, as Spark is configured."""
+
+    cores: int | None = None
+    gpus: int | None = None
+
+
+AS_CONFIGURED = WorkerSize()
+"""Those of a task, as Spark is configured."""
+
+
+class Sized(Protocol):
+    """A cluster whose tasks have the size for which Spark is configured."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of Spark."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that can run at the same time."""
+        ...
+
+
 @dataclass(frozen=True)
 class TaskResources:
     """The resources of each task of a job.
@@ -69,6 +100,42 @@ class TaskResources:
 
     cores: int
     gpus: float | None = None
+
+    @classmethod
+    def of(cls, cluster: Sized, cores: int | None, gpus: int | None, unit: str) -> TaskResources:
+        """Those of a task with so many CPU cores and GPUs; ``None``: as Spark is configured. See `Cluster.with_task`.
+
+        Raises:
+            ConfigurationError: Spark cannot give a task as many, or allocates executors dynamically.
+        """
+        settings = cluster.settings
+        of_task, master = task_cores(settings), settings.get("spark.master", "") or ""
+        cores = of_task if cores is None else cores
+        if cores < of_task:
+            raise ConfigurationError(
+                f"cores_per_{unit}={cores}, and each task of this Spark has {of_task} (spark.task.cpus): a {unit} has at "
+                "least these."
+            )
+        if is_local(master):
+            if gpus is not None:
+                raise ConfigurationError(
+                    f"gpus_per_{unit}={gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not with "
+                    f"the master {master!r}, where every {unit} sees all GPUs: omit it, and use num_workers=1."
+                )
+            if cores > (most := cluster.slots * of_task):
+                raise ConfigurationError(f"cores_per_{unit}={cores}, but the master {master!r} has {counted(most, 'core')}.")
+            return cls(cores)
+        if settings.get("spark.dynamicAllocation.enabled", "false") == "true":
+            raise ConfigurationError(
+                f"cores_per_{unit}= and gpus_per_{unit}= with spark.dynamicAllocation.enabled=true: Spark would start "
+                "executors for this call alone. Turn it off, or set spark.task.cpus and spark.task.resource.gpu.amount."
+            )
+        return cls(cores, gpus or task_gpus(settings) or None)
+
+    def slots_per_task(self, settings: Settings) -> int:
+        """How many tasks without a resource profile each task takes the place of."""
+        gpus = task_gpus(settings)
+        return math.ceil(max(self.cores / task_cores(settings), (self.gpus or 0) / gpus if gpus else 1))
 
     def profile(self) -> Any:
         """The resource profile of such tasks."""

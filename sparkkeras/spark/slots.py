@@ -53,29 +53,34 @@ def slots_of(context: SparkContext) -> int:
         return max(1, context.defaultParallelism)
 
 
-def check_slots(context: SparkContext) -> None:
+def check_slots(context: SparkContext, per_task: int = 1) -> None:
     """Reject a job that would deadlock, because another job holds all slots until this thread returns from a callback.
 
     The tasks of asynchronous training wait for the driver when they are a few epochs ahead of its callbacks, those of
     all-reduce training at the end of every epoch, so a callback that waits for a slot would wait forever.
 
+    Args:
+        context: The context of the job.
+        per_task: The number of slots that each of its tasks needs.
+
     Raises:
         ConfigurationError: No slot is available for the job.
     """
     if held_slots():
-        check_free_slots(slots_of(context))
+        check_free_slots(slots_of(context), per_task)
 
 
-def check_free_slots(slots: int) -> None:
+def check_free_slots(slots: int, per_task: int = 1) -> None:
     """Reject a job that would deadlock; see `check_slots`.
 
     Args:
         slots: The number of slots, free or not.
+        per_task: The number of slots that each task needs.
 
     Raises:
         ConfigurationError: No slot is available for the job.
     """
-    if slots > held_slots():
+    if slots >= held_slots() + per_task:
         return
     fewer = {1: "fewer workers than slots, on a cluster with more slots", 2: "num_workers=1"}.get(
         slots, f"num_workers={slots - 1} or fewer"

@@ -553,7 +553,7 @@ class _RankTraining:
         """End a round, and answer the ranks."""
         self._has_met = True
         try:
-            with holding_slots(len(ended)):
+            with holding_slots(len(ended) * self._run.dataset.slots_per_task):
                 return pickle.dumps(self._end_round([unpack_parts(parts) for parts in ended]), 5)
         except BaseException as error:
             self._raised = error

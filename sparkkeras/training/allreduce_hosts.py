@@ -29,9 +29,9 @@ def all_slots(cluster: AnyCluster, num_workers: int | None) -> int:
     Raises:
         ConfigurationError: There are fewer slots than ``num_workers``.
     """
-    held = held_slots()
+    held = -(-held_slots() // cluster.slots_per_task)
     slots = registered_slots(cluster, (num_workers or 1) + held)
-    check_free_slots(slots)
+    check_free_slots(slots * cluster.slots_per_task, cluster.slots_per_task)
     slots -= held
     if num_workers is not None and num_workers > slots:
         besides = " besides those of the fit around this callback" if held else ""

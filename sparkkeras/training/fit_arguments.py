@@ -129,7 +129,31 @@ class ObjectArguments(TypedDict, total=False):
     ]
 
 
-class SettingArguments(ObjectArguments, total=False):
+class ResourceArguments(TypedDict, total=False):
+    """Those of the size of workers."""
+
+    cores_per_worker: Annotated[
+        int | None,
+        Argument(
+            None,
+            arguments.optional_integer,
+            """The CPU cores of each worker while it trains; ``None``: those of a Spark task (``spark.task.cpus``). On a
+            cluster, Spark gives tasks this size by a resource profile. With a local master, fewer workers train at the same
+            time.""",
+        ),
+    ]
+    gpus_per_worker: Annotated[
+        int | None,
+        Argument(
+            None,
+            arguments.optional_integer,
+            """The GPUs of each worker while it trains, by a resource profile; ``None``: those of a Spark task
+            (``spark.task.resource.gpu.amount``). Not with a local master.""",
+        ),
+    ]
+
+
+class SettingArguments(ObjectArguments, ResourceArguments, total=False):
     """The others of a `SparkModel`."""
 
     parameter_server_mode: Annotated[

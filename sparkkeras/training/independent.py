@@ -31,6 +31,7 @@ from sparkkeras.events import MemberTrained
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, check_rows
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.spark.settings import AS_CONFIGURED
 from sparkkeras.training.member_checkpoints import MemberCheckpoints, Trained
 from sparkkeras.training.worker_reports import divergence
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
@@ -231,7 +232,7 @@ class IndependentStrategy:
                 validation,
             )
             results = where.run(task)
-            together = checkpoints is None and not run.events
+            together = checkpoints is None and not run.events and run.worker_size == AS_CONFIGURED
             found = results.collect() if together else self._train_each(results, run)
         for each in found:
             if isinstance(each, Diverged):
@@ -245,7 +246,10 @@ class IndependentStrategy:
             _finish(model, trained[number], run)
 
     def _train_each(self, results: Results[Trained | Diverged], run: Run) -> list[Trained | Diverged]:
-        """Train the members that are not in a checkpoint, each in a Spark job of its own; keep and report each."""
+        """Train the members that are not in a checkpoint, each in a Spark job of its own; keep and report each.
+
+        Spark has jobs wait for slots, but a local master does not know how many cores a member has.
+        """
         checkpoints, dataset = self._checkpoints, run.dataset
         trained = {} if checkpoints is None else checkpoints.trained
         found: list[Trained | Diverged] = [*trained.values()]
@@ -261,11 +265,12 @@ class IndependentStrategy:
                         checkpoints.keep(each)
 
         pending = [number for number in range(len(run.models)) if number not in trained]
+        most = len(pending) if run.worker_size == AS_CONFIGURED else dataset.slots
         running: list[Running[list[Trained | Diverged]]] = []
         try:
-            for number in pending:
-                running.append(dataset.background(partial(results.of, number)))
-            while running:
+            while pending or running:
+                while pending and len(running) < most:
+                    running.append(dataset.background(partial(results.of, pending.pop(0))))
                 for each in [each for each in running if each.done]:
                     running.remove(each)  # if it has failed, those that ended with it are still kept below
                     take(each)

@@ -186,7 +186,7 @@ class _ServedTraining:
                 for each in running:
                     if each.done:
                         each.result()  # raise an error at once
-                with holding_slots(self._num_concurrent):
+                with holding_slots(self._num_concurrent * self._dataset.slots_per_task):
                     stopped = self._stopped(running)
                 for worker in self._ledger.pop_missing():
                     text = f"the rows of worker {worker} are read again, since the executor that had them is gone"

@@ -149,7 +149,7 @@ def rows_stored(
     with ExitStack() as stack:
         events.emit(PhaseStarted("Starting workers, and storing rows on them"))
         placement = RowPlacement(given["shuffle"], run.options.seed, given["validation_split"])
-        training = run.source.dataset(num_workers, slices, limit, placement)
+        training = run.source.dataset(num_workers, slices, limit, placement, run.worker_size)
         rows = run.dataset = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, run.source, rows, run.options)
         check_monitors(models, run.custom_objects, *monitors)  # now the metrics of every model have names
@@ -164,7 +164,8 @@ def rows_stored(
             run.validation = Validation(rows, run.validation_options, given["validation_freq"], split.validation_spans)
         elif run.held_out is not None:
             events.emit(PhaseStarted("Storing rows to validate on"))
-            held_out = stack.enter_context(stack.enter_context(run.held_out.dataset(slices=slices)).stored())
+            others = run.held_out.dataset(slices=slices, size=run.worker_size)
+            held_out = stack.enter_context(stack.enter_context(others).stored())
             _check_stored(models, run.held_out, held_out, run.validation_options)
             run.validation = Validation(held_out, run.validation_options, given["validation_freq"])
             held_out_rows = [handle.rows for handle in held_out.handles]

@@ -21,6 +21,7 @@ from sparkkeras.parameter.exchange import ParameterServerStats
 from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.sources.source import Source
+from sparkkeras.spark.settings import AS_CONFIGURED, WorkerSize
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.fit_arguments import FitArguments
 from sparkkeras.training.recorder import Recorder
@@ -65,6 +66,7 @@ class Run:
         server: The parameter server of the asynchronous modes.
         gradient_dtype: The dtype in which all-reduce training sends gradients; ``None``: their own.
         max_restarts: How often all-reduce training starts again after a worker has failed.
+        worker_size: The CPU cores and GPUs of each worker.
         histories: Receives a record for each worker and epoch.
         recorder: Gets the progress, to write checkpoints.
         events: Passes on what happens.
@@ -93,6 +95,7 @@ class Run:
     server: ServerSettings = field(default_factory=ServerSettings)
     gradient_dtype: str | None = None
     max_restarts: int = MAX_RESTARTS
+    worker_size: WorkerSize = AS_CONFIGURED
     histories: list[dict[str, Any]] = field(default_factory=list)
     recorder: Recorder = field(default_factory=Recorder)
     events: Events = field(default_factory=Events)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hyperopt import hp
 
-from sparkkeras import ConfigurationError, to_data_frame
+from sparkkeras import to_data_frame
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, uniform
@@ -62,9 +62,13 @@ def test_a_trial_whose_worker_is_killed_runs_again(spark, tmp_path):
     assert {trial.worker.split("/")[1] for trial in search.trials} == {"0", "1"}
 
 
-def test_what_needs_a_spark_context_is_refused(spark):
-    with pytest.raises(ConfigurationError, match=r"spark\.task\.cpus"):
-        HyperParamModel(cores_per_trial=2).minimize(objective=abs, space=uniform(0, 1), max_evals=1)
+def test_a_trial_has_the_cores_that_it_asks_for(spark):
+    def objective(params):
+        return {"loss": 0.0, "cores": os.environ["NPROC"]}
+
+    search = HyperParamModel(cores_per_trial=2)
+    search.minimize(objective=objective, space=uniform(0, 1), max_evals=2, algo="random", verbose=0)
+    assert {(trial.worker.split("/")[1], trial.extra["cores"]) for trial in search.trials} == {("0", "2")}
 
 
 def test_a_search_on_a_uri_is_resumed(spark):
