@@ -36,6 +36,7 @@ from sparkkeras.parameter.rules import (
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.scoring import inference
+from sparkkeras.scoring.backends import Backend, other_backend
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
@@ -383,6 +384,7 @@ class SparkModel:
         loader: Loaders | AsInFit | None = AS_IN_FIT,
         transform: Transform | AsInFit | None = AS_IN_FIT,
         on_invalid: OnInvalid | AsInFit | None = AS_IN_FIT,
+        backend: Backend | None = None,
     ) -> Any:
         """Compute the loss and metrics over all rows, in the format of ``keras.Model.evaluate``.
 
@@ -405,6 +407,7 @@ class SparkModel:
             transform: As in `fit`. It is never taken from the last `fit`, since it may be augmentation; if `fit` had one, a
                 warning says so, unless this is ``None``.
             on_invalid: As in `fit`.
+            backend: As in `predict`.
 
         Returns:
             A list of the loss and metrics, or a number if there is only the loss; a dict with ``return_dict=True``.
@@ -415,7 +418,7 @@ class SparkModel:
                 while no slot is free.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
-        return_dict = arguments.flag("return_dict", return_dict)
+        return_dict, other = arguments.flag("return_dict", return_dict), other_backend(backend)
         transform = self._rows.without_transform("evaluate", transform)
         columns = self._rows.columns(data, features, label, loader, fits=transform is None)
         source, options = inference.check_evaluate(
@@ -428,10 +431,11 @@ class SparkModel:
             transform=transform,
             on_invalid=self._rows.policy(data, on_invalid),
             verbose=verbose,
+            backend=other,
         )
         if isinstance(source, FrameSource):
             self._rows.warn_of_columns(source.selection)
-        found = inference.evaluate_source(self.model, source, self.custom_objects, options, self.num_workers, verbose)
+        found = inference.evaluate_source(self.model, source, self.custom_objects, options, self.num_workers, verbose, other)
         return inference.reported(self.model, inference.results(self.model, found), return_dict, verbose)
 
     @known_arguments
@@ -449,6 +453,7 @@ class SparkModel:
         loader: Loaders | AsInFit | None = AS_IN_FIT,
         transform: Transform | AsInFit | None = AS_IN_FIT,
         on_invalid: OnInvalidToPredict | AsInFit | None = AS_IN_FIT,
+        backend: Backend | None = None,
     ) -> Any:
         """Predict all rows, in their order and without a shuffle.
 
@@ -471,6 +476,9 @@ class SparkModel:
             transform: As in `evaluate`; it is called with ``y=None`` and may return ``x`` alone.
             on_invalid: ``"error"`` or ``"allow"``, as in `fit`; or for a DataFrame ``"null"``, which predicts null for rows
                 with nulls, NaN or infinite values. ``AS_IN_FIT`` is ``"error"`` if `fit` dropped such rows.
+            backend: The Keras backend of the workers that score: ``"openvino"``, ``"jax"``, ``"torch"`` or ``"tensorflow"``,
+                whatever this process uses; ``None``: that of this process. For each model a process on this machine first
+                checks that the backend predicts the same; see `ModelError` below.
 
         Returns:
             Predictions as from ``keras.Model.predict``: an array, or a list or dict of arrays for several outputs. For a
@@ -480,7 +488,10 @@ class SparkModel:
             ConfigurationError: An argument is unknown or out of range, or a callback of asynchronous training calls this
                 while no slot is free.
             DataError: The data is malformed or does not fit the model.
+            ModelError: ``backend`` cannot load the model, lacks one of its operations, or predicts something else.
+            ClusterError: This machine or a worker lacks the package of ``backend``.
         """
+        other = other_backend(backend)
         policy = self._rows.policy_to_predict(data, on_invalid)
         arguments.on_invalid_to_predict("on_invalid", policy)
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
@@ -495,6 +506,7 @@ class SparkModel:
                 transform=transform,
                 custom_objects=self.custom_objects,
                 on_invalid=policy,
+                backend=other,
             )
             selection = columns.select(data, scorer.reader)
             self._rows.warn_of_columns(selection)
@@ -507,11 +519,12 @@ class SparkModel:
             transform=transform,
             on_invalid=policy,
             keyed=keyed,
+            backend=other,
         )
         objects = self.custom_objects
         if not collect:
-            return inference.lazily(self.model, source, objects, options, self.num_workers, keyed)
-        parts = inference.predict_source(self.model, source, objects, options, self.num_workers, keyed, verbose)
+            return inference.lazily(self.model, source, objects, options, self.num_workers, keyed, other)
+        parts = inference.predict_source(self.model, source, objects, options, self.num_workers, keyed, verbose, other)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, self.model, verbose)
 
     def get_config(self) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.schema import OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.scoring.backends import Backend, other_backend
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
 from sparkkeras.sources.frame import Loaders, check_positions
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
 from sparkkeras.worker.batches import Transform
+from sparkkeras.worker.device import Environment
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -31,6 +33,7 @@ def keras_udf(
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     on_invalid: OnInvalidToPredict = "null",
+    backend: Backend | None = None,
 ) -> Callable[..., Column]:
     """Make a function from columns to a column that applies a model: ``df.select(keras_udf(model)(df.features))``.
 
@@ -48,6 +51,7 @@ def keras_udf(
             model.
         on_invalid: How to handle rows with nulls, NaN or infinite values: ``"null"`` predicts null for them, ``"allow"``
             passes them to the model, with NaN for nulls, and ``"error"`` fails the query.
+        backend: The Keras backend that scores, as in `SparkModel.predict`. Functions of one query may have different ones.
 
     Returns:
         A function of columns or column names. It returns a float for an output of shape (batch, 1), a (nested) array of
@@ -63,7 +67,7 @@ def keras_udf(
         classify = keras_udf(model)
         df.select("id", classify("sepal_length", "sepal_width", "petal_length", "petal_width").alias("scores"))
     """
-    return _function(None, None, model, batch_size, transform, loader, custom_objects, on_invalid)
+    return _function(None, None, model, batch_size, transform, loader, custom_objects, on_invalid, backend)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class _CheckedFunction:
     function: Callable[..., Column]
     read: ArgumentsToBlocks
     session: SparkSession | None
+    environment: Environment
 
     def __repr__(self) -> str:
         inputs = ", ".join(spec.name for spec in self.read.reader.schema.inputs)
@@ -87,7 +92,7 @@ class _CheckedFunction:
         if len(specs) > 1:
             given = {spec.name: _name_of(column) for spec, column in zip(specs, columns, strict=True)}
             check_positions(f"the arguments of {self.read.function}", "input", given, "them in the order of the inputs")
-        with cluster_of(self.session or active_session()).training_workers():
+        with cluster_of(self.session or active_session(), self.environment).training_workers():
             return self.function(*columns)
 
 
@@ -107,6 +112,7 @@ def register_keras_udf(
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     on_invalid: OnInvalidToPredict = "null",
+    backend: Backend | None = None,
 ) -> Callable[..., Column]:
     """Register a model as a SQL function: ``SELECT classify(features) FROM measurements``.
 
@@ -119,6 +125,7 @@ def register_keras_udf(
         loader: As in `keras_udf`.
         custom_objects: As in `keras_udf`.
         on_invalid: As in `keras_udf`.
+        backend: As in `keras_udf`.
 
     Returns:
         The function for use on columns or column names, as `keras_udf` returns it.
@@ -141,9 +148,9 @@ def register_keras_udf(
         raise ConfigurationError(
             f"name={name!r}: Spark has a built-in function of this name, which SQL would call instead. Choose another name."
         )
-    made = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid)
+    made = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid, backend)
     # Deterministic, unlike the column of `with_predictions`: SQL rejects other functions in aggregates and join conditions.
-    with cluster_of(spark).training_workers():
+    with cluster_of(spark, made.environment).training_workers():
         return replace(made, function=spark.udf.register(name, made.function))
 
 
@@ -156,6 +163,7 @@ def _function(
     loader: Loaders | None,
     custom_objects: Mapping[str, Any] | None,
     on_invalid: OnInvalidToPredict,
+    backend: str | None,
 ) -> _CheckedFunction:
     arguments.on_invalid_to_predict("on_invalid", on_invalid)
     scorer = Scorer.of(
@@ -164,7 +172,9 @@ def _function(
         transform=transform,
         custom_objects=custom_objects,
         on_invalid=on_invalid,
+        backend=other_backend(backend),
     )
     function_name = f"the function of the model {model.name!r}" if name is None else f"{name}()"
     read = ArgumentsToBlocks(scorer.reader, loader, transform is None, function_name)
-    return _CheckedFunction(scorer.function(cluster_of(spark or active_session()), read), read, spark)
+    cluster = cluster_of(spark or active_session(), scorer.environment)
+    return _CheckedFunction(scorer.function(cluster, read), read, spark, scorer.environment)

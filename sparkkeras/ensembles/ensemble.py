@@ -30,6 +30,7 @@ from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.scoring import inference
+from sparkkeras.scoring.backends import Backend
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.source import is_batch_function, is_distributed
@@ -131,6 +132,7 @@ class EnsembleModel:
         loader: Loaders | AsInFit | None = AS_IN_FIT,
         transform: Transform | AsInFit | None = AS_IN_FIT,
         on_invalid: OnInvalidToPredict | AsInFit | None = AS_IN_FIT,
+        backend: Backend | None = None,
     ) -> Any:
         """Predict with the ensemble. The predictions have the shape of one member's.
 
@@ -151,6 +153,7 @@ class EnsembleModel:
                 says so, unless this is ``None``.
             on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"allow"`` or, for a
                 DataFrame, ``"null"``; see `SparkModel.predict`.
+            backend: The Keras backend that scores, on Spark; see `SparkModel.predict`.
 
         Returns:
             An array, or for several outputs the structure that a member returns. For a DataFrame, the DataFrame with the
@@ -161,7 +164,7 @@ class EnsembleModel:
         """
         policy = self._rows.policy_to_predict(data, on_invalid)
         model, rows, transform = self.model, None, self._rows.without_transform("predict", transform)
-        if collect and not arguments.flag("keyed", keyed) and self._is_here(data):
+        if collect and not arguments.flag("keyed", keyed) and backend is None and self._is_here(data):
             arguments.on_invalid_to_predict("on_invalid", policy)
             arguments.one_of("verbose", verbose, get_args(Verbose))
             source, options = inference.check_predict(
@@ -187,6 +190,7 @@ class EnsembleModel:
             loader=loader,
             transform=transform,
             on_invalid=on_invalid,
+            backend=backend,
         )
 
     @known_arguments
@@ -247,6 +251,7 @@ class EnsembleModel:
         loader: Loaders | AsInFit | None = AS_IN_FIT,
         transform: Transform | AsInFit | None = AS_IN_FIT,
         on_invalid: OnInvalid | AsInFit | None = AS_IN_FIT,
+        backend: Backend | None = None,
     ) -> Any:
         """Compute the loss and metrics of the ensemble, like ``keras.Model.evaluate``.
 
@@ -266,6 +271,7 @@ class EnsembleModel:
             loader: As in `predict`.
             transform: ``transform(x, y) -> (x, y)``, applied to each batch; as in `predict`.
             on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
+            backend: As in `predict`.
 
         Returns:
             A list of values, or a single value if there is only the loss; a dict with ``return_dict=True``.
@@ -280,7 +286,7 @@ class EnsembleModel:
                 "ensemble.model.compile(loss=..., metrics=[...]) first."
             )
         model, rows, transform = self.model, None, self._rows.without_transform("evaluate", transform)
-        if self._is_here(data):
+        if backend is None and self._is_here(data):
             source, options = inference.check_evaluate(
                 model,
                 data,
@@ -308,6 +314,7 @@ class EnsembleModel:
             loader=loader,
             transform=transform,
             on_invalid=on_invalid,
+            backend=backend,
         )
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:

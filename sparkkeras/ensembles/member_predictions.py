@@ -20,7 +20,7 @@ from sparkkeras.modeling.own_methods import check_can_predict
 from sparkkeras.modeling.schema import as_built, input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring import inference
-from sparkkeras.scoring.inference import PredictTask
+from sparkkeras.scoring.tasks import PredictTask
 from sparkkeras.sources.source import Source
 from sparkkeras.weights import Array
 from sparkkeras.worker import device

@@ -12,7 +12,6 @@ no threads, and forking is safe. A child dies with its worker.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import FILES, session_files
 from sparkkeras.spark.job_errors import TaskFailure
 from sparkkeras.worker import device
-from sparkkeras.worker.processes import Child, Start, describe_exit, flush, fork, spawn
+from sparkkeras.worker.processes import Child, Start, describe_exit, flush, fork, picklable, spawn
 
 T = TypeVar("T")
 Answer = Callable[[Any], Any]
@@ -146,7 +145,7 @@ def _main(work: Work[Any], number: int) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        message = ("raised", _picklable(error))
+        message = ("raised", picklable(error))
     flush()  # before the last message, since the worker waits for nothing after it
     with suppress(ConnectionError):
         try:
@@ -186,17 +185,6 @@ class _StopSignal:
         if self._requested and not self._raised:
             self._raised = True
             raise StopWork
-
-
-def _picklable(error: BaseException) -> BaseException:
-    """The error, or a TypeError that describes it if it cannot be pickled and unpickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception as why:
-        return TypeError(
-            f"the child process raised an error that cannot be pickled ({why}): {type(error).__name__}: {error}"
-        )
-    return error
 
 
 @dataclass(frozen=True)

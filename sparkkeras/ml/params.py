@@ -19,6 +19,7 @@ from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import converters
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.persistence import as_grid_value, from_grid_value
+from sparkkeras.scoring.backends import Backend, known_backend
 from sparkkeras.scoring.columns import BATCH_SIZE
 from sparkkeras.sources.frame import Columns
 from sparkkeras.training.fit_arguments import (
@@ -255,6 +256,15 @@ class InferenceArguments(LoaderArguments, total=False):
         ),
     ]
     inferenceBatchSize: Annotated[int, Argument(BATCH_SIZE, arguments.integer, """Rows per batch when predicting.""")]
+    backend: Annotated[
+        Backend | None,
+        Argument(
+            None,
+            known_backend,
+            """The Keras backend that scores: ``"openvino"``, ``"jax"``, ``"torch"`` or ``"tensorflow"``; ``None``: that of
+            this process. See `SparkModel.predict`.""",
+        ),
+    ]
 
 
 class TransformerArguments(InferenceArguments, ObjectArguments, total=False):

@@ -22,6 +22,7 @@ from sparkkeras.ml.params import KerasParams, TransformerArguments
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.schema import schema_of
+from sparkkeras.scoring.backends import other_backend
 from sparkkeras.scoring.columns import Scorer, with_predictions
 from sparkkeras.sources.column_names import is_case_sensitive
 from sparkkeras.sources.frame import ColumnMapping, Selection, is_frame
@@ -132,6 +133,7 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
             transform=get("batch_transform"),
             on_invalid="error" if get("handleInvalid") == "error" else "drop",
             return_dict=True,
+            backend=get("backend"),
         )
         return logs
 
@@ -166,6 +168,7 @@ class KerasTransformer(KerasParams, Model, Savable, declares=TransformerArgument
             batch_size=get("inferenceBatchSize"),
             transform=get("batch_transform"),
             custom_objects=get("custom_objects"),
+            backend=other_backend(get("backend")),
         )
         scored = with_predictions(dataset, scorer, selection, scored_as)
         made = [

@@ -10,8 +10,8 @@ from sparkkeras.errors import ModelError
 
 
 def overrides(model: keras.Model, *methods: str) -> bool:
-    """Whether the model's class overrides one of these methods of ``keras.Model``."""
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in methods)
+    """Whether the model's class overrides one of these methods of ``keras.Model``, of which backends may lack some."""
+    return any(getattr(type(model), name, None) is not getattr(keras.Model, name, None) for name in methods)
 
 
 def has_call(model: keras.Model) -> bool:

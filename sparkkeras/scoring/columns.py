@@ -25,6 +25,7 @@ from sparkkeras.modeling.outputs import Output, names_by_output, outputs_of
 from sparkkeras.modeling.own_methods import check_can_predict
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelWeights
+from sparkkeras.scoring.backends import check_backend, environment_of
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.inference import batch_options
 from sparkkeras.sources.column_names import column_named, is_case_sensitive
@@ -34,6 +35,7 @@ from sparkkeras.sources.tasks import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.weights import Array
 from sparkkeras.worker.batches import BatchOptions, Transform
+from sparkkeras.worker.device import Environment
 from sparkkeras.worker.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Scorer:
         options: Batch size and transform.
         reader: Reads and checks the rows. With ``on_invalid="drop"`` and ``"null"``, the prediction of invalid ones is null.
         outputs: The model's outputs.
+        backend: The backend of the workers; ``None``: that of this process.
     """
 
     archive: ModelArchive
@@ -62,6 +65,12 @@ class Scorer:
     options: BatchOptions
     reader: Reader
     outputs: tuple[Output, ...]
+    backend: str | None = None
+
+    @property
+    def environment(self) -> Environment:
+        """Returns the environment variables of the workers."""
+        return environment_of(self.backend)
 
     @classmethod
     def of(
@@ -72,6 +81,7 @@ class Scorer:
         transform: Transform | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         on_invalid: InvalidPolicy = "null",
+        backend: str | None = None,
     ) -> Scorer:
         """Create a scorer for a built model, compiled or not. The default batch size is its fixed one, if it has one."""
         check_built(model)
@@ -79,13 +89,10 @@ class Scorer:
         if batch_size == BATCH_SIZE:
             batch_size = fixed_batch_size(model) or batch_size
         options = batch_options(model, batch_size, transform)  # first, since packing takes long
-        return cls(
-            ModelArchive.pack_to_predict(model, custom_objects),
-            ModelWeights.take(model),
-            options,
-            Reader(schema_of(model).before(transform), False, on_invalid),
-            outputs_of(model),
-        )
+        archive, weights = ModelArchive.pack_to_predict(model, custom_objects), ModelWeights.take(model)
+        check_backend(model, archive, weights, backend)
+        reader = Reader(schema_of(model).before(transform), False, on_invalid)
+        return cls(archive, weights, options, reader, outputs_of(model), backend)
 
     def function(self, cluster: AnyCluster, read: Selection | ArgumentsToBlocks) -> UserDefinedFunctionLike:
         """Make a function from columns to the column of predictions: a struct if the model has several outputs.
@@ -102,7 +109,7 @@ class Scorer:
         task = ScoreTask(
             cluster.keep(self.archive), cluster.keep(self.state), cluster.keep(self.options), read, self.outputs
         )
-        return column_function(OverColumns(Deferred(task, cluster.carried_environment)), self.type_name)
+        return column_function(OverColumns(Deferred(task, cluster.carried_environment, cluster.backend)), self.type_name)
 
     @property
     def type_name(self) -> str:
@@ -197,7 +204,7 @@ def with_predictions(
         ConfigurationError: An output column already exists, or ``output_col`` names an unknown output.
     """
     names = _column_names(output_col, scorer.outputs, frame.columns, is_case_sensitive(frame.sparkSession))
-    cluster = cluster_of(frame.sparkSession)
+    cluster = cluster_of(frame.sparkSession, scorer.environment)
     numbered = tuple(replace(output, name=str(number)) for number, output in enumerate(scorer.outputs))
     function = replace(scorer, outputs=numbered).function(cluster, selection)
     # Spark may compute a deterministic column each time a query uses it: in a filter, and again in the result.

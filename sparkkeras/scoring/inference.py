@@ -19,7 +19,7 @@ from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.data.reader import Reader
-from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Schema
+from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.events import Events, PhaseStarted, RunStarted, WorkersChanged
 from sparkkeras.modeling import metrics
@@ -35,12 +35,14 @@ from sparkkeras.parameter.exchange import EvaluationReport
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.progress.status_line import format_logs
 from sparkkeras.rpc.options import ServerOptions
+from sparkkeras.scoring.backends import check_backend, environment_of
+from sparkkeras.scoring.tasks import PredictTask, pairs
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.source import Source, as_keyed_source, as_source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
-from sparkkeras.worker.predictor import Predictor, join_predictions
+from sparkkeras.worker.predictor import join_predictions
 from sparkkeras.worker.trainer import LocalTrainer
 
 if TYPE_CHECKING:
@@ -87,30 +89,6 @@ class EvaluateTask:
         found = LocalTrainer(self.archive.value, context).evaluate(self.state.value, blocks, self.options.value)
         if found is not None:
             yield found
-
-
-@dataclass(frozen=True)
-class PredictTask:
-    """Yields predictions in the structure of the model's outputs, many rows at a time, or single rows if ``rows`` is set.
-
-    If ``keyed`` is set, it takes pairs of keys and blocks, and yields predictions as pairs with their keys.
-    """
-
-    archive: Shared[ModelArchive]
-    state: Shared[ModelWeights]
-    options: Shared[BatchOptions]
-    schema: Schema
-    rows: bool = False
-    keyed: bool = False
-
-    def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[Any]:
-        """Yield the predictions."""
-        predictor = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context)
-        if self.keyed:
-            with_keys = predictor.of_each(blocks)
-            return (pair for part in with_keys for pair in _pairs(*part)) if self.rows else with_keys
-        parts = predictor.in_parts(blocks)
-        return (row for part in parts for row in _rows(part)) if self.rows else parts
 
 
 @dataclass(frozen=True)
@@ -188,6 +166,7 @@ def check_evaluate(
     transform: Transform | None,
     on_invalid: OnInvalid,
     verbose: Verbose,
+    backend: str | None = None,
 ) -> tuple[Source, BatchOptions]:
     """Check the arguments of `SparkModel.evaluate`, and data that is in this process.
 
@@ -204,7 +183,7 @@ def check_evaluate(
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels([model]))
-    source = as_source(data, reader, y, sample_weight, columns)
+    source = as_source(data, reader, y, sample_weight, columns, environment_of(backend))
     options = batch_options(model, batch_size, transform, to_predict=False, in_batches=source.in_batches)
     if source.block is not None:
         if not source.block.rows:
@@ -224,6 +203,7 @@ def check_predict(
     transform: Transform | None,
     on_invalid: OnInvalidToPredict,
     keyed: bool = False,
+    backend: str | None = None,
 ) -> tuple[Source, BatchOptions]:
     """Check the arguments of `SparkModel.predict`, and data that is in this process.
 
@@ -241,7 +221,8 @@ def check_predict(
             'Pass on_invalid="allow", which passes NaN to the model, or drop such rows first.'
         )
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
-    source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
+    made, where = as_keyed_source if keyed else as_source, environment_of(backend)
+    source = made(data, reader, columns=columns, environment=where)
     options = batch_options(model, batch_size, transform, in_batches=source.in_batches)
     if source.block is not None:
         schema_of(model).check_features(transformed_spec_on_driver(source.block, options))
@@ -314,6 +295,24 @@ def dataset_with_progress(
         yield archive, dataset, stack.enter_context(live_progress(events, dataset, ServerOptions()))
 
 
+def _packed(
+    pack: Callable[[keras.Model, Mapping[str, Any] | None], ModelArchive],
+    model: keras.Model,
+    custom_objects: Mapping[str, Any] | None,
+    weights: ModelWeights,
+    backend: str | None,
+    source: Source,
+    options: BatchOptions,
+) -> ModelArchive:
+    """The packed model, which another backend predicts the same with; see `check_backend`."""
+    archive = pack(model, custom_objects)
+    rows = None
+    if backend is not None and source.block is not None:
+        rows = transformed(source.block[: options.batch_size].dense(), options)
+    check_backend(model, archive, weights, backend, rows)
+    return archive
+
+
 def evaluate_source(
     model: keras.Model,
     source: Source,
@@ -321,6 +320,7 @@ def evaluate_source(
     options: BatchOptions,
     num_workers: int | None = None,
     verbose: Verbose = 0,
+    backend: str | None = None,
 ) -> EvaluationResult | None:
     """Evaluate a model on the cluster, over all rows of a source; ``None`` if there are none.
 
@@ -331,12 +331,14 @@ def evaluate_source(
         options: Batch size and transform.
         num_workers: The number of partitions for arrays; ``None``: the number of slots.
         verbose: Whether to show the progress.
+        backend: The backend of the workers; ``None``: that of this process.
     """
-    pack = partial(ModelArchive.pack, model, custom_objects)
+    weights = ModelWeights.take(model)
+    pack = partial(_packed, ModelArchive.pack, model, custom_objects, weights, backend, source, options)
     with (
         dataset_with_progress(pack, source, num_workers, "Evaluating", verbose) as (archive, dataset, target),
         dataset.share(archive) as shared,
-        dataset.share(ModelWeights.take(model)) as state,
+        dataset.share(weights) as state,
     ):
         return evaluate(dataset, shared, state, replace(options, progress=target))
 
@@ -349,16 +351,18 @@ def predict_source(
     num_workers: int | None = None,
     keyed: bool = False,
     verbose: Verbose = 0,
+    backend: str | None = None,
 ) -> list[Any]:
     """The predictions of a model for all rows of a source, in parts; see `evaluate_source` for the arguments.
 
     If ``keyed`` is set, for a source with keys, each part is a pair of a list of keys and their predictions.
     """
-    pack = partial(ModelArchive.pack_to_predict, model, custom_objects)
+    weights = ModelWeights.take(model)
+    pack = partial(_packed, ModelArchive.pack_to_predict, model, custom_objects, weights, backend, source, options)
     with (
         dataset_with_progress(pack, source, num_workers, "Predicting", verbose) as (archive, dataset, target),
         dataset.share(archive) as shared,
-        dataset.share(ModelWeights.take(model)) as state,
+        dataset.share(weights) as state,
         dataset.share(replace(options, progress=target)) as how,
     ):
         task = PredictTask(shared, state, how, source.reader.schema, keyed=keyed)
@@ -372,10 +376,12 @@ def lazily(
     options: BatchOptions,
     num_workers: int | None = None,
     keyed: bool = False,
+    backend: str | None = None,
 ) -> Any:
     """An RDD with one prediction per row, computed each time it is used; see `predict_source`."""
-    archive = ModelArchive.pack_to_predict(model, custom_objects)
-    dataset, weights = source.lazy(num_workers), ModelWeights.take(model)
+    weights = ModelWeights.take(model)
+    archive = _packed(ModelArchive.pack_to_predict, model, custom_objects, weights, backend, source, options)
+    dataset = source.lazy(num_workers)
     cluster = dataset.cluster
     schema = source.reader.schema
     task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True, keyed=keyed)
@@ -455,24 +461,13 @@ def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0)
 
 def in_pairs(parts: Sequence[tuple[Sequence[Any], Any]], verbose: Verbose = 0) -> list[tuple[Any, Any]]:
     """Pairs of a key and its prediction; prints their number if ``verbose`` is set."""
-    pairs = [pair for part in parts for pair in _pairs(*part)]
+    pairs = [pair for part in parts for pair in pairs(*part)]
     if verbose:
         sys.stdout.write(f"{len(pairs):,} rows\n")
     return pairs
-
-
-def _pairs(keys: Sequence[Any], predicted: Any) -> Iterator[tuple[Any, Any]]:
-    rows = (tuple(row) if isinstance(row, list) else row for row in _rows(predicted))
-    return zip(keys, rows, strict=True)
 
 
 def _no_predictions(model: keras.Model) -> Any:
     outputs = [tuple(output.shape[1:]) for output in getattr(model, "outputs", None) or ()] or [(0,)]
     empty = [np.empty((0, *(size or 0 for size in shape)), keras.backend.floatx()) for shape in outputs]
     return empty[0] if len(empty) == 1 else empty
-
-
-def _rows(predicted: Any) -> Iterator[Any]:
-    leaves = keras.tree.flatten(predicted)
-    for row in range(len(leaves[0])):
-        yield keras.tree.pack_sequence_as(predicted, [leaf[row] for leaf in leaves])

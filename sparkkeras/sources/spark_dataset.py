@@ -110,7 +110,7 @@ class SparkDataset:
         return without_rows(self.cluster, count)
 
     def _deferred(self, task: Callable[..., Iterator[R]]) -> Deferred[R]:
-        return Deferred(task, self.cluster.carried_environment)
+        return Deferred(task, self.cluster.carried_environment, self.cluster.backend)
 
 
 def over(cluster: AnyCluster, values: Sequence[Any], count: int) -> RddPartitions | ConnectPartitions:

@@ -27,6 +27,7 @@ from sparkkeras.data.text import Text
 from sparkkeras.data.values import DelayedValue, Pickled, ValueFile
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import garbage_collection
+from sparkkeras.spark.connect import FILES
 from sparkkeras.spark.job_errors import TaskFailure
 from sparkkeras.worker import device
 
@@ -170,21 +171,36 @@ class Deferred(Generic[R]):
     Args:
         task: The task.
         environment: Environment variables to set in the process, if Spark does not.
+        backend: The backend to run it with, in a child process; ``None``: that of this process.
     """
 
     def __init__(
-        self, task: Callable[[TaskContext, Iterator[Any]], Iterator[R]], environment: Mapping[str, str] | None = None
+        self,
+        task: Callable[[TaskContext, Iterator[Any]], Iterator[R]],
+        environment: Mapping[str, str] | None = None,
+        backend: str | None = None,
     ) -> None:
         self._task = DelayedValue(task)
         self._environment = tuple(sorted((environment or {}).items()))
+        self._backend = backend
 
     def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
         """Set up this process, and run the task."""
+        if self._backend is not None:
+            return self._elsewhere(context, blocks)
         started = time.perf_counter()
         device.prepare(context.cores, context.accelerators, self._environment, application_folder())
         garbage_collection.freeze_survivors()
         task = self._task.value
         return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
+
+    def _elsewhere(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
+        """Run the task in a child process."""
+        from sparkkeras.worker.other_backend import run_in_child
+
+        folder = application_folder()
+        environment = {**dict(self._environment), **({FILES: folder} if folder else {})}
+        return run_in_child(self._task, context, blocks, environment, folder)
 
 
 def application_folder() -> str | None:

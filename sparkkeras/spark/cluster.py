@@ -64,6 +64,7 @@ class Cluster:
     Attributes:
         context: The SparkContext.
         task_cores: CPU cores per task, by default ``spark.task.cpus``.
+        backend: The Keras backend of tasks that run in child processes: none, since Spark has workers for each backend.
         is_driver_here: Whether this process is Spark's driver.
 
     Raises:
@@ -71,6 +72,7 @@ class Cluster:
     """
 
     is_driver_here = True
+    backend = None
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class Cluster:
         self._resources, self._of_environment = resources, environment
         self.task_cores = _settings_of(self.context).task_cores if resources is None else resources.cores
         self._environment = {**environment(self.task_cores), **TRAINING_WORKERS}
-        worker_checks.equip(self.context, self._probe, self._send_package)
+        worker_checks.equip(self.context, self._probe, self._send_package, self._environment["KERAS_BACKEND"])
 
     @property
     def settings(self) -> Settings:
@@ -182,7 +184,7 @@ class Cluster:
         """Reject workers that lack an optional module.
 
         Args:
-            module: One of `sparkkeras.spark.probe.OPTIONAL`.
+            module: One of `sparkkeras.spark.probe.MODULES`.
             package: Its name for pip.
             purpose: The feature that needs it, in the plural, for the message.
 

@@ -31,7 +31,7 @@ from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_run
 from sparkkeras.spark.job_errors import TaskFailure, translated, without_failures
 from sparkkeras.spark.settings import Settings, TaskResources, is_local, task_cores, uses_connect
 from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
-from sparkkeras.worker.device import Environment, worker_environment
+from sparkkeras.worker.device import Environment, backend_name, worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +67,7 @@ class RemoteCluster:
     Attributes:
         session: The session.
         task_cores: CPU cores per task, by default ``spark.task.cpus``.
+        backend: The Keras backend of the tasks, if they run in child processes, since the workers have that of this process.
         carried_environment: The environment variables to send with each task, which sets them in its process.
         max_result_bytes: The limit on the size of all results of one job, in bytes.
         result_limit: That limit in words.
@@ -92,7 +93,9 @@ class RemoteCluster:
         self._resources, self._of_environment = resources, environment
         self.task_cores = task_cores(session.conf) if resources is None else resources.cores
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
-        worker_checks.equip(session, self._probe, self._send_package)
+        backend = self.carried_environment["KERAS_BACKEND"]
+        self.backend = None if backend == backend_name() else backend
+        worker_checks.equip(session, self._probe, self._send_package, backend)
 
     @property
     def settings(self) -> Settings:

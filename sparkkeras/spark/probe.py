@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-OPTIONAL = ("google_crc32c",)
-"""Modules that only some features need on the workers."""
+MODULES = ("keras", "tensorflow", "jax", "torch", "openvino", "google_crc32c")
+"""The modules whose presence is reported: Keras, its backends, and what only some features need on the workers."""
 
 
 def package_digest(folder: Path) -> str:
@@ -52,7 +52,7 @@ def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]
         return found is not None and found.origin is not None
 
     backend = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
-    missing = [name for name in ("keras", backend) if not has(name)]
+    missing = [name for name in dict.fromkeys([*MODULES, backend]) if not has(name)]
     package = importlib.util.find_spec("sparkkeras")
     folder = Path(package.origin).parent if package is not None and package.origin else None
     yield {
@@ -60,10 +60,13 @@ def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]
         "python": sys.executable,
         "version": platform.python_version(),
         "missing": missing,
-        "missing_optional": [name for name in OPTIONAL if not has(name)],
         "package": package_digest(folder) if folder is not None and folder.is_dir() else "",
     }
-    if os.environ.get("SPARKKERAS_WORKER") and not os.environ.get("SPARKKERAS_FORKS") and not missing:
+    if (
+        os.environ.get("SPARKKERAS_WORKER")
+        and not os.environ.get("SPARKKERAS_FORKS")
+        and not {"keras", backend} & {*missing}
+    ):
         # Training needs it in a moment: it loads after this task, while the driver packs model and data. Not in workers that
         # fork, since other threads do not survive a fork.
         threading.Thread(target=_load_keras, daemon=True).start()

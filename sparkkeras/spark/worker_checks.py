@@ -24,7 +24,7 @@ equipped: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKey
 """The results of `sparkkeras.spark.probe.probe`, one per probed worker, of each SparkContext or session."""
 
 
-def equip(owner: Any, find: Callable[[], list[dict[str, Any]]], send: Callable[[], None]) -> None:
+def equip(owner: Any, find: Callable[[], list[dict[str, Any]]], send: Callable[[], None], backend: str) -> None:
     """Probe the workers once for each SparkContext or session, and ship this package if one lacks it or has another version.
 
     A probe waits for free slots, so that of one context must not block the threads that use others. The tasks pickle
@@ -34,6 +34,7 @@ def equip(owner: Any, find: Callable[[], list[dict[str, Any]]], send: Callable[[
         owner: The SparkContext or the session.
         find: Runs the probe.
         send: Ships this package; see `pack_package`.
+        backend: The Keras backend that the workers are for.
 
     Raises:
         ClusterError: Workers lack Keras or its backend, or run another Python version.
@@ -44,30 +45,31 @@ def equip(owner: Any, find: Callable[[], list[dict[str, Any]]], send: Callable[[
         lock = _locks.setdefault(owner, threading.Lock())
         cloudpickle.register_pickle_by_value(probe)  # never undone, as another thread may be probing
     with lock:
-        if owner in equipped:
-            return
-        found = find()
-        check_workers(found)
-        ours = probe.package_digest(PACKAGE)
-        if any(worker["package"] != ours for worker in found):
-            send()
-        equipped[owner] = found
+        if owner not in equipped:
+            found = find()
+            check_workers(found, backend)
+            ours = probe.package_digest(PACKAGE)
+            if any(worker["package"] != ours for worker in found):
+                send()
+            equipped[owner] = found
+    check_workers(equipped[owner], backend)
 
 
-def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
+def check_workers(found: Iterable[Mapping[str, Any]], backend: str) -> None:
     """Reject workers that cannot train.
 
     Args:
         found: The results of `sparkkeras.spark.probe.probe`, one per worker.
+        backend: The Keras backend to train with.
 
     Raises:
         ClusterError: Workers lack Keras or its backend.
     """
     for worker in found:
-        if worker["missing"]:
+        if missing := [name for name in ("keras", backend) if name in worker["missing"]]:
             raise ClusterError(
-                f"Spark's workers lack {' and '.join(worker['missing'])}: {worker['python']} (Python {worker['version']}) "
-                f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or run the workers "
+                f"Spark's workers lack {' and '.join(missing)}: {worker['python']} (Python {worker['version']}) "
+                f"on {worker['host']}. Install it there (pip install {' '.join(missing)}), or run the workers "
                 "with a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit, also "
                 f"spark.pyspark.python) before the SparkContext starts. The driver runs {sys.executable}."
             )
@@ -78,7 +80,7 @@ def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str
 
     Args:
         found: The results of `sparkkeras.spark.probe.probe`, one per worker.
-        module: One of `sparkkeras.spark.probe.OPTIONAL`.
+        module: One of `sparkkeras.spark.probe.MODULES`.
         package: Its name for pip.
         purpose: The feature that needs it, in the plural, for the message.
 
@@ -86,7 +88,7 @@ def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str
         ClusterError: A worker lacks it.
     """
     for worker in found:
-        if module in worker["missing_optional"]:
+        if module in worker["missing"]:
             raise ClusterError(
                 f"{purpose} need {package} on Spark's workers, and {worker['python']} (Python {worker['version']}) on "
                 f"{worker['host']} lacks it. Install it there: pip install {package}."

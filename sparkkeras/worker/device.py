@@ -36,17 +36,18 @@ Environment = Callable[[int], Mapping[str, str]]
 """Returns the environment variables of workers that use so many CPU cores for a task."""
 
 
-def worker_environment(cores: int) -> dict[str, str]:
-    """Environment variables for training workers: the driver's backend and Keras settings, less logging, GPU memory growth.
+def worker_environment(cores: int, backend: str | None = None) -> dict[str, str]:
+    """Environment variables for training workers: the backend, the driver's Keras settings, less logging, GPU memory growth.
 
     Args:
         cores: CPU cores per task, which is also its number of threads.
+        backend: The backend; ``None``: the driver's.
     """
     import keras
 
     logging_level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
     return {
-        "KERAS_BACKEND": keras.backend.backend(),
+        "KERAS_BACKEND": backend or keras.backend.backend(),
         "SPARKKERAS_FLOATX": keras.config.floatx(),
         "SPARKKERAS_DTYPE_POLICY": keras.config.dtype_policy().name,
         "SPARKKERAS_IMAGE_DATA_FORMAT": keras.config.image_data_format(),
@@ -402,10 +403,14 @@ def overwritable(block: Block) -> Block:
     return Block(block.form, tuple(arrays))
 
 
-def to_predict(model: Any) -> Any:
-    """Prepare the model for ``predict_on_batch``: with PyTorch, set evaluation mode, as ``predict`` does."""
+def to_predict(model: Any, cores: int) -> Any:
+    """A model for ``predict_on_batch``: with PyTorch in evaluation mode, as in ``predict``; with OpenVINO see its module."""
     if backend_name() == "torch":
         model.eval()
+    if backend_name() == "openvino":
+        from sparkkeras.worker import openvino_model
+
+        return openvino_model.to_predict(model, cores)
     return model
 
 

@@ -54,6 +54,7 @@ class Predictor:
     ) -> None:
         self._archive, self._state, self._options, self._schema, self._context = archive, state, options, schema, context
         self._model: Any = None
+        self._predicts: Any = None  # the model, or what takes its place
         self._spec: BlockSpec | None = None
 
     def batches(self, blocks: Iterable[Block]) -> Iterator[Any]:
@@ -91,7 +92,7 @@ class Predictor:
     def _call(self, inputs: list[Any]) -> Any:
         with _single_steps(self._model):
             if len(inputs) == 1:
-                return self._model.predict_on_batch(inputs[0])
+                return self._predicts.predict_on_batch(inputs[0])
             return self._model.predict(((x,) for x in inputs), steps=len(inputs), verbose=0)
 
     def predict(self, block: Block) -> Any:
@@ -147,9 +148,10 @@ class Predictor:
             raise DataError(changed(self._spec, spec))
         if self._model is None:
             self._schema.check_features(spec)
-            self._model = device.to_predict(self._archive.cached(spec.ranks[0]))
+            self._model = self._archive.cached(spec.ranks[0])
             self._state.put(self._model)
             model_state.reseed(self._model, (self._context.worker,))
+            self._predicts = device.to_predict(self._model, self._context.cores)
             self._spec = spec
 
 

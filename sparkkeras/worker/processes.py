@@ -211,6 +211,17 @@ def _run(main: Main) -> int:
     return exitcode
 
 
+def picklable(error: BaseException) -> BaseException:
+    """The error, or a TypeError that describes it if it cannot be pickled and unpickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as why:
+        return TypeError(
+            f"the child process raised an error that cannot be pickled ({why}): {type(error).__name__}: {error}"
+        )
+    return error
+
+
 def flush() -> None:
     """Flush what this process has written."""
     for stream in (sys.stdout, sys.stderr):

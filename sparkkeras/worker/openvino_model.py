@@ -1,0 +1,64 @@
+"""Predictions with OpenVINO: the model as OpenVINO's own, in float32, with as many threads as the task has cores.
+
+Keras's backend leaves both to OpenVINO, which takes all cores, and on some processors computes in bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.fixed_batch import fixed_batch_size
+from sparkkeras.modeling.schema import output_structure
+
+_MOST = 4
+_compiled: dict[tuple[int, int, int], OpenVinoModel] = {}
+"""The last models, by the identity of Keras's model, a checksum of its weights, and the number of threads."""
+
+
+class OpenVinoModel:
+    """A model that predicts with OpenVINO.
+
+    Args:
+        model: A model whose inputs have a known shape, except for the number of rows.
+        cores: The number of threads.
+    """
+
+    def __init__(self, model: keras.Model, cores: int) -> None:
+        import openvino  # type: ignore[import-untyped]
+
+        self.model = model  # so that no other one gets its identity
+        self._structure = output_structure(model)
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+            path = str(Path(folder) / "model.xml")
+            model.export(path, format="openvino", verbose=False)
+            settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": cores, "ENABLE_MMAP": False}
+            self._compiled: Any = openvino.Core().compile_model(path, "CPU", settings)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The predictions for a batch; see `keras.Model.predict_on_batch`."""
+        found = list(self._compiled(keras.tree.flatten(x)).to_tuple())
+        if self._structure is not None:
+            return self._structure.build(found)
+        return found[0] if len(found) == 1 else found
+
+
+def to_predict(model: keras.Model, cores: int) -> Any:
+    """A model that predicts the same with OpenVINO; the model itself if a shape is unknown, or layers are stateful."""
+    inputs = getattr(model, "inputs", None) or ()
+    if not inputs or any(None in each.shape[1:] for each in inputs) or fixed_batch_size(model) is not None:
+        return model
+    weights = model_state.take_weights(model)
+    checksum = functools.reduce(lambda before, each: zlib.crc32(each.tobytes(), before), weights.integer_variables, 0)
+    key = id(model), zlib.crc32(weights.vector.data, checksum), cores
+    if key not in _compiled:
+        while len(_compiled) >= _MOST:
+            del _compiled[next(iter(_compiled))]
+        _compiled[key] = OpenVinoModel(model, cores)
+    return _compiled[key]
