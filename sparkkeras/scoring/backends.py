@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
@@ -15,7 +16,7 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.values import DelayedValue
-from sparkkeras.errors import ClusterError, ModelError, SparkKerasError, warn
+from sparkkeras.errors import ClusterError, ModelError, warn
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.schema import input_structure, schema_of
@@ -124,13 +125,14 @@ def _both(
     there = OtherBackend(worker_environment(1, other))
     try:
         found = list(there.run(DelayedValue(task), TaskContext(0), iter([rows])))
-    except (SparkKerasError, MemoryError):
+    except WorkerError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0].rstrip(".")
+        kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
+        reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().partition("\n")[0]
         raise ModelError(
-            f"the model {model.name!r} cannot be scored with backend={other!r}: {type(error).__name__}: {first}. Leave "
-            "backend out, or choose another one: not every backend has all operations, and custom code is written for some."
+            f"the model {model.name!r} cannot be scored with backend={other!r}, which may lack an operation of it, or custom "
+            f"code is written for another one: leave backend out, or choose another one. {kind}{reason}"
         ) from error
     finally:
         there.close()

@@ -461,10 +461,10 @@ def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0)
 
 def in_pairs(parts: Sequence[tuple[Sequence[Any], Any]], verbose: Verbose = 0) -> list[tuple[Any, Any]]:
     """Pairs of a key and its prediction; prints their number if ``verbose`` is set."""
-    pairs = [pair for part in parts for pair in pairs(*part)]
+    found = [pair for part in parts for pair in pairs(*part)]
     if verbose:
-        sys.stdout.write(f"{len(pairs):,} rows\n")
-    return pairs
+        sys.stdout.write(f"{len(found):,} rows\n")
+    return found
 
 
 def _no_predictions(model: keras.Model) -> Any:

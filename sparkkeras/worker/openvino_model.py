@@ -31,7 +31,7 @@ class OpenVinoModel:
     """
 
     def __init__(self, model: keras.Model, cores: int) -> None:
-        import openvino  # type: ignore[import-untyped]
+        import openvino
 
         self.model = model  # so that no other one gets its identity
         self._structure = output_structure(model)

@@ -59,6 +59,17 @@ def test_data_without_rows_gives_no_predictions(spark, model):
     assert SparkModel(model).predict(cases.frame(spark).where("false")).toArrow().num_rows == 0
 
 
+def test_another_backend_scores_in_processes_beside_the_workers(spark, model, expected):
+    x, y = cases.arrays()
+    close(SparkModel(model).predict(x, backend="jax"), expected)
+    register_keras_udf(spark, "of_jax", model, backend="jax")
+    scored = SparkModel(model).predict(cases.frame(spark), output_col="own").selectExpr("own", "of_jax(features) AS other")
+    close(column(scored, "own"), expected)
+    close(column(scored, "other"), expected)
+    wanted = model.evaluate(x, y, verbose=0)
+    assert SparkModel(model).evaluate(x, y, backend="jax") == pytest.approx(wanted, rel=1e-5)
+
+
 def test_evaluate_equals_keras(spark, bounds, model):
     x, y = cases.arrays()
     wanted = model.evaluate(x, y, verbose=0)

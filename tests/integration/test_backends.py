@@ -1,0 +1,153 @@
+"""Scoring with another backend than the driver's."""
+
+import importlib.util
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import (
+    ClusterError,
+    ConfigurationError,
+    EnsembleModel,
+    ModelError,
+    SparkModel,
+    WorkerError,
+    keras_udf,
+    register_keras_udf,
+    to_data_frame,
+)
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.values import DelayedValue
+from sparkkeras.ml import KerasTransformer
+from sparkkeras.scoring import backends
+from sparkkeras.worker import other_backend
+from sparkkeras.worker.device import worker_environment
+from sparkkeras.worker.other_backend import run_in_child
+from tests.models import classifier
+
+X = np.random.default_rng(0).random((200, 5)).astype("float32")
+Y = np.arange(200) % 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    return classifier(5, 8, 3)
+
+
+@pytest.mark.parametrize("backend", ["jax", "openvino"])
+def test_rows_of_all_kinds_have_the_predictions_of_this_backend(backend, sc, spark, model):
+    expected = model.predict(X, verbose=0)
+
+    def same(found):
+        np.testing.assert_allclose(np.array(found), expected[: len(found)], rtol=1e-5, atol=1e-6)
+
+    spark_model, df = SparkModel(model), to_data_frame(spark, X).repartition(1)
+    same(spark_model.predict(X, backend=backend))
+    keyed = sc.parallelize(list(enumerate(X[:20])), 2)
+    same([value for _, value in sorted(spark_model.predict(keyed, keyed=True, backend=backend), key=lambda pair: pair[0])])
+    same([row.prediction for row in spark_model.predict(df, backend=backend).collect()])
+    scorer = KerasTransformer(model=model, backend=backend)
+    same([row.output for row in scorer.transform(df).collect()])
+    register_keras_udf(spark, "other", model, backend=backend)
+    df.select("features", keras_udf(model)("features").alias("own")).createOrReplaceTempView("rows")
+    both = spark.sql("SELECT own, other(features) AS other FROM rows").collect()  # in workers of two backends
+    same([row.own for row in both])
+    same([row.other for row in both])
+    same(EnsembleModel([model]).predict(X, backend=backend))
+
+
+def test_metrics_are_those_of_this_backend(spark, model):
+    spark_model = SparkModel(model)
+    expected = spark_model.evaluate(X, Y)
+    assert spark_model.evaluate(X, Y, backend="jax") == pytest.approx(expected, rel=1e-5)
+    logs = KerasTransformer(model=model, backend="jax").evaluate(to_data_frame(spark, X, Y))
+    assert list(logs.values()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_inputs_and_outputs_keep_their_names(sc):
+    first, second = keras.Input((2,), name="first"), keras.Input((3,), name="second")
+    joined = keras.layers.concatenate([second, first])
+    outputs = {"sum": keras.layers.Dense(1, name="sum")(joined), "parts": keras.layers.Dense(2, name="parts")(joined)}
+    model = keras.Model({"second": second, "first": first}, outputs)
+    rows = {"first": X[:, :2], "second": X[:, 2:]}
+    expected = model.predict(rows, verbose=0)
+    found = SparkModel(model).predict(rows, backend="openvino")
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
+
+
+class OfTensorFlow(keras.layers.Layer):
+    def call(self, inputs):
+        import tensorflow as tf
+
+        return tf.raw_ops.Relu(features=inputs)
+
+
+class OfBackend(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs * (2 if keras.backend.backend() == "jax" else 1)
+
+
+class Nearly(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs * (1.0001 if keras.backend.backend() == "jax" else 1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [(OfTensorFlow, r"backend='jax'.*OfTensorFlow.call"), (OfBackend, r"backend='jax' differ .* by up to 1 ")],
+)
+def test_a_backend_that_cannot_predict_the_same_is_an_error_before_a_job(layer, words, sc):
+    model = keras.Sequential([keras.Input((5,)), layer()])
+    with pytest.raises(ModelError, match=words):
+        SparkModel(model).predict(X, backend="jax")
+
+
+def test_small_differences_give_a_warning(sc):
+    model = keras.Sequential([keras.Input((5,)), Nearly()])
+    with pytest.warns(UserWarning, match=r"by up to 0\.0001"):
+        found = SparkModel(model).predict(X, backend="jax")
+    np.testing.assert_allclose(found, X * 1.0001, rtol=1e-6)
+
+
+def test_the_driver_checks_a_model_once(sc, model, monkeypatch):
+    SparkModel(model).predict(X, backend="jax")
+    monkeypatch.setattr(backends, "OtherBackend", None)
+    SparkModel(model).predict(X[:3], backend="jax")
+
+
+def test_names_of_backends_are_checked(sc, model, monkeypatch):
+    for call in SparkModel(model).predict, SparkModel(model).evaluate:
+        with pytest.raises(ConfigurationError, match=r"backend='onnx'.*'openvino'"):
+            call(X, backend="onnx")
+    with pytest.raises(ConfigurationError, match="backend="):
+        KerasTransformer(model=model, backend="numpy")
+    monkeypatch.setattr(backends, "find_spec", lambda name: importlib.util.find_spec("no_such_package"))
+    with pytest.raises(ClusterError, match="pip install torch"):
+        SparkModel(model).predict(X, backend="torch")
+
+
+def pids(context, values):
+    """A task that yields the backend and the process ID, then each value, and ends the process at a negative one."""
+    yield os.environ["KERAS_BACKEND"], os.getpid()
+    for value in values:
+        if value < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield value
+
+
+def test_a_child_is_kept_for_the_next_task_unless_it_is_lost_or_its_task_was_left():
+    def run(values):
+        return run_in_child(DelayedValue(pids), TaskContext(0), iter(values), worker_environment(1, "jax"), None)
+
+    (backend, first), *values = run([1, 2])
+    assert (backend, values) == ("jax", [1, 2])
+    assert next(run([3])) == ("jax", first)
+    (_, second), *_ = run([3])
+    assert second != first
+    with pytest.raises(WorkerError, match="'jax' was lost: .*SIGKILL"):
+        list(run([4, -1]))
+    assert other_backend._idle == []
