@@ -16,7 +16,7 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.values import DelayedValue
-from sparkkeras.errors import ClusterError, ModelError, warn
+from sparkkeras.errors import ClusterError, ModelError, WorkerError, warn
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.schema import input_structure, schema_of
@@ -131,8 +131,8 @@ def _both(
         kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().partition("\n")[0]
         raise ModelError(
-            f"the model {model.name!r} cannot be scored with backend={other!r}, which may lack an operation of it, or custom "
-            f"code is written for another one: leave backend out, or choose another one. {kind}{reason}"
+            f"the model {model.name!r} cannot be scored with backend={other!r}, which may lack an operation, or custom code is "
+            f"written for another one: leave backend out, or choose another one. {kind}{reason}"
         ) from error
     finally:
         there.close()
