@@ -59,6 +59,12 @@ def assign_all(variables: Sequence[Any], values: Sequence[Array]) -> None:
             tf.raw_ops.AssignVariableOp(resource=resource.handle, value=tf.constant(value))  # the array might be shared
 
 
+def weights_changed(model: Any) -> None:
+    """Have OpenVINO compile a model again, with its new weights: they are constants in what Keras compiles."""
+    if keras.backend.backend() == "openvino":
+        model.ov_compiled_model = None
+
+
 def seed(number: int) -> None:
     """Seed the backend's global generator, if layers without a seed of their own draw from it (dropout on PyTorch)."""
     if keras.backend.backend() == "torch":

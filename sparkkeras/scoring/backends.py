@@ -131,8 +131,8 @@ def _both(
         kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().partition("\n")[0]
         raise ModelError(
-            f"the model {model.name!r} cannot be scored with backend={other!r}, which may lack an operation, or custom code is "
-            f"written for another one: leave backend out, or choose another one. {kind}{reason}"
+            f"the model {model.name!r} cannot be scored with backend={other!r}, which may lack an operation of it, or its "
+            f"custom code is for another backend. Leave backend out, or choose another one. {kind}{reason}"
         ) from error
     finally:
         there.close()

@@ -1,6 +1,7 @@
 """Predictions with OpenVINO: the model as OpenVINO's own, in float32, with as many threads as the task has cores.
 
-Keras's backend leaves both to OpenVINO, which takes all cores, and on some processors computes in bfloat16.
+Keras's backend leaves both to OpenVINO, which takes all cores, and on some processors computes in bfloat16. It predicts
+where the model cannot be exported: Keras's export takes one input, and loses the number of rows of some layers, such as LSTM.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.schema import output_structure
 
 _MOST = 4
-_compiled: dict[tuple[int, int, int], OpenVinoModel] = {}
+_exported: dict[tuple[int, int, int], OpenVinoModel] = {}
 """The last models, by the identity of Keras's model, a checksum of its weights, and the number of threads."""
 
 
@@ -31,22 +32,25 @@ class OpenVinoModel:
     """
 
     def __init__(self, model: keras.Model, cores: int) -> None:
-        import openvino
-
-        self.model = model  # so that no other one gets its identity
+        self._model = model  # also so that no other one gets its identity
         self._structure = output_structure(model)
-        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
-            path = str(Path(folder) / "model.xml")
-            model.export(path, format="openvino", verbose=False)
-            settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": cores, "ENABLE_MMAP": False}
-            self._compiled: Any = openvino.Core().compile_model(path, "CPU", settings)
+        try:
+            self._compiled = _compiled(model, cores)
+        except Exception:  # of many kinds
+            self._compiled = None
 
     def predict_on_batch(self, x: Any) -> Any:
         """The predictions for a batch; see `keras.Model.predict_on_batch`."""
-        found = list(self._compiled(keras.tree.flatten(x)).to_tuple())
-        if self._structure is not None:
-            return self._structure.build(found)
-        return found[0] if len(found) == 1 else found
+        if self._compiled is not None:
+            try:
+                found = list(self._compiled(keras.tree.flatten(x)).to_tuple())
+            except RuntimeError:
+                self._compiled = None
+            else:
+                if self._structure is not None:
+                    return self._structure.build(found)
+                return found[0] if len(found) == 1 else found
+        return self._model.predict_on_batch(x)
 
 
 def to_predict(model: keras.Model, cores: int) -> Any:
@@ -57,8 +61,18 @@ def to_predict(model: keras.Model, cores: int) -> Any:
     weights = model_state.take_weights(model)
     checksum = functools.reduce(lambda before, each: zlib.crc32(each.tobytes(), before), weights.integer_variables, 0)
     key = id(model), zlib.crc32(weights.vector.data, checksum), cores
-    if key not in _compiled:
-        while len(_compiled) >= _MOST:
-            del _compiled[next(iter(_compiled))]
-        _compiled[key] = OpenVinoModel(model, cores)
-    return _compiled[key]
+    if key not in _exported:
+        while len(_exported) >= _MOST:
+            del _exported[next(iter(_exported))]
+        _exported[key] = OpenVinoModel(model, cores)
+    return _exported[key]
+
+
+def _compiled(model: keras.Model, cores: int) -> Any:
+    import openvino
+
+    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+        path = str(Path(folder) / "model.xml")
+        model.export(path, format="openvino", verbose=False)
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": cores, "ENABLE_MMAP": False}
+        return openvino.Core().compile_model(path, "CPU", settings)

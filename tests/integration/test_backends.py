@@ -67,6 +67,20 @@ def test_metrics_are_those_of_this_backend(spark, model):
     assert list(logs.values()) == pytest.approx(expected, rel=1e-5)
 
 
+def test_changed_weights_are_used(sc):
+    dense = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+    recurrent = keras.Sequential([keras.Input((5, 1)), keras.layers.LSTM(2)])  # which Keras cannot export
+    for model, rows in (dense, X), (recurrent, X[..., None]):
+        for _ in range(2):
+            np.testing.assert_allclose(
+                SparkModel(model, num_workers=1).predict(rows, backend="openvino"),
+                model.predict(rows, verbose=0),
+                rtol=1e-5,
+                atol=1e-6,
+            )
+            model.set_weights([2 * weight for weight in model.get_weights()])
+
+
 def test_several_inputs_and_outputs_keep_their_names(sc):
     first, second = keras.Input((2,), name="first"), keras.Input((3,), name="second")
     joined = keras.layers.concatenate([second, first])
