@@ -187,6 +187,70 @@ def accuracy(effort: Effort) -> Samples:
     return samples
 
 
+@benchmark(
+    Metric("predict 60,000 rows, MLP, OpenVINO, against Keras on TensorFlow", "mlp_openvino", "keras_mlp", 0.4),
+    Metric("the same, JAX", "mlp_jax", "keras_mlp"),
+    Metric("the same, TensorFlow", "mlp", "keras_mlp"),
+    Metric("predict 8,000 x 60 x 8, LSTM, OpenVINO, against TensorFlow on the workers", "lstm_openvino", "lstm", 0.5),
+    Metric("the same, JAX", "lstm_jax", "lstm"),
+    Metric(
+        "predict 8,000 x 64 words, transformer, OpenVINO, against TensorFlow on the workers",
+        "transformer_openvino",
+        "transformer",
+        0.5,
+    ),
+    Metric("the same, JAX", "transformer_jax", "transformer"),
+    Metric("transform 60,000 x array of 784, OpenVINO, against keras.predict on TensorFlow", "wide", "keras_wide", 0.7),
+    Metric("transform 600,000 x 10 columns, OpenVINO, against keras.predict on TensorFlow", "narrow", "keras_narrow", 0.7),
+    missing=functools.partial(missing_module, "openvino"),
+)
+def scoring(effort: Effort) -> Samples:
+    """Score with other backends than the driver's, TensorFlow; batches of 1024, warm."""
+    from contestants import WORKERS, spark
+
+    from sparkkeras import SparkModel
+    from sparkkeras.ml import KerasTransformer
+
+    samples: Samples = {}
+    calls: dict[str, Callable[[], Any]]
+    models = {
+        "mlp": (_seeded(data.mlp), data.vectors(effort.rows(LARGE))[0]),
+        "lstm": (_seeded(data.lstm), data.series(effort.rows(SMALL))),
+        "transformer": (_seeded(data.transformer), data.words(effort.rows(SMALL))),
+    }
+    options = {"batch_size": PREDICT_BATCH_SIZE, "verbose": 0}
+    with spark() as session:
+        for name, (model, x) in models.items():
+            spark_model = SparkModel(model, num_workers=WORKERS, batch_size=PREDICT_BATCH_SIZE)
+            calls = {
+                name: lambda x=x, scorer=spark_model: scorer.predict(x),
+                f"{name}_openvino": lambda x=x, scorer=spark_model: scorer.predict(x, backend="openvino"),
+                f"{name}_jax": lambda x=x, scorer=spark_model: scorer.predict(x, backend="jax"),
+            }
+            if name == "mlp":
+                calls["keras_mlp"] = lambda x=x, model=model: model.predict(x, **options)
+            samples |= _alternately(calls, effort)
+        for shape, (model, x, columns) in _frames(effort).items():
+            frame = _cached(session, x, columns, WORKERS)
+            given = {"featuresCol": columns, "outputCol": "output", "inferenceBatchSize": PREDICT_BATCH_SIZE}
+            scorer = KerasTransformer(model=model, backend="openvino", predictionCol="", probabilityCol="", **given)
+            calls = {
+                f"keras_{shape}": lambda model=model, x=x: model.predict(x, **options),
+                shape: lambda frame=frame, scorer=scorer: _exhaust(scorer.transform(frame).select("output")),
+            }
+            samples |= _alternately(calls, effort)
+            frame.unpersist()
+    return samples
+
+
+def _alternately(calls: dict[str, Callable[[], Any]], effort: Effort) -> Samples:
+    """The times of calls that take turns, after each has warmed up."""
+    for call in calls.values():
+        timed(call, max(1, effort.warmup // 6))
+    passes = max(2, effort.epochs // 3)
+    return alternate(effort.turns, **{name: lambda call=call: timed(call, passes) for name, call in calls.items()})
+
+
 def _elephas_missing() -> str | None:
     return None if ELEPHAS_PYTHON.exists() else "the environment of Elephas is missing: run benchmarks/elephas_env.sh"
 

@@ -115,6 +115,24 @@ def transformer() -> Any:
     return _compiled(Model(words, layers.Dense(10, "softmax", name="topic")(pooled), name="transformer"))
 
 
+def lstm(width: int = 8, steps: int = 60) -> Any:
+    """A recurrent layer of 64 units over rows of `series`."""
+    from keras import Input, Sequential, layers
+
+    shape = Input((steps, width))
+    return _compiled(Sequential([shape, layers.LSTM(64, name="recurrent"), layers.Dense(10, "softmax")], name="lstm"))
+
+
+def series(rows: int, width: int = 8, steps: int = 60, seed: int = 0) -> NDArray[np.float32]:
+    """Random series, shape (rows, steps, width)."""
+    return np.random.default_rng(seed).normal(size=(rows, steps, width)).astype(np.float32)
+
+
+def words(rows: int, seed: int = 0) -> NDArray[np.int32]:
+    """Random sequences of words, shape (rows, `LENGTH`)."""
+    return np.random.default_rng(seed).integers(WORDS, size=(rows, LENGTH), dtype=np.int32)
+
+
 def small_mlp() -> Any:
     """64-64-10, for `small_digits`."""
     from keras import Input, Sequential, layers

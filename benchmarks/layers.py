@@ -1,8 +1,8 @@
-"""Which layers of Keras each backend scores as TensorFlow does, and how fast: the table of docs/scoring-backends.md.
+"""Which layers of Keras each backend scores as TensorFlow does, and how fast: the page docs/scoring-layers.md.
 
 ::
 
-    python benchmarks/layers.py [NAME ...]    # all layers and models, or these; writes benchmarks/results/layers.md
+    python benchmarks/layers.py [NAME ...]    # all layers and models, or these; writes docs/scoring-layers.md
 
 Each layer is the middle of a small model. A backend is *equal* if its predictions are those of TensorFlow on this machine
 (to 1e-5 of the largest one), *slower* if it takes more than 1.2 times as long, and *refused* if `predict` would refuse it.
@@ -35,9 +35,19 @@ from sparkkeras.worker.device import worker_environment
 from sparkkeras.worker.other_backend import OtherBackend
 
 BACKENDS = ("openvino", "jax", "torch")
-RESULTS = Path(__file__).parent / "results" / "layers.md"
+PAGE = Path(__file__).parent.parent / "docs" / "scoring-layers.md"
 ROWS, TURNS = 64, 5
 SLOWER = 1.2
+
+HEAD = f"""# Layers by backend
+
+What `predict(backend=...)` does with a small model around each layer of Keras, and with models of `keras.applications`, if
+the driver uses TensorFlow. *Equal*: the predictions are the same to 1e-5 of the largest one. *Slower*: also, but it takes
+more than {SLOWER} times as long. The number is the time divided by that of TensorFlow, for {ROWS} rows on one core: it says
+little about large models. *Refused*: [`predict` raises an error](scoring-backends.md#the-check).
+
+"""
+"""The beginning of the page."""
 
 VECTOR, SERIES, IMAGE, VIDEO = (12,), (10, 6), (16, 16, 3), (6, 6, 6, 2)
 STACK = (4, 8, 8, 2)
@@ -252,7 +262,7 @@ def main(chosen: list[str]) -> None:
     if not chosen:
         head = ["layer or model", "OpenVINO", "JAX", "PyTorch"]
         lines = [head, ["---"] * len(head), *rows]
-        RESULTS.write_text("".join(f"| {' | '.join(cells)} |\n" for cells in lines))
+        PAGE.write_text(HEAD + "".join(f"| {' | '.join(cells)} |\n" for cells in lines))
 
 
 if __name__ == "__main__":

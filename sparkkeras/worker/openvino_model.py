@@ -1,7 +1,7 @@
 """Predictions with OpenVINO: the model as OpenVINO's own, in float32, with as many threads as the task has cores.
 
 Keras's backend leaves both to OpenVINO, which takes all cores, and on some processors computes in bfloat16. It predicts
-where the model cannot be exported: Keras's export takes one input, and loses the number of rows of some layers, such as LSTM.
+where the model cannot be exported: Keras can export one input, and it loses the number of rows of some layers, as of LSTM.
 """
 
 from __future__ import annotations
