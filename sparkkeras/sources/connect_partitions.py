@@ -103,13 +103,13 @@ class ConnectPartitions:
 
     def run(self, call: Call, partitions: Sequence[int] | None = None) -> list[Any]:
         """See `Partitions.run`: tasks of other partitions end at once."""
-        how = self.cluster.how
-        return self.cluster.collect(results_of(self.frame, self.read, CapturesErrors(call), partitions, **how))
+        options = self.cluster.task_options
+        return self.cluster.collect(results_of(self.frame, self.read, CapturesErrors(call), partitions, **options))
 
     def reduce(self, call: Call, merging: Merging[Any]) -> list[Any]:
         """See `Partitions.reduce`: each group of the shuffle has one piece of all results."""
         keyed = KeyedPieces(CapturesErrors(call), merging, PIECE_BYTES)
-        pieces = results_of(self.frame, self.read, keyed, keys=("piece",), **self.cluster.how)
+        pieces = results_of(self.frame, self.read, keyed, keys=("piece",), **self.cluster.task_options)
         # A lambda, since Spark inspects the arguments and type hints of the function.
         return self.cluster.collect(pieces.groupBy("piece").applyInArrow(lambda table: _merge_piece(merging, table), RESULT))
 
@@ -121,7 +121,7 @@ class ConnectPartitions:
 
     def run_ranks(self, call: Call, together: bool) -> list[Any]:
         """See `RddPartitions.run_ranks`."""
-        return self.cluster.collect(results_of(self.frame, self.read, call, barrier=together, **self.cluster.how))
+        return self.cluster.collect(results_of(self.frame, self.read, call, barrier=together, **self.cluster.task_options))
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
         """See `RemoteCluster.share`."""

@@ -126,7 +126,7 @@ class RemoteCluster:
         return 1 if self._resources is None or self.is_local else self._resources.slots_per_task(self.settings)
 
     @property
-    def how(self) -> dict[str, Any]:
+    def task_options(self) -> dict[str, Any]:
         """The arguments of ``mapInArrow`` for training tasks. Spark assigns no resources in local mode."""
         return {} if self._resources is None or self.is_local else {"profile": self._resources.profile()}
 
