@@ -45,14 +45,14 @@ def equip(owner: Any, find: Callable[[], list[dict[str, Any]]], send: Callable[[
         lock = _locks.setdefault(owner, threading.Lock())
         cloudpickle.register_pickle_by_value(probe)  # never undone, as another thread may be probing
     with lock:
-        if owner not in equipped:
-            found = find()
-            check_workers(found, backend)
-            ours = probe.package_digest(PACKAGE)
-            if any(worker["package"] != ours for worker in found):
-                send()
-            equipped[owner] = found
-    check_workers(equipped[owner], backend)
+        found = equipped[owner] if owner in equipped else find()
+        check_workers(found, backend)
+        if owner in equipped:
+            return
+        ours = probe.package_digest(PACKAGE)
+        if any(worker["package"] != ours for worker in found):
+            send()
+        equipped[owner] = found
 
 
 def check_workers(found: Iterable[Mapping[str, Any]], backend: str) -> None:

@@ -201,11 +201,11 @@ def test_gpus_have_to_be_assigned_by_spark():
             check_gpus(settings(spark_master=master), 2, gpus)
 
 
-def test_slots_are_checked_if_they_are_those_of_the_ranks():
+def test_more_ranks_than_slots_are_an_error():
     cluster = SimpleNamespace(slots=2, is_local=True, is_driver_here=True)
-    check_slots(cluster, settings(spark_task_resource_gpu_amount="4"), 3, 1)
+    check_slots(cluster, settings(), 2)
     with pytest.raises(ConfigurationError, match=r"2 slots \(master 'yarn'\)"):
-        check_slots(cluster, settings(spark_master="yarn"), 3, 1)
+        check_slots(cluster, settings(spark_master="yarn"), 3)
 
 
 def test_workers_of_a_connect_server_on_this_machine_use_the_loopback():
