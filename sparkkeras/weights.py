@@ -7,6 +7,7 @@ no meaning, so an average takes the maximum.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,14 @@ class Flat:
     def nbytes(self) -> int:
         """The size in bytes."""
         return int(self.vector.nbytes) + sum(int(each.nbytes) for each in self.integer_variables)
+
+    @property
+    def checksum(self) -> int:
+        """A CRC-32 of all values."""
+        found = zlib.crc32(self.vector.tobytes())
+        for each in self.integer_variables:
+            found = zlib.crc32(each.tobytes(), found)
+        return found
 
     def split(self, count: int) -> list[Flat]:
         """Split the vector into ``count`` chunks; the first one has the integer variables."""

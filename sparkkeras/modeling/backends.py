@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras.weights import Array
+from sparkkeras.weights import Array, Flat
 
 
 def compiles_operations() -> bool:
@@ -59,10 +60,18 @@ def assign_all(variables: Sequence[Any], values: Sequence[Array]) -> None:
             tf.raw_ops.AssignVariableOp(resource=resource.handle, value=tf.constant(value))  # the array might be shared
 
 
-def weights_changed(model: Any) -> None:
-    """Have OpenVINO compile a model again, with its new weights: they are constants in what Keras compiles."""
-    if keras.backend.backend() == "openvino":
+def forget_compiled(model: Any, weights: Flat) -> None:
+    """Have OpenVINO compile a model again if its weights are others: they are constants in what Keras compiles."""
+    if keras.backend.backend() != "openvino":
+        return
+    checksum = weights.checksum
+    if _compiled_with.get(model) != checksum:
         model.ov_compiled_model = None
+        _compiled_with[model] = checksum
+
+
+_compiled_with: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""The checksum of the weights that each model was compiled with."""
 
 
 def seed(number: int) -> None:

@@ -148,7 +148,7 @@ def take_optimizer(model: keras.Model) -> Flat:
 def put_weights(weights: Flat, model: keras.Model) -> None:
     """Copy weights into a model with the same variable shapes and dtypes."""
     _put(weights, weight_variables(model))
-    backends.weights_changed(model)
+    backends.forget_compiled(model, weights)
 
 
 def advanced(

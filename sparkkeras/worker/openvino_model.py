@@ -1,14 +1,12 @@
 """Predictions with OpenVINO: the model as OpenVINO's own, in float32, with as many threads as the task has cores.
 
 Keras's backend leaves both to OpenVINO, which takes all cores, and on some processors computes in bfloat16. It predicts
-where the model cannot be exported: Keras can export one input, and it loses the number of rows of some layers, as of LSTM.
+where the model cannot be exported: in layers such as LSTM and Flatten, Keras exports the number of rows as a constant.
 """
 
 from __future__ import annotations
 
-import functools
 import tempfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +56,7 @@ def to_predict(model: keras.Model, cores: int) -> Any:
     inputs = getattr(model, "inputs", None) or ()
     if not inputs or any(None in each.shape[1:] for each in inputs) or fixed_batch_size(model) is not None:
         return model
-    weights = model_state.take_weights(model)
-    checksum = functools.reduce(lambda before, each: zlib.crc32(each.tobytes(), before), weights.integer_variables, 0)
-    key = id(model), zlib.crc32(weights.vector.data, checksum), cores
+    key = id(model), model_state.take_weights(model).checksum, cores
     if key not in _exported:
         while len(_exported) >= _MOST:
             del _exported[next(iter(_exported))]
@@ -69,10 +65,20 @@ def to_predict(model: keras.Model, cores: int) -> Any:
 
 
 def _compiled(model: keras.Model, cores: int) -> Any:
+    """The compiled model; ``None`` if the export has made the number of rows that it tried a part of the model."""
     import openvino
 
+    if len(model.inputs) > 1:  # Keras exports several inputs only from a dict
+        names = [f"{number:04}" for number in range(len(model.inputs))]
+        given = [
+            keras.Input(batch_shape=each.shape, dtype=each.dtype, name=name)
+            for name, each in zip(names, model.inputs, strict=True)
+        ]
+        outputs = model(keras.tree.pack_sequence_as(model.input, given))
+        model = keras.Model(dict(zip(names, given, strict=True)), outputs)
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = str(Path(folder) / "model.xml")
         model.export(path, format="openvino", verbose=False)
         settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": cores, "ENABLE_MMAP": False}
-        return openvino.Core().compile_model(path, "CPU", settings)
+        compiled: Any = openvino.Core().compile_model(path, "CPU", settings)
+    return None if any(each.partial_shape[0].is_static for each in compiled.outputs) else compiled
