@@ -18,7 +18,7 @@ from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
 from sparkkeras.sources.frame import Loaders, check_positions
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
 from sparkkeras.worker.batches import Transform
-from sparkkeras.worker.device import Environment
+from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -77,7 +77,7 @@ class _CheckedFunction:
     function: Callable[..., Column]
     read: ArgumentsToBlocks
     session: SparkSession | None
-    environment: Environment
+    environment: Environment = worker_environment
 
     def __repr__(self) -> str:
         inputs = ", ".join(spec.name for spec in self.read.reader.schema.inputs)
