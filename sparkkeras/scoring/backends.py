@@ -88,7 +88,8 @@ def check_backend(
     if find_spec(other) is None:
         raise ClusterError(f"backend={other!r} needs {other} on this machine and on Spark's workers: pip install {other}.")
     schema = schema_of(model)
-    rows = _random(schema, fixed_batch_size(model) or ROWS) if block is None or not block.rows else block[:ROWS]
+    count = fixed_batch_size(model) or ROWS
+    rows = _random(schema, count) if block is None or not block.rows else block[:count]
     if rows is not None:
         expected, found = _both(model, archive, state, other, schema, rows)
         _compare(model, other, expected, found)
@@ -110,9 +111,9 @@ def _random(schema: Schema, count: int) -> Block | None:
         arrays.append(
             values.astype(schema.floatx) if spec.floating and spec.indices is None else (values * 2).astype("int32")
         )
-    return (
-        Block(Form(Structure() if len(arrays) == 1 else Structure.several(len(arrays))), tuple(arrays)) if arrays else None
-    )
+    if not arrays:
+        return None
+    return Block(Form(Structure() if len(arrays) == 1 else Structure.several(len(arrays))), tuple(arrays))
 
 
 def _both(
@@ -150,8 +151,10 @@ def _compare(model: keras.Model, other: str, expected: list[Any], found: list[An
     for one, another in zip(expected, found, strict=True):
         there, wanted = np.asarray(another, "float64"), np.asarray(one, "float64")
         scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=np.finfo("float32").tiny))
-        if not np.allclose(there, wanted, rtol=0, atol=SAME * scale, equal_nan=True):
-            most = float(max(most, np.abs(there - wanted).max() / scale))  # NaN, if only one of them has NaN
+        if there.shape != wanted.shape:
+            most = np.inf
+        elif not np.allclose(there, wanted, rtol=0, atol=SAME * scale, equal_nan=True):
+            most = float(np.maximum(most, np.abs(there - wanted).max() / scale))  # NaN, if only one of them has NaN
     if most == 0:
         return
     text = (

@@ -105,6 +105,16 @@ class OfBackend(keras.layers.Layer):
         return inputs * (2 if keras.backend.backend() == "jax" else 1)
 
 
+class Narrow(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs[:, 1:] if keras.backend.backend() == "jax" else inputs
+
+
+class Broken(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs / (inputs - inputs) if keras.backend.backend() == "jax" else inputs
+
+
 class Nearly(keras.layers.Layer):
     def call(self, inputs):
         return inputs * (1.0001 if keras.backend.backend() == "jax" else 1)
@@ -112,7 +122,12 @@ class Nearly(keras.layers.Layer):
 
 @pytest.mark.parametrize(
     ("layer", "words"),
-    [(OfTensorFlow, r"backend='jax'.*OfTensorFlow.call"), (OfBackend, r"backend='jax' differ .* by up to 1 ")],
+    [
+        (OfTensorFlow, r"backend='jax'.*OfTensorFlow.call"),
+        (OfBackend, r"backend='jax' differ .* by up to 1 "),
+        (Narrow, "by up to inf"),
+        (Broken, "by up to nan"),
+    ],
 )
 def test_a_backend_that_cannot_predict_the_same_is_an_error_before_a_job(layer, words, sc):
     model = keras.Sequential([keras.Input((5,)), layer()])
