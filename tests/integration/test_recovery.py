@@ -122,7 +122,6 @@ class Idle(Kill):
     ("executor", "epoch", "batch", "shuffle"),
     [
         *(long(executor, epoch, batch, True) for executor in (False, True) for epoch, batch in ((0, 0), (2, 7))),
-        (True, 1, 3, True),
         (True, 1, 3, "global"),
     ],
 )
