@@ -1,23 +1,7 @@
 """The exceptions that sparkkeras raises.
 
-::
-
-    SparkKerasError
-    ├── ConfigurationError (ValueError)          an argument is out of range or conflicts with another one
-    │   └── UnknownArgumentError (TypeError)     the called function does not take this argument
-    ├── ModelError (ValueError)                  the model cannot be trained, serialized or loaded
-    │   └── CustomObjectError                    custom code of the model would be lost or load as something else
-    ├── DataError (ValueError)                   rows are missing, ragged, not finite, or do not fit the model
-    ├── DivergenceError (ArithmeticError)        a weight or a loss became NaN or infinite
-    ├── ClusterError (RuntimeError)              Spark is stopped, or its workers lack a requirement
-    │   ├── DriverConnectionError                workers cannot reach a server on the driver, or it rejects their requests
-    │   └── WorkerError                          a task failed on a worker; has the worker's traceback
-    │       └── WorkerTimeoutError (TimeoutError)  a run of a function exceeded its timeout
-    ├── TrainingInterruptedError (RuntimeError)  the process was asked to end (SIGTERM), and a checkpoint was written
-    ├── SearchError (RuntimeError)               a hyper-parameter search found no model
-    └── StorageError (OSError)                   a path cannot be read or written
-
-Every message says what was received, what was expected, and how to fix it.
+Every message says what was received, what was expected, and how to fix it. docs/troubleshooting.md has a section for each
+class, which begins with its docstring.
 """
 
 from __future__ import annotations
@@ -34,43 +18,43 @@ P = ParamSpec("P")
 
 
 class SparkKerasError(Exception):
-    """The base class of all errors that sparkkeras raises."""
+    """The base class; it is not raised itself."""
 
 
 class ConfigurationError(SparkKerasError, ValueError):
-    """An argument is out of range, unknown, or conflicts with another one."""
+    """An argument is out of range, or does not fit another argument or the cluster."""
 
 
 class UnknownArgumentError(ConfigurationError, TypeError):
-    """The called function does not take this argument."""
+    """The function has no argument of this name."""
 
 
 class ModelError(SparkKerasError, ValueError):
-    """The model cannot be trained, sent to workers, or loaded."""
+    """The model cannot be trained, sent to the workers, or loaded."""
 
 
 class CustomObjectError(ModelError):
-    """Custom code of the model would be lost, or load as something else."""
+    """Custom code of the model would be lost when it is sent to the workers, or load there as something else."""
 
 
 class DataError(SparkKerasError, ValueError):
-    """The data is empty, ragged, not finite, or does not fit the model."""
+    """The rows are missing, of different lengths, not finite, of an unsupported type, or do not fit the model."""
 
 
 class DivergenceError(SparkKerasError, ArithmeticError):
-    """Training produced a weight or a loss that is NaN or infinite."""
+    """A loss or a weight became NaN or infinite."""
 
 
 class ClusterError(SparkKerasError, RuntimeError):
-    """Spark is not running, or its workers lack a requirement, such as a Python module."""
+    """Spark is stopped, or its workers lack something that they need, such as Keras."""
 
 
 class DriverConnectionError(ClusterError):
-    """Workers cannot reach the server on the driver (parameter server or search), or it rejects their requests."""
+    """Workers cannot reach a server on the driver, or it rejects their calls."""
 
 
 class WorkerError(ClusterError):
-    """A task failed on a worker.
+    """A task failed as often as Spark tries it.
 
     Attributes:
         worker_traceback: The Python traceback of the worker; empty if Spark reports none.
@@ -82,11 +66,11 @@ class WorkerError(ClusterError):
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """The ranks of a `SparkRunner` did not end within the timeout."""
+    """The ranks of a `SparkRunner` did not end within ``timeout``, and were terminated."""
 
 
 class TrainingInterruptedError(SparkKerasError, RuntimeError):
-    """The process was asked to end (SIGTERM) during training with checkpoints; the message says how to resume."""
+    """The process received a SIGTERM during training with checkpoints; a checkpoint was written."""
 
 
 class SearchError(SparkKerasError, RuntimeError):
@@ -94,7 +78,7 @@ class SearchError(SparkKerasError, RuntimeError):
 
 
 class StorageError(SparkKerasError, OSError):
-    """A path cannot be read or written."""
+    """A path cannot be read or written, or a disk is full."""
 
 
 READER_NOTE = "Raised by the reader of worker "

@@ -1,10 +1,8 @@
-"""The exception classes match the tree in the module docstring, and errors of Spark are translated."""
+"""The exception classes, parts of messages, warnings, and errors of Spark, which are translated."""
 
-import builtins
 import contextlib
 import inspect
 import pickle
-import re
 from functools import partial
 
 import pytest
@@ -15,27 +13,6 @@ from sparkkeras.spark import job_errors
 from sparkkeras.spark.job_errors import translated
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)}
-
-
-def documented_tree():
-    """The tree in the docstring, as {name: (parent, standard parent or None)}."""
-    tree = {}
-    above = []
-    for line in errors.__doc__.splitlines():
-        found = re.match(r"^(    )(?P<lead>[│├└─ ]*)(?P<name>\w+Error)(?: \((?P<standard>\w+)\))?", line)
-        if found is None:
-            continue
-        depth = len(found["lead"]) // 4
-        above[depth:] = [found["name"]]
-        tree[found["name"]] = (above[depth - 1] if depth else None, found["standard"])
-    return tree
-
-
-def test_the_docstring_has_all_classes_with_their_parents():
-    assert set(documented_tree()) == set(CLASSES)
-    for name, (parent, standard) in documented_tree().items():
-        assert CLASSES[parent] in CLASSES[name].__bases__ if parent else CLASSES[name] is SparkKerasError
-        assert standard is None or issubclass(CLASSES[name], getattr(builtins, standard))
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
