@@ -46,6 +46,9 @@ the driver uses TensorFlow. *Equal*: the predictions are the same to 1e-5 of the
 more than {SLOWER} times as long. The number is the time divided by that of TensorFlow, for {ROWS} rows on one core: it says
 little about large models. *Refused*: [`predict` raises an error](scoring-backends.md#the-check).
 
+Layers of strings (`StringLookup`, `TextVectorization`, `HashedCrossing`) need TensorFlow, and wrappers of code for one
+backend (`TorchModuleWrapper`, `JaxLayer`, `FlaxLayer`, `TFSMLayer`) that backend.
+
 """
 """The beginning of the page."""
 
@@ -114,8 +117,6 @@ ONE_INPUT: dict[str, tuple[tuple[int, ...], Callable[[], Any]]] = {
     "Permute": (SERIES, lambda: L.Permute((2, 1))),
     "RMSNormalization": (VECTOR, lambda: L.RMSNormalization()),
     "RNN": (SERIES, lambda: L.RNN(L.StackedRNNCells([L.GRUCell(4), L.LSTMCell(3)]))),
-    "RandomFlip": (IMAGE, lambda: L.RandomFlip()),
-    "RandomRotation": (IMAGE, lambda: L.RandomRotation(0.1)),
     "ReLU": (VECTOR, lambda: L.ReLU()),
     "RepeatVector": (VECTOR, lambda: L.RepeatVector(3)),
     "Rescaling": (IMAGE, lambda: L.Rescaling(1 / 255)),
@@ -141,6 +142,37 @@ ONE_INPUT: dict[str, tuple[tuple[int, ...], Callable[[], Any]]] = {
     "ZeroPadding3D": (VIDEO, lambda: L.ZeroPadding3D()),
 }
 """The shape of the rows, and the layer."""
+
+AUGMENTATIONS: dict[str, tuple[Any, ...]] = {
+    "AugMix": (),
+    "AutoContrast": (),
+    "ContrastLimitedAdaptiveHistogramEqualization": (),
+    "CutMix": (),
+    "Equalization": (),
+    "MixUp": (),
+    "RandAugment": (),
+    "RandomBrightness": (0.1,),
+    "RandomColorDegeneration": (0.1,),
+    "RandomColorJitter": (),
+    "RandomContrast": (0.1,),
+    "RandomCrop": (8, 8),
+    "RandomElasticTransform": (),
+    "RandomErasing": (),
+    "RandomFlip": (),
+    "RandomGaussianBlur": (),
+    "RandomGrayscale": (),
+    "RandomHue": (0.1,),
+    "RandomInvert": (),
+    "RandomPerspective": (),
+    "RandomPosterization": (0.5,),
+    "RandomRotation": (0.1,),
+    "RandomSaturation": (0.1,),
+    "RandomSharpness": (0.1,),
+    "RandomShear": (),
+    "RandomTranslation": (0.1, 0.1),
+    "RandomZoom": (0.1,),
+}
+"""The arguments of layers that augment images, most of which do nothing in predictions."""
 
 OF_INDICES: dict[str, Callable[[], Any]] = {
     "CategoryEncoding": lambda: L.CategoryEncoding(num_tokens=4),
@@ -187,6 +219,12 @@ def models() -> Iterator[tuple[str, keras.Model, tuple[np.ndarray, ...]]]:
     for name, (shape, made) in ONE_INPUT.items():
         inputs = keras.Input(shape)
         yield name, keras.Model(inputs, made()(inputs)), (random.random((ROWS, *shape), "float32"),)
+    for name, given in AUGMENTATIONS.items():
+        try:
+            inputs = keras.Input(IMAGE)
+            yield name, keras.Model(inputs, getattr(L, name)(*given)(inputs)), (random.random((ROWS, *IMAGE), "float32"),)
+        except (TypeError, ValueError) as error:
+            sys.stderr.write(f"{name}: {error}\n")
     for name, made in OF_INDICES.items():
         inputs = keras.Input((6,), dtype="int32")
         yield name, keras.Model(inputs, made()(inputs)), (random.integers(0, 4, (ROWS, 6), "int32"),)

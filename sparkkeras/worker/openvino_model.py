@@ -39,15 +39,17 @@ class OpenVinoModel:
 
     def predict_on_batch(self, x: Any) -> Any:
         """The predictions for a batch; see `keras.Model.predict_on_batch`."""
+        inputs = keras.tree.flatten(x)
         if self._compiled is not None:
             try:
-                found = list(self._compiled(keras.tree.flatten(x)).to_tuple())
+                found = list(self._compiled(inputs).to_tuple())
             except RuntimeError:
-                self._compiled = None
-            else:
+                found = []
+            if found and all(len(each) == len(inputs[0]) for each in found):
                 if self._structure is not None:
                     return self._structure.build(found)
                 return found[0] if len(found) == 1 else found
+            self._compiled = None
         return self._model.predict_on_batch(x)
 
 
