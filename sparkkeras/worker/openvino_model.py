@@ -14,7 +14,7 @@ import keras
 
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
-from sparkkeras.modeling.schema import output_structure
+from sparkkeras.modeling.schema import input_structure, input_tensors, output_structure, pack_inputs
 
 _MOST = 4
 _exported: dict[tuple[int, int, int], OpenVinoModel] = {}
@@ -31,7 +31,7 @@ class OpenVinoModel:
 
     def __init__(self, model: keras.Model, cores: int) -> None:
         self._model = model  # also so that no other one gets its identity
-        self._structure = output_structure(model)
+        self._inputs, self._outputs = input_structure(model), output_structure(model)
         try:
             self._compiled = _compiled(model, cores)
         except Exception:  # of many kinds
@@ -39,15 +39,15 @@ class OpenVinoModel:
 
     def predict_on_batch(self, x: Any) -> Any:
         """The predictions for a batch; see `keras.Model.predict_on_batch`."""
-        inputs = keras.tree.flatten(x)
+        inputs = keras.tree.flatten(x) if self._inputs is None else self._inputs.flatten(x)
         if self._compiled is not None:
             try:
                 found = list(self._compiled(inputs).to_tuple())
             except RuntimeError:
                 found = []
             if found and all(len(each) == len(inputs[0]) for each in found):
-                if self._structure is not None:
-                    return self._structure.build(found)
+                if self._outputs is not None:
+                    return self._outputs.build(found)
                 return found[0] if len(found) == 1 else found
             self._compiled = None
         return self._model.predict_on_batch(x)
@@ -70,17 +70,15 @@ def _compiled(model: keras.Model, cores: int) -> Any:
     """The compiled model; ``None`` if the export has made the number of rows that it tried a part of the model."""
     import openvino
 
-    if len(model.inputs) > 1:  # Keras exports several inputs only from a dict
-        names = [f"{number:04}" for number in range(len(model.inputs))]
-        given = [
-            keras.Input(batch_shape=each.shape, dtype=each.dtype, name=name)
-            for name, each in zip(names, model.inputs, strict=True)
-        ]
-        outputs = model(keras.tree.pack_sequence_as(model.input, given))
-        model = keras.Model(dict(zip(names, given, strict=True)), outputs)
+    # Keras exports several inputs only from a dict, and calls a model without saying that it does not train.
+    inputs = {
+        f"{number:04}": keras.Input(batch_shape=each.shape, dtype=each.dtype, name=f"{number:04}")
+        for number, each in enumerate(input_tensors(model))
+    }
+    exported = keras.Model(inputs, model(pack_inputs(model, list(inputs.values())), training=False))
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = str(Path(folder) / "model.xml")
-        model.export(path, format="openvino", verbose=False)
+        exported.export(path, format="openvino", verbose=False)
         settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": cores, "ENABLE_MMAP": False}
         compiled: Any = openvino.Core().compile_model(path, "CPU", settings)
     return None if any(each.partial_shape[0].is_static for each in compiled.outputs) else compiled
