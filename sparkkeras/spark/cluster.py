@@ -73,6 +73,7 @@ class Cluster:
 
     is_driver_here = True
     backend = None
+    _resources: TaskResources | None = None
 
     def __init__(
         self,

@@ -81,6 +81,7 @@ class RemoteCluster:
     max_result_bytes = RESULT_BYTES
     result_limit = f"With Spark Connect, {RESULT_BYTES / 1e6:.0f} MB is the limit"
     is_driver_here = False
+    _resources: TaskResources | None = None
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ def test_more_workers_than_the_cores_of_a_local_master_allow_give_a_warning(sc, 
 
 
 def test_members_of_an_ensemble_take_turns_on_the_cores_of_a_local_master(sc, tmp_path):
-    ensemble = SparkEnsemble([regression(seed=seed) for seed in range(3)], cores_per_worker=2)
+    ensemble = SparkEnsemble([regression(seed=seed) for seed in range(3)], voting="average", cores_per_worker=2)
     ensemble.fit(X, Y, verbose=0, worker_callbacks=[Noted(tmp_path)])
     found = sorted(noted(tmp_path), key=lambda each: each["began"])
     assert [each["size"] for each in found] == [["2", ""]] * 3
@@ -173,7 +173,7 @@ def main(kind, folder, discovery):
     if kind == "classic":
         fit(to_simple_rdd(spark.sparkContext, X, Y, num_slices=4).filter(bool), folder, cores_per_worker=2)
         assert sizes(folder) == (one_gpu, 4)
-        ensemble = SparkEnsemble([regression(seed=seed) for seed in range(3)], cores_per_worker=2)
+        ensemble = SparkEnsemble([regression(seed=seed) for seed in range(3)], voting="average", cores_per_worker=2)
         ensemble.fit(X, Y, verbose=0, worker_callbacks=[Noted(folder)])
         assert {cores for cores, _ in sizes(folder)[0]} == {"2"}
         with pytest.raises(ConfigurationError, match="5 CPU cores: no executor"):

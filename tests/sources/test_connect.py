@@ -54,7 +54,7 @@ def cluster(monkeypatch):
     monkeypatch.setattr(RemoteCluster, "collect", lambda cluster, frame: [])
     made = RemoteCluster.__new__(RemoteCluster)
     made.session, made.carried_environment, made.task_cores, made.is_lost = Session(), {}, 1, False
-    made.backend, made._resources = None, None
+    made.backend = None
     return made
 
 

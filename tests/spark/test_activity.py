@@ -55,12 +55,12 @@ def test_tasks_that_take_long_are_counted(sc, monkeypatch):
     recorded = RecordedEvents()
 
     def sleeps(number):
-        time.sleep(0.3)
+        time.sleep(0.5)
         return number
 
     with watching_spark(Events([recorded])):
-        sc.parallelize(range(4), 4).map(sleeps).collect()
-    assert any(0 < event.done < event.total == 4 for event in recorded.of(SparkTasks))
+        sc.parallelize(range(8), 8).map(sleeps).collect()
+    assert any(0 < event.done < event.total == 8 for event in recorded.of(SparkTasks))
 
 
 def test_a_stopped_context_ends_the_watch(sc, monkeypatch):

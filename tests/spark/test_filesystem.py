@@ -50,7 +50,7 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch, error, o
     if overwrite:
         path.write_bytes(b"old")
     monkeypatch.setattr(filesystem.os, "fsync", Mock(side_effect=error))
-    expected, words = (StorageError, r"model\.keras': No space left") if error is FULL else (KeyboardInterrupt, "")
+    expected, words = (StorageError, r"model\.keras': No space left") if error is FULL else (KeyboardInterrupt, None)
     with pytest.raises(expected, match=words):
         write_bytes(str(path), b"new", overwrite)
     assert names(tmp_path) == (["model.keras"] if overwrite else [])

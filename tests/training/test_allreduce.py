@@ -184,7 +184,7 @@ def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
 class Busy:
     """A cluster of 4 slots, 3 of which another job uses."""
 
-    is_local, slots, free_slots = True, 4, 1
+    is_local, slots, free_slots, slots_per_task = True, 4, 1, 1
 
 
 def test_training_waits_for_slots_that_are_not_free():
@@ -280,7 +280,7 @@ CONTINUED = {
     "from the last epoch": ([[*ONE, KILLED], [KILLED], TWO], {}, [(0, 0, 2), (1, 0, 2), (1, 0, 2)], "epoch 2 .* SIGKILL"),
     "without a reply": ([[*ONE, UNREACHED], TWO], {}, [(0, 0, 2), (1, 0, 2)], "epoch 2 .*received no reply"),
     "with fewer slots": (
-        [[*ONE, KILLED], [*ONE, KILLED], ONE], {"slots": (2, 1, 2)}, [(0, 0, 2), (1, 0, 1), (2, 0, 2)], "restart 2"
+        [[*ONE, KILLED], [*ONE, KILLED], ONE], {"slots": (2, 1, 2)}, [(0, 0, 2), (1, 0, 1), (2, 0, 2)], "restart [12]"
     ),
     "from the last round": (
         [[*ONE, KILLED], ONE * 3], {"epochs": 2, "recorder": InRounds}, [(0, 0, 2), (0, 1, 2)], "after 1 batch"

@@ -99,15 +99,15 @@ DAMAGES = {
     "zeros": (lambda data: b"\0" * 2000, r"not a \.keras archive"),
     "truncated": (lambda data: data[: len(data) * 6 // 10], "damaged"),
     "flipped": (lambda data: flipped(data, len(data) // 2), "damaged.*'model.weights.h5'"),
-    "another version": (lambda data: flipped(data, entry(data) + 6), ""),
-    "another method": (lambda data: flipped(data, entry(data) + 10), ""),
-    "another place": (lambda data: flipped(data, entry(data) + 42), ""),
+    "another version": (lambda data: flipped(data, entry(data) + 6), None),
+    "another method": (lambda data: flipped(data, entry(data) + 10), None),
+    "another place": (lambda data: flipped(data, entry(data) + 42), None),
     "no configuration": (lambda data: with_member(data, "config.json", None), "no config.json"),
     "no weights": (lambda data: with_member(data, "model.weights.h5", None), "cannot be loaded"),
     "later": (lambda data: with_member(data, "sparkkeras.json", b'{"format": 999}'), "later version"),
     "other settings": (lambda data: with_member(data, "sparkkeras.json", b"{no json"), "damaged"),
     "other state": (lambda data: with_member(data, "sparkkeras.npz", b"no arrays"), "damaged"),
-    "a pickle": (lambda data: with_member(data, "sparkkeras.npz", pickled()), ""),
+    "a pickle": (lambda data: with_member(data, "sparkkeras.npz", pickled()), None),
 }
 
 

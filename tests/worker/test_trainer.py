@@ -489,7 +489,8 @@ def test_rows_of_two_ranks_are_predicted_in_one_process():
     model(X)
     mine = Model(model)
     for x in (X, X[:, None], X):
-        mine.predicts_as_keras(x, [from_arrays(x, None, None)])
+        predicted = mine.predictor(BatchOptions(BATCH)).predict(from_arrays(x, None, None))
+        np.testing.assert_allclose(predicted, model.predict_on_batch(X).reshape(predicted.shape), rtol=1e-5)
 
 
 def test_rows_are_reported_while_a_block_is_evaluated_or_predicted(linear, monkeypatch):
