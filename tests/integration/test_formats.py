@@ -20,6 +20,7 @@ from keras import layers
 from PIL import Image
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -41,6 +42,12 @@ from sparkkeras.formats.records import framed
 from sparkkeras.formats.tfrecord_source import read_batches
 from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
 from tests.processes import interrupted_when
+
+
+@pytest.fixture
+def spark(sc):
+    return SparkSession(sc)
+
 
 # Text
 
