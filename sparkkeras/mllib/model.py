@@ -20,6 +20,7 @@ from sparkkeras.mllib.conversions import (
 )
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.parameter.exchange import ParameterServerStats
+from sparkkeras.scoring.backends import Backend
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark_model import SparkModel, load_saved, save_as
@@ -140,6 +141,7 @@ class SparkMLlibModel:
         verbose: Verbose = 0,
         transform: Transform | AsInFit | None = AS_IN_FIT,
         on_invalid: OnInvalid | AsInFit | None = AS_IN_FIT,
+        backend: Backend | None = None,
     ) -> Any:
         """Compute the loss and metrics over all LabeledPoints, like ``keras.Model.evaluate``.
 
@@ -154,6 +156,7 @@ class SparkMLlibModel:
                 so, unless this is ``None``.
             on_invalid: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
                 ``AS_IN_FIT``: as in `SparkModel.evaluate`.
+            backend: The Keras backend that scores; see `SparkModel.predict`.
 
         Returns:
             A list of values, or a single value if there is only the loss; a dict with ``return_dict=True``.
@@ -169,6 +172,7 @@ class SparkMLlibModel:
             verbose=verbose,
             transform=transform,
             on_invalid=on_invalid,
+            backend=backend,
         )
 
     @known_arguments
@@ -180,6 +184,7 @@ class SparkMLlibModel:
         verbose: Verbose = 0,
         transform: Transform | AsInFit | None = AS_IN_FIT,
         on_invalid: OnInvalidToPredict | AsInFit | None = AS_IN_FIT,
+        backend: Backend | None = None,
     ) -> Any:
         """Predict for MLlib data; the result has the same form as the data.
 
@@ -194,6 +199,7 @@ class SparkMLlibModel:
             transform: ``transform(x, None) -> x``, applied to each batch on the workers; as in `evaluate`.
             on_invalid: ``"error"`` raises for NaN and infinite values; ``"allow"`` predicts for them. ``AS_IN_FIT``: as in
                 `SparkModel.predict`.
+            backend: The Keras backend that scores; see `SparkModel.predict`.
 
         Returns:
             For a Matrix a DenseMatrix, shape (samples, units); for a Vector a DenseVector, shape (units,); for an RDD a
@@ -212,6 +218,7 @@ class SparkMLlibModel:
             "verbose": verbose,
             "transform": transform,
             "on_invalid": on_invalid,
+            "backend": backend,
         }
         if kind == "rdd":
             return self.spark_model.predict(data.map(features_of), collect=False, **arguments).map(to_vector)
