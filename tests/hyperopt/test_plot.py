@@ -68,7 +68,7 @@ def test_charts_show_values_of_the_space_and_short_names():
         assert trial.params["mean"] == pytest.approx(mine.params["mean"])
         assert trial.params["optimizer"] == mine.params["optimizer"]["kind"]
         assert "a name that is too long for an axis" not in trial.params
-    assert any("a name that … for an axis" in trial.params for trial in drawn.trials)
+    assert any("a name that …for an axis" in trial.params for trial in drawn.trials)
 
 
 def test_figures_style_and_backend_of_the_user_do_not_change(tmp_path, monkeypatch):

@@ -112,7 +112,7 @@ class Narrow(keras.layers.Layer):
 
 class Broken(keras.layers.Layer):
     def call(self, inputs):
-        return inputs / (inputs - inputs) if keras.backend.backend() == "jax" else inputs
+        return (inputs - inputs) / (inputs - inputs) if keras.backend.backend() == "jax" else inputs
 
 
 class Nearly(keras.layers.Layer):
