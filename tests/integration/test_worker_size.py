@@ -126,8 +126,14 @@ FOUR_CORES = "local-cluster[2,4,1024]"
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["classic", pytest.param("connect", marks=[pytest.mark.soak, pytest.mark.connect])])
+def test_a_size_that_no_executor_has_is_an_error(sc):
+    with pytest.raises(ConfigurationError, match="2 CPU cores: no executor"):
+        SparkModel(regression(), cores_per_worker=2).fit(X, Y, verbose=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["classic", pytest.param("connect", marks=pytest.mark.connect)])
 def test_a_worker_on_a_cluster_has_cores_and_gpus_by_a_resource_profile(kind, tmp_path):
     discovery, notes = tmp_path / "gpus", tmp_path / "notes"
     discovery.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0", "1"]}'\n""")
@@ -139,7 +145,7 @@ def test_a_worker_on_a_cluster_has_cores_and_gpus_by_a_resource_profile(kind, tm
         env=clean_environment() | {"PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
