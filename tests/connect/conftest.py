@@ -75,8 +75,8 @@ def persistent():
 
 
 def stored(local_dir):
-    """The folders with stored rows below a folder. Files of the session are there as well, until it ends."""
-    return [path for path in local_dir.rglob("sparkkeras-*") if path.is_dir()]
+    """The folders with stored rows below a folder. Files of the session, and what JAX compiled, are there until it ends."""
+    return [path for path in local_dir.rglob("sparkkeras-*") if path.is_dir() and path.name != "sparkkeras-jax"]
 
 
 @pytest.fixture(scope="session")
