@@ -29,10 +29,10 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring.backends import ALIKE, SAME
-from sparkkeras.scoring.tasks import PredictTask
 from sparkkeras.worker.batches import BatchOptions
 from sparkkeras.worker.device import worker_environment
 from sparkkeras.worker.other_backend import OtherBackend
+from sparkkeras.worker.predictor import PredictTask
 
 BACKENDS = ("openvino", "jax", "torch")
 PAGE = Path(__file__).parent.parent / "docs" / "scoring-layers.md"

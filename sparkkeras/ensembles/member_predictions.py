@@ -20,12 +20,11 @@ from sparkkeras.modeling.own_methods import check_can_predict
 from sparkkeras.modeling.schema import as_built, input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring import inference
-from sparkkeras.scoring.tasks import PredictTask
 from sparkkeras.sources.source import Source
 from sparkkeras.weights import Array
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, pieces_of, transformed
-from sparkkeras.worker.predictor import join_predictions
+from sparkkeras.worker.predictor import PredictTask, join_predictions
 
 
 @contextmanager

@@ -21,10 +21,10 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.schema import input_structure, schema_of
 from sparkkeras.modeling.state import ModelWeights
-from sparkkeras.scoring.tasks import PredictTask
 from sparkkeras.worker.batches import BatchOptions
 from sparkkeras.worker.device import Environment, worker_environment
 from sparkkeras.worker.other_backend import OtherBackend
+from sparkkeras.worker.predictor import PredictTask
 
 Backend = Literal["tensorflow", "jax", "torch", "openvino"]
 """The backends that can score."""

@@ -36,13 +36,12 @@ from sparkkeras.progress.renderer import Progress
 from sparkkeras.progress.status_line import format_logs
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.scoring.backends import check_backend, environment_of
-from sparkkeras.scoring.tasks import PredictTask, pairs
 from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.source import Source, as_keyed_source, as_source
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.live_progress import live_progress
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
-from sparkkeras.worker.predictor import join_predictions
+from sparkkeras.worker.predictor import PredictTask, join_predictions, pairs
 from sparkkeras.worker.trainer import LocalTrainer
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 
 from sparkkeras.data.block import HELD_BYTES, Block, BlockSpec, changed
-from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import state as model_state
@@ -153,6 +154,44 @@ class Predictor:
             model_state.reseed(self._model, (self._context.worker,))
             self._predicts = device.to_predict(self._model, self._context.cores)
             self._spec = spec
+
+
+@dataclass(frozen=True)
+class PredictTask:
+    """Yields predictions in the structure of the model's outputs, many rows at a time, or single rows if ``rows`` is set.
+
+    If ``keyed`` is set, it takes pairs of keys and blocks, and yields predictions as pairs with their keys.
+    """
+
+    archive: Shared[ModelArchive]
+    state: Shared[ModelWeights]
+    options: Shared[BatchOptions]
+    schema: Schema
+    rows: bool = False
+    keyed: bool = False
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[Any]:
+        """Yield the predictions."""
+        predictor = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context)
+        if self.keyed:
+            with_keys = predictor.of_each(blocks)
+            return (pair for part in with_keys for pair in pairs(*part)) if self.rows else with_keys
+        parts = predictor.in_parts(blocks)
+        return (row for part in parts for row in _rows(part)) if self.rows else parts
+
+
+def pairs(keys: Sequence[Any], predicted: Any) -> Iterator[tuple[Any, Any]]:
+    """Pairs of a key and the prediction of its row."""
+    rows = (tuple(row) if isinstance(row, list) else row for row in _rows(predicted))
+    return zip(keys, rows, strict=True)
+
+
+def _rows(predicted: Any) -> Iterator[Any]:
+    import keras
+
+    leaves = keras.tree.flatten(predicted)
+    for row in range(len(leaves[0])):
+        yield keras.tree.pack_sequence_as(predicted, [leaf[row] for leaf in leaves])
 
 
 def join_predictions(parts: Sequence[Any]) -> Any:
