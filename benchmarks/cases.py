@@ -195,7 +195,7 @@ def accuracy(effort: Effort) -> Samples:
     Metric("predict 8,000 x 60 x 8, LSTM, OpenVINO, against TensorFlow on the workers", "lstm_openvino", "lstm", 0.5),
     Metric("the same, JAX", "lstm_jax", "lstm"),
     Metric(
-        "predict 8,000 x 64 words, transformer, OpenVINO, against TensorFlow on the workers",
+        "predict 1,000 x 64 words, transformer, OpenVINO, against TensorFlow on the workers",
         "transformer_openvino",
         "transformer",
         0.5,
@@ -217,7 +217,7 @@ def scoring(effort: Effort) -> Samples:
     models = {
         "mlp": (_seeded(data.mlp), data.vectors(effort.rows(LARGE))[0]),
         "lstm": (_seeded(data.lstm), data.series(effort.rows(SMALL))),
-        "transformer": (_seeded(data.transformer), data.words(effort.rows(SMALL))),
+        "transformer": (_seeded(data.transformer), data.words(effort.rows(SMALL) // 8)),
     }
     options = {"batch_size": PREDICT_BATCH_SIZE, "verbose": 0}
     with spark() as session:
@@ -248,7 +248,7 @@ def _alternately(calls: dict[str, Callable[[], Any]], effort: Effort) -> Samples
     """The times of calls that take turns, after each has warmed up."""
     for call in calls.values():
         timed(call, max(1, effort.warmup // 6))
-    passes = max(2, effort.epochs // 3)
+    passes = max(1, effort.epochs // 6)
     return alternate(effort.turns, **{name: lambda call=call: timed(call, passes) for name, call in calls.items()})
 
 
