@@ -79,6 +79,11 @@ def _compiled(model: keras.Model, cores: int) -> Any:
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = str(Path(folder) / "model.xml")
         exported.export(path, format="openvino", verbose=False)
-        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": cores, "ENABLE_MMAP": False}
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": cores,
+            "ENABLE_CPU_PINNING": False,  # else the workers of a machine would all use its first cores
+            "ENABLE_MMAP": False,
+        }
         compiled: Any = openvino.Core().compile_model(path, "CPU", settings)
     return None if any(each.partial_shape[0].is_static for each in compiled.outputs) else compiled
