@@ -154,7 +154,7 @@ class Cluster:
         """
         if cores is None and gpus is None:
             return self
-        resources = TaskResources.of(self, cores, gpus, unit)
+        resources = TaskResources.of(self.settings, self.slots if self.is_local else None, cores, gpus, unit)
         if not self.is_local:
             resources.slots(self.context)  # raises ConfigurationError if no executor has room for one
         return Cluster(self.context, self._of_environment, resources)

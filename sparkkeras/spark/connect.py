@@ -158,7 +158,9 @@ class RemoteCluster:
         """See `Cluster.with_task`. Spark finds out in the first job whether an executor has room for such a task."""
         if cores is None and gpus is None:
             return self
-        return RemoteCluster(self.session, self._of_environment, TaskResources.of(self, cores, gpus, unit))
+        local_slots = self.slots if self.is_local else None
+        resources = TaskResources.of(self.settings, local_slots, cores, gpus, unit)
+        return RemoteCluster(self.session, self._of_environment, resources)
 
     def forking(self) -> RemoteCluster:
         """This cluster: its workers fork no processes."""

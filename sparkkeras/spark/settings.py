@@ -75,20 +75,6 @@ AS_CONFIGURED = WorkerSize()
 """Those of a task, as Spark is configured."""
 
 
-class Sized(Protocol):
-    """A cluster whose tasks have the size for which Spark is configured."""
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of Spark."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """The number of tasks that can run at the same time."""
-        ...
-
-
 @dataclass(frozen=True)
 class TaskResources:
     """The resources of each task of a job.
@@ -102,13 +88,21 @@ class TaskResources:
     gpus: float | None = None
 
     @classmethod
-    def of(cls, cluster: Sized, cores: int | None, gpus: int | None, unit: str) -> TaskResources:
+    def of(
+        cls, settings: Settings, local_slots: int | None, cores: int | None, gpus: int | None, unit: str
+    ) -> TaskResources:
         """Those of a task with so many CPU cores and GPUs; ``None``: as Spark is configured. See `Cluster.with_task`.
+
+        Args:
+            settings: The settings of Spark.
+            local_slots: The slots of a local master; ``None``: the master is another one.
+            cores: The CPU cores.
+            gpus: The GPUs.
+            unit: See `Cluster.with_task`.
 
         Raises:
             ConfigurationError: Spark cannot give a task as many, or allocates executors dynamically.
         """
-        settings = cluster.settings
         of_task, master = task_cores(settings), settings.get("spark.master", "") or ""
         cores = of_task if cores is None else cores
         if cores < of_task:
@@ -116,13 +110,13 @@ class TaskResources:
                 f"cores_per_{unit}={cores}, and each task of this Spark has {of_task} (spark.task.cpus): a {unit} has at "
                 "least these."
             )
-        if is_local(master):
+        if local_slots is not None:
             if gpus is not None:
                 raise ConfigurationError(
                     f"gpus_per_{unit}={gpus}: Spark assigns GPUs on standalone clusters, YARN and Kubernetes, and not with "
                     f"the master {master!r}, where every {unit} sees all GPUs: omit it, and use num_workers=1."
                 )
-            if cores > (most := cluster.slots * of_task):
+            if cores > (most := local_slots * of_task):
                 raise ConfigurationError(f"cores_per_{unit}={cores}, but the master {master!r} has {counted(most, 'core')}.")
             return cls(cores)
         if settings.get("spark.dynamicAllocation.enabled", "false") == "true":

@@ -26,6 +26,7 @@ from sparkkeras.scoring import backends
 from sparkkeras.worker import other_backend
 from sparkkeras.worker.device import worker_environment
 from sparkkeras.worker.other_backend import run_in_child
+from tests.conftest import long
 from tests.models import classifier
 
 X = np.random.default_rng(0).random((200, 5)).astype("float32")
@@ -125,7 +126,7 @@ class Nearly(keras.layers.Layer):
     [
         (OfTensorFlow, r"backend='jax'.*OfTensorFlow.call"),
         (OfBackend, r"backend='jax' differ .* by up to 1 "),
-        (Narrow, "by up to inf"),
+        long(Narrow, "by up to inf"),
         (Broken, "by up to nan"),
     ],
 )
