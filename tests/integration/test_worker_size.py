@@ -182,7 +182,7 @@ def main(kind, folder, discovery):
         ensemble = SparkEnsemble([regression(seed=seed) for seed in range(3)], voting="average", cores_per_worker=2)
         ensemble.fit(X, Y, verbose=0, worker_callbacks=[Noted(folder)])
         assert {cores for cores, _ in sizes(folder)[0]} == {"2"}
-        with pytest.raises(ConfigurationError, match="5 CPU cores: no executor"):
+        with pytest.raises(ConfigurationError, match="5 CPU cores and 1 GPU: no executor"):
             fit((X, Y), folder, cores_per_worker=5)
         ranks = SparkRunner(2, use_gpu=True, gpus_per_worker=2, verbose=0)
         assert ranks.run(os.environ.get, "CUDA_VISIBLE_DEVICES") == ["0,1"] * 2
