@@ -27,6 +27,7 @@ from sparkkeras.formats.sequences import PadSequences as PadSequences
 from sparkkeras.formats.tfrecord_source import TFRecordDataSource as TFRecordDataSource
 from sparkkeras.formats.tfrecords import load_tfrecords as load_tfrecords
 from sparkkeras.formats.tfrecords import save_as_tfrecords as save_as_tfrecords
+from sparkkeras.keyed.keyed_model import KeyedModel as KeyedModel
 from sparkkeras.loading import load_spark_model as load_spark_model
 from sparkkeras.ml.image_featurizer import ImageFeaturizer as ImageFeaturizer
 from sparkkeras.mllib.conversions import from_labeled_point as from_labeled_point

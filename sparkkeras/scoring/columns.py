@@ -40,7 +40,7 @@ from sparkkeras.worker.predictor import Predictor
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql._typing import UserDefinedFunctionLike
 
 BATCH_SIZE = 1024
@@ -106,10 +106,13 @@ class Scorer:
         """
         if len(self.outputs) > 1:
             _check_fields(self.outputs)
-        task = ScoreTask(
-            cluster.keep(self.archive), cluster.keep(self.state), cluster.keep(self.options), read, self.outputs
-        )
-        return column_function(OverColumns(Deferred(task, cluster.carried_environment, cluster.backend)), self.type_name)
+        deferred = Deferred(self.task(cluster, read), cluster.carried_environment, cluster.backend)
+        return column_function(OverColumns(deferred), self.type_name)
+
+    def task(self, cluster: AnyCluster, read: Selection | ArgumentsToBlocks) -> ScoreTask:
+        """What the workers run."""
+        keep = cluster.keep
+        return ScoreTask(keep(self.archive), keep(self.state), keep(self.options), read, self.outputs)
 
     @property
     def type_name(self) -> str:
@@ -187,7 +190,11 @@ def _spread(predicted: Any, good: Array) -> Array:
 
 
 def with_predictions(
-    frame: DataFrame, scorer: Scorer, selection: Selection, output_col: str | Sequence[str] | Mapping[str, str]
+    frame: DataFrame,
+    scorer: Scorer,
+    selection: Selection,
+    output_col: str | Sequence[str] | Mapping[str, str],
+    before: Sequence[Column] = (),
 ) -> DataFrame:
     """Add a model's predictions to a DataFrame as columns, which Spark computes lazily.
 
@@ -199,6 +206,7 @@ def with_predictions(
             null for them, and ``"drop"`` drops all rows without a prediction.
         output_col: The new column; for several outputs a list of names, or a dict of them by output. With one name for
             several outputs, the columns are called ``{output_col}_{output}``.
+        before: Columns that the scorer's task takes before those of the inputs.
 
     Raises:
         ConfigurationError: An output column already exists, or ``output_col`` names an unknown output.
@@ -209,7 +217,7 @@ def with_predictions(
     function = replace(scorer, outputs=numbered).function(cluster, selection)
     # Spark may compute a deterministic column each time a query uses it: in a filter, and again in the result.
     with cluster.training_workers():
-        predicted = function.asNondeterministic()(*selection.columns(frame))
+        predicted = function.asNondeterministic()(*before, *selection.columns(frame))
     if len(names) == 1:
         scored = frame.withColumn(names[0], predicted)
     else:

@@ -135,6 +135,11 @@ class Cluster:
         """How many tasks of the size for which Spark is configured each task takes the place of."""
         return 1 if self._resources is None or self.is_local else self._resources.slots_per_task(self.settings)
 
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """The arguments of ``DataFrame.mapInArrow`` for training tasks; see `with_resources`."""
+        return {} if self._resources is None or self.is_local else {"profile": self._resources.profile()}
+
     def with_resources(self, rdd: RDD[R]) -> RDD[R]:
         """The RDD, whose tasks get the resources of training tasks. Spark assigns none in local mode."""
         if self._resources is None or self.is_local:

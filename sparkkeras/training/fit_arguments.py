@@ -3,6 +3,7 @@
 Signatures, docstrings, the params of Spark ML, what a checkpoint compares and what a `Monitor` shows follow from them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeAlias, TypedDict, cast, get_args
@@ -22,6 +23,7 @@ from sparkkeras.events import EventListener
 from sparkkeras.parameter.rules import UpdateRule, as_rule
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ParameterServerOptions
 from sparkkeras.scoring.inference import Verbose
+from sparkkeras.sources.column_names import column_names
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks
 from sparkkeras.worker.batches import Transform
@@ -153,6 +155,10 @@ class ResourceArguments(TypedDict, total=False):
     ]
 
 
+class WorkerArguments(ObjectArguments, ResourceArguments):
+    """Those of a `KeyedModel`."""
+
+
 class SettingArguments(ObjectArguments, ResourceArguments, total=False):
     """The others of a `SparkModel`."""
 
@@ -227,8 +233,8 @@ class ModelSettings(ModeArguments, SettingArguments):
     """Those of a `SparkModel`."""
 
 
-class TrainingArguments(TypedDict, total=False):
-    """Those of everything that trains."""
+class EpochArguments(TypedDict, total=False):
+    """Those of everything that trains, also a model for each key."""
 
     epochs: Annotated[
         int,
@@ -246,6 +252,29 @@ class TrainingArguments(TypedDict, total=False):
             """0: silent; 1: a progress line; 2: one line per epoch; ``"auto"``: 1.""",
         ),
     ]
+    validation_freq: Annotated[
+        int, Argument(1, arguments.integer, """The number of epochs between two validations.""", is_setting=True)
+    ]
+    validation_batch_size: Annotated[
+        int | None,
+        Argument(None, arguments.optional_integer, """Rows in each batch of validation; ``None``: ``batch_size``."""),
+    ]
+    transform: Annotated[
+        Transform | None,
+        Argument(
+            None,
+            arguments.function,
+            """``transform(x, y) -> (x, y)``, which the workers apply to each batch. Data without labels has ``None`` as
+            ``y``. To check the result, the driver also calls it before the job starts: with the first batch of arrays, or
+            with one row of zeros for a DataFrame or an RDD. If it fails on zeros, the first rows on the workers are
+            checked instead.""",
+        ),
+    ]
+
+
+class TrainingArguments(EpochArguments, total=False):
+    """Those of everything that trains."""
+
     validation_split: Annotated[
         float,
         Argument(
@@ -255,13 +284,6 @@ class TrainingArguments(TypedDict, total=False):
             each partition of an RDD or a DataFrame; with ``shuffle="global"`` random ones. No worker trains on them.""",
             is_setting=True,
         ),
-    ]
-    validation_freq: Annotated[
-        int, Argument(1, arguments.integer, """The number of epochs between two validations.""", is_setting=True)
-    ]
-    validation_batch_size: Annotated[
-        int | None,
-        Argument(None, arguments.optional_integer, """Rows in each batch of validation; ``None``: ``batch_size``."""),
     ]
     shuffle: Annotated[
         Shuffle,
@@ -293,17 +315,6 @@ class TrainingArguments(TypedDict, total=False):
             all rows. Required if ``data`` is a function whose batches have no end, such as those of ``dataset.repeat()``
             or of a generator with ``while True``.""",
             is_setting=True,
-        ),
-    ]
-    transform: Annotated[
-        Transform | None,
-        Argument(
-            None,
-            arguments.function,
-            """``transform(x, y) -> (x, y)``, which the workers apply to each batch. Data without labels has ``None`` as
-            ``y``. To check the result, the driver also calls it before the job starts: with the first batch of arrays, or
-            with one row of zeros for a DataFrame or an RDD. If it fails on zeros, the first rows on the workers are
-            checked instead.""",
         ),
     ]
     worker_callbacks: Annotated[
@@ -339,21 +350,13 @@ class TrainingArguments(TypedDict, total=False):
     ]
 
 
-class BatchArguments(TypedDict, total=False):
-    """Those of rows and batches, but for Spark ML."""
+class RowArguments(TypedDict, total=False):
+    """How rows are read and become batches."""
 
     batch_size: Annotated[
         int | None,
         Argument(
             None, arguments.optional_integer, """Rows in each batch of a worker; ``None``: those of the constructor."""
-        ),
-    ]
-    validation_data: Annotated[
-        Any,
-        Argument(
-            None,
-            arguments.anything,
-            """A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to validate on.""",
         ),
     ]
     on_invalid: Annotated[
@@ -363,6 +366,19 @@ class BatchArguments(TypedDict, total=False):
             partial(arguments.one_of, known=get_args(OnInvalid)),
             """How to handle rows with nulls, NaN or infinite values: ``"error"`` raises, ``"drop"`` drops them,
             ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.""",
+        ),
+    ]
+
+
+class BatchArguments(RowArguments, total=False):
+    """Those of rows and batches, but for Spark ML."""
+
+    validation_data: Annotated[
+        Any,
+        Argument(
+            None,
+            arguments.anything,
+            """A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to validate on.""",
         ),
     ]
 
@@ -389,18 +405,9 @@ class ModelArguments(TypedDict, total=False):
     ]
 
 
-class ColumnArguments(TypedDict, total=False):
-    """Those of columns and of arrays."""
+class InputArguments(TypedDict, total=False):
+    """What a model is trained on."""
 
-    validation_col: Annotated[
-        str | None,
-        Argument(
-            None,
-            arguments.anything,
-            """A boolean or numeric column of the DataFrame; rows where it is true or not 0 are used for validation and not
-            for training.""",
-        ),
-    ]
     sample_weight: Annotated[
         Any,
         Argument(
@@ -427,6 +434,20 @@ class ColumnArguments(TypedDict, total=False):
             arguments.anything,
             """The label columns, in the same form by output. ``None``: the column ``label``, or columns with the names of
             the outputs.""",
+        ),
+    ]
+
+
+class ColumnArguments(InputArguments, total=False):
+    """Those of columns and of arrays."""
+
+    validation_col: Annotated[
+        str | None,
+        Argument(
+            None,
+            arguments.anything,
+            """A boolean or numeric column of the DataFrame; rows where it is true or not 0 are used for validation and not
+            for training.""",
         ),
     ]
 
@@ -463,5 +484,67 @@ class EnsembleArguments(TrainingArguments, BatchArguments, ColumnArguments, Load
             arguments.listeners,
             """A `Monitor`, or other objects with a method ``on_event`` (see `sparkkeras.events`), which gets each member
             when it is trained. Each trains in a Spark job of its own then.""",
+        ),
+    ]
+
+
+def _names(name: str, value: Any) -> list[str]:
+    return [] if value is None else list(column_names(name, [value] if isinstance(value, str) else value))
+
+
+class KeyedArguments(EpochArguments, RowArguments, InputArguments, LoaderArguments, total=False):
+    """Those of `KeyedModel.fit`."""
+
+    order_by: Annotated[
+        str | Sequence[str] | None,
+        Argument(
+            None,
+            _names,
+            """The column, or columns, by which the rows of each key are ordered before training. ``None``: by a hash of
+            their values, so that the order is the same each time.""",
+        ),
+    ]
+    validation_split: Annotated[
+        float,
+        Argument(
+            0.0,
+            arguments.fraction,
+            """The fraction of the rows of each key to validate on, in [0, 1): the last ones in the order of ``order_by``,
+            which is required then. The model does not train on them.""",
+        ),
+    ]
+    shuffle: Annotated[
+        bool,
+        Argument(
+            True,
+            arguments.flag,
+            """Whether the rows of each key are shuffled before each epoch, with ``seed``. ``False`` keeps their order.""",
+        ),
+    ]
+    class_weight: Annotated[
+        Mapping[int, float] | None,
+        Argument(
+            None,
+            arguments.class_weight,
+            """A weight for each class, as in ``keras.Model.fit``. Cannot be combined with sample weights.""",
+        ),
+    ]
+    callbacks: Annotated[
+        Callbacks | None,
+        Argument(
+            None,
+            as_callbacks,
+            """Keras callbacks. Each key has new copies, which run on its worker: ``EarlyStopping`` stops only its model.""",
+        ),
+    ]
+    save_to: Annotated[
+        str | os.PathLike[str] | None,
+        Argument(
+            None,
+            arguments.optional(arguments.path),
+            """A folder for the table of models, to which Spark writes while it trains. The same call goes on where a
+            training that was interrupted has stopped, and a call with other rows trains only the keys that have changed.
+            With Spark Connect, it is a path of the server. ``None``: the executors keep the models until the session
+            ends.""",
         ),
     ]

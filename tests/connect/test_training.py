@@ -3,16 +3,17 @@
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sparkkeras import DataError, SparkModel, to_data_frame
+from sparkkeras import DataError, KeyedModel, SparkModel, to_data_frame
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.sources.source import as_source
 from tests.conftest import long
 from tests.connect import cases
 from tests.connect.conftest import persistent, stored
-from tests.models import same
+from tests.models import regression, same
 from tests.sources.conformance import PARTS, DatasetConformance, numbered_block
 
 
@@ -104,3 +105,23 @@ class TestDatasets(DatasetConformance):
     def test_tasks_cannot_reach_the_driver(self, dataset):
         with dataset.stored() as stored:
             assert not stored.is_driver_here
+
+
+def test_a_model_for_each_key(spark, tmp_path):
+    draw = np.random.default_rng(0)
+    found = [(key, *draw.random(2).tolist()) for key in range(3) for _ in range(20)]
+    frame = spark.createDataFrame(found, "store int, x double, y double").repartition(3)
+    keyed = KeyedModel(regression(1), "store", seed=1)
+    metrics = keyed.fit(frame, features="x", label="y", epochs=2, verbose=0, save_to=str(tmp_path / "models"))
+    found = [(row.store, row.rows, row.error) for row in metrics.orderBy("store").collect()]
+    assert found == [(key, 20, None) for key in range(3)]
+    kept = KeyedModel(regression(1), "store", seed=1)
+    kept.fit(frame, features="x", label="y", epochs=2, verbose=0)
+    for key in range(3):
+        model = keyed.models[key]
+        for weight, other in zip(model.get_weights(), kept.models[key].get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, other)
+        rows = [row for row in kept.predict(frame).collect() if row.store == key]
+        expected = model.predict(np.array([[row.x] for row in rows]), verbose=0)[:, 0]
+        np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-5)
+    assert keyed.evaluate(frame).where("loss > 0 AND rows = 20").count() == 3

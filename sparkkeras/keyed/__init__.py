@@ -1,0 +1,1 @@
+"""A model for each key of a DataFrame: training, scoring, and the table of models."""

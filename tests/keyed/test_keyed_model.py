@@ -1,0 +1,344 @@
+"""A model for each key: the same as separate Keras fits, whatever else happens to other keys."""
+
+import datetime
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import functions
+
+from sparkkeras import ConfigurationError, DataError, KeyedModel, ModelError, StorageError, WorkerError
+from sparkkeras.keyed.rows import deal
+from sparkkeras.keyed.tasks import dump_weights, load_weights
+from sparkkeras.weights import Layout
+from tests.models import regression
+
+COUNTS = {"a": 70, "b": 33, "c": 5}
+
+
+def rows(counts, seed=0):
+    """Rows ``(store, day, x, y)``, in which y depends on x in another way for each store."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for number, (store, count) in enumerate(counts.items()):
+        x = draw.random((count, 3)).astype("float32")
+        y = x @ np.array([number + 1, -number, 2]) + number
+        days = enumerate(zip(x.tolist(), y.tolist(), strict=True))
+        found += [(store, day, features, label) for day, (features, label) in days]
+    return found
+
+
+def frame_of(spark, found):
+    frame = spark.createDataFrame(found, "store string, day int, x array<float>, y double")
+    return frame.orderBy(functions.rand(1))
+
+
+@pytest.fixture
+def stores(spark):
+    return frame_of(spark, rows(COUNTS))
+
+
+FIT = {"features": "x", "label": "y", "order_by": "day", "epochs": 3, "verbose": 0}
+
+
+def separately(counts, **options):
+    """A Keras model for each store, each trained from the same weights."""
+    models = {}
+    for store in counts:
+        model = regression()
+        mine = [row for row in rows(counts) if row[0] == store]
+        x, y = np.array([row[2] for row in mine], "float32"), np.array([row[3] for row in mine], "float32")
+        model.fit(x, y, epochs=3, shuffle=False, verbose=0, **options)
+        models[store] = model
+    return models
+
+
+def weights(model):
+    return np.concatenate([np.ravel(each) for each in model.get_weights()])
+
+
+def by_store(frame):
+    return {row.store: row for row in frame.collect()}
+
+
+@pytest.mark.core
+def test_each_model_is_that_of_a_separate_fit(stores):
+    keyed = KeyedModel(regression(), "store")
+    metrics = by_store(keyed.fit(stores, shuffle=False, **FIT))
+    expected = separately(COUNTS)
+    assert set(keyed.models) == set(COUNTS)
+    assert len(keyed.models) == 3
+    for store, model in expected.items():
+        np.testing.assert_allclose(weights(keyed.models[store]), weights(model), rtol=1e-5, atol=1e-6)
+        assert metrics[store].loss == pytest.approx(model.history.history["loss"][-1], rel=1e-5)
+        assert (metrics[store].rows, metrics[store].epochs, metrics[store].error) == (COUNTS[store], 3, None)
+
+
+@pytest.mark.core
+def test_rows_get_the_predictions_of_their_model(stores):
+    keyed = KeyedModel(regression(), "store")
+    keyed.fit(stores, shuffle=False, **FIT)
+    expected = separately(COUNTS)
+    scored = keyed.predict(stores.withColumn("kept", functions.col("day") * 2)).collect()
+    assert len(scored) == sum(COUNTS.values())
+    for store, model in expected.items():
+        mine = [row for row in scored if row.store == store]
+        assert len(mine) == COUNTS[store]
+        assert all(row.kept == 2 * row.day for row in mine)
+        predicted = model.predict(np.array([row.x for row in mine], "float32"), verbose=0)
+        np.testing.assert_allclose([row.prediction for row in mine], predicted[:, 0], rtol=1e-4, atol=1e-5)
+    evaluated = by_store(keyed.evaluate(stores))
+    for store, model in expected.items():
+        mine = [row for row in scored if row.store == store]
+        loss = model.evaluate(np.array([row.x for row in mine]), np.array([row.y for row in mine]), verbose=0)
+        assert evaluated[store].loss == pytest.approx(loss, rel=1e-4)
+        assert evaluated[store].rows == COUNTS[store]
+
+
+def test_validation_takes_the_last_rows_in_order(stores):
+    keyed = KeyedModel(regression(metrics=["mae"]), "store")
+    metrics = by_store(keyed.fit(stores, shuffle=False, validation_split=0.2, **FIT))
+    model = separately(COUNTS, validation_split=0.2)["a"]
+    np.testing.assert_allclose(weights(keyed.models["a"]), weights(model), rtol=1e-5, atol=1e-6)
+    assert metrics["a"].val_loss == pytest.approx(model.history.history["val_loss"][-1], rel=1e-5)
+    assert set(metrics["a"].logs) == {"loss", "mae", "val_loss", "val_mae"}
+
+
+def test_a_seed_gives_the_same_models_in_whatever_order_rows_arrive(spark):
+    found = rows(COUNTS)
+    first, second = (KeyedModel(regression(), "store", seed=3) for _ in range(2))
+    given = {**FIT, "order_by": None}
+    first.fit(frame_of(spark, found), **given)
+    second.fit(frame_of(spark, found[::-1]).repartition(5), **given)
+    other = KeyedModel(regression(), "store", seed=4)
+    other.fit(frame_of(spark, found), **given)
+    for store in COUNTS:
+        np.testing.assert_array_equal(weights(first.models[store]), weights(second.models[store]))
+    assert not np.array_equal(weights(first.models["a"]), weights(other.models["a"]))
+
+
+class StopAtTwo(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == 1
+
+
+def test_each_key_has_its_own_callbacks(stores):
+    keyed = KeyedModel(regression(), "store")
+    stopping = keras.callbacks.EarlyStopping("loss", min_delta=100, patience=0)
+    assert {row.epochs for row in keyed.fit(stores, callbacks=stopping, **{**FIT, "epochs": 5}).collect()} == {2}
+    assert {row.epochs for row in keyed.fit(stores, callbacks=[StopAtTwo()], **{**FIT, "epochs": 5}).collect()} == {2}
+
+
+def test_a_key_that_fails_does_not_stop_the_others(spark):
+    found = rows(COUNTS)
+    found += [("nan", 0, [1.0, float("nan"), 0.0], 1.0), ("one", 0, [0.0] * 3, 1.0)]
+    found += [("large", day, [1e30] * 3, 1e30) for day in range(2)]
+    frame = frame_of(spark, found)
+    keyed = KeyedModel(regression(), "store")
+    with pytest.warns(UserWarning, match="3 of 6 keys"):
+        metrics = by_store(keyed.fit(frame, validation_split=0.4, **FIT))
+    assert "not finite" in metrics["nan"].error or "NaN" in metrics["nan"].error
+    assert "clipnorm" in metrics["large"].error
+    assert "validation_split" in metrics["one"].error
+    assert metrics["a"].error is None
+    assert set(keyed.models) == set(COUNTS)
+    with pytest.raises(ModelError, match="clipnorm"):
+        keyed.models["large"]
+    scored = keyed.predict(frame.where("store != 'nan'")).groupBy("store").agg(functions.count("prediction").alias("n"))
+    assert {row.store: row.n for row in scored.collect()} == {**COUNTS, "large": 0, "one": 0}
+    errors = by_store(keyed.evaluate(frame.where("store != 'nan'")))
+    assert "no model" in errors["one"].error
+    assert errors["a"].error is None
+
+
+def test_training_that_fails_for_all_keys_raises_an_error(spark):
+    frame = frame_of(spark, [("a", 0, [1e30] * 3, 1e30), ("b", 0, [1e30] * 3, 1e30)])
+    with pytest.raises(WorkerError, match="all 2 keys.*clipnorm"):
+        KeyedModel(regression(), "store").fit(frame, **FIT)
+
+
+def test_keys_without_a_model_get_null_or_a_default(stores, spark):
+    keyed, common = KeyedModel(regression(), "store"), regression(seed=5)
+    keyed.fit(stores, **FIT)
+    others = frame_of(spark, rows({"a": 2, "z": 4}))
+    assert [row.prediction is None for row in keyed.predict(others).orderBy("store").collect()] == [False] * 2 + [True] * 4
+    scored = [row for row in keyed.transform(others, default=common).collect() if row.store == "z"]
+    expected = common.predict(np.array([row.x for row in scored], "float32"), verbose=0)
+    np.testing.assert_allclose([row.prediction for row in scored], expected[:, 0], rtol=1e-5)
+    assert by_store(keyed.evaluate(others, default=common))["z"].error is None
+    with pytest.raises(ModelError, match="default"):
+        keyed.predict(others, default=regression(width=4))
+
+
+def test_another_fit_trains_only_keys_that_have_changed(stores, spark):
+    model = regression()
+    keyed = KeyedModel(model, "store")
+    keyed.fit(stores, **FIT)
+    before = {row.store: row.fit for row in keyed._table.collect()}
+    changed = rows({**COUNTS, "d": 4})
+    changed[70] = (*changed[70][:3], 5.0)  # a row of b
+    keyed.fit(frame_of(spark, changed), **FIT)
+    after = {row.store: row.fit for row in keyed._table.collect()}
+    assert {store for store in after if after[store] != before.get(store)} == {"b", "d"}
+    fresh = KeyedModel(model, "store")
+    fresh.fit(frame_of(spark, changed), **FIT)
+    for store in after:
+        np.testing.assert_array_equal(weights(keyed.models[store]), weights(fresh.models[store]))
+    keyed.fit(frame_of(spark, changed), **{**FIT, "epochs": 4})
+    assert {row.epochs for row in keyed.metrics.collect()} == {4}
+
+
+@pytest.mark.parametrize("kind", ["save", "save_to"])
+def test_the_table_of_models_can_be_loaded(stores, tmp_path, kind):
+    path = str(tmp_path / "models")
+    keyed = KeyedModel(regression(), "store", batch_size=16, seed=2)
+    keyed.fit(stores, **FIT, **({"save_to": path} if kind == "save_to" else {}))
+    if kind == "save":
+        keyed.save(path)
+        with pytest.raises(StorageError, match="overwrite"):
+            keyed.save(path)
+    loaded = KeyedModel.load(path)
+    assert (loaded.key, loaded.batch_size, loaded.seed) == (("store",), 16, 2)
+    assert by_store(loaded.metrics)["a"] == by_store(keyed.metrics)["a"]
+    for store in COUNTS:
+        np.testing.assert_array_equal(weights(loaded.models[store]), weights(keyed.models[store]))
+    predicted = [
+        {(row.store, row.day): row.prediction for row in each.predict(stores).collect()} for each in (loaded, keyed)
+    ]
+    assert predicted[0] == predicted[1]
+
+
+def test_interrupted_training_goes_on(spark, tmp_path, monkeypatch):
+    from sparkkeras.keyed import keyed_model, table
+
+    monkeypatch.setattr(keyed_model, "KEYS_PER_JOB", 1)  # for each slot, so that there are three jobs
+    counts = {store: 10 + number for number, store in enumerate("abcdef")}
+    stores, path, written = frame_of(spark, rows(counts)), str(tmp_path / "models"), []
+    run = table.run
+
+    def interrupted(cluster, action):
+        written.append(action)
+        if len(written) == 3:  # the model, two keys, and now
+            raise KeyboardInterrupt
+        run(cluster, action)
+
+    monkeypatch.setattr(table, "run", interrupted)
+    keyed = KeyedModel(regression(), "store")
+    with pytest.raises(KeyboardInterrupt):
+        keyed.fit(stores, save_to=path, **FIT)
+    done = set(KeyedModel.load(path).models)
+    assert len(done) == 2
+    keyed.fit(stores, save_to=path, **FIT)
+    at_once = KeyedModel(regression(), "store")
+    at_once.fit(stores, **FIT)
+    fits = {row.store: row.fit for row in keyed._table.orderBy("store").collect()}
+    assert [store for store in fits if fits[store] == min(fits.values())] == sorted(done)
+    for store in counts:
+        np.testing.assert_array_equal(weights(keyed.models[store]), weights(at_once.models[store]))
+    with pytest.raises(StorageError, match="other keys"):
+        KeyedModel(regression(), "day").fit(stores, save_to=path, **{**FIT, "order_by": None})
+    stores.write.parquet(str(tmp_path / "rows"))
+    with pytest.raises(StorageError, match="not a table of models"):
+        keyed.fit(stores, save_to=str(tmp_path / "rows"), **FIT)
+
+
+def test_keys_keep_their_types(spark):
+    days = [datetime.date(2024, 1, day) for day in (1, 2)]
+    found = [(17, day, [float(number)], 2.0 * number) for day in days for number in range(4)]
+    frame = spark.createDataFrame(found, "store long, day date, x array<float>, y double")
+    keyed = KeyedModel(regression(width=1), ["store", "day"])
+    keyed.fit(frame, features="x", label="y", verbose=0)
+    assert set(keyed.models) == {(17, day) for day in days}
+    assert keyed.models[17, days[1]].count_params() == 2
+    with pytest.raises(KeyError, match="store, day"):
+        keyed.models[17]
+    with pytest.raises(KeyError):
+        keyed.models[18, days[0]]
+    one = KeyedModel(regression(width=1), "store")
+    one.fit(frame, features="x", label="y", verbose=0)
+    assert list(one.models) == [17]
+    assert 17 in one.models
+    assert "z" not in one.models
+    with pytest.raises(DataError, match="cast"):
+        one.predict(frame.withColumn("store", functions.col("store").cast("string")))
+
+
+def test_several_outputs_class_weights_and_a_transform(spark):
+    draw = np.random.default_rng(1)
+    found = [(key, draw.random(2).tolist(), int(draw.integers(2))) for key in "ab" for _ in range(20)]
+    frame = spark.createDataFrame(found, "k string, x array<float>, y int")
+    inputs = keras.Input((2,), name="x")
+    outputs = [keras.layers.Dense(2, "softmax", name="kind")(inputs), keras.layers.Dense(1, name="size")(inputs)]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"kind": "sparse_categorical_crossentropy", "size": "mse"})
+    keyed = KeyedModel(model, "k")
+    keyed.fit(frame, features="x", label={"kind": "y", "size": "y"}, verbose=0)
+    scored = keyed.predict(frame, {"kind": "p", "size": "s"}).collect()
+    assert len(scored) == 40
+    assert all(len(row.p) == 2 and isinstance(row.s, float) for row in scored)
+
+    one = keras.Sequential([inputs, keras.layers.Dense(2, "softmax")])
+    one.compile("sgd", "sparse_categorical_crossentropy")
+    weighted = KeyedModel(one, "k")
+    given = {"features": "x", "label": "y", "verbose": 0, "shuffle": False, "batch_size": 20}
+    losses = [
+        by_key.loss
+        for class_weight in (None, {0: 0.0})
+        for by_key in weighted.fit(frame.where("k = 'a'"), class_weight=class_weight, **given).collect()
+    ]
+    assert losses[0] > losses[1]
+    flipped = weighted.fit(frame, transform=lambda x, y: (x, 1 - y), **given)
+    assert flipped.count() == 2
+    with pytest.warns(UserWarning, match="transform"):
+        weighted.predict(frame)
+
+
+def test_wrong_arguments_are_rejected_before_a_job(stores, spark):
+    model = regression()
+    keyed = KeyedModel(model, "store")
+    with pytest.raises(ConfigurationError, match="call fit first"):
+        keyed.metrics  # noqa: B018
+    for error, match, call in [
+        (DataError, "'shop'", lambda: KeyedModel(model, "shop").fit(stores, **FIT)),
+        (DataError, "double", lambda: KeyedModel(model, "y").fit(stores, **FIT)),
+        (DataError, "'price'", lambda: keyed.fit(stores, **{**FIT, "features": "price"})),
+        (DataError, "'week'", lambda: keyed.fit(stores, **{**FIT, "order_by": "week"})),
+        (ConfigurationError, "order_by", lambda: keyed.fit(stores, **{**FIT, "order_by": None}, validation_split=0.1)),
+        (DataError, "createDataFrame", lambda: keyed.fit([1, 2])),
+        (ConfigurationError, "epochs", lambda: keyed.fit(stores, **{**FIT, "epochs": 0})),
+        (ConfigurationError, "key", lambda: KeyedModel(model, [])),
+        (ConfigurationError, "twice", lambda: KeyedModel(model, ["store", "store"])),
+        (ConfigurationError, "Rename", lambda: KeyedModel(model, "loss")),
+        (ModelError, "compile", lambda: KeyedModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), "store")),
+        (StorageError, "no table", lambda: KeyedModel.load("/tmp/there-is-no-such-table", spark)),
+    ]:
+        with pytest.raises(error, match=match):
+            call()
+
+
+def test_null_keys_and_no_rows_are_errors(stores):
+    keyed = KeyedModel(regression(), "store")
+    nulls = stores.withColumn("store", functions.when(functions.col("store") != "c", functions.col("store")))
+    with pytest.raises(DataError, match="5 rows.*dropna"):
+        keyed.fit(nulls, **FIT)
+    with pytest.raises(DataError, match="no rows"):
+        keyed.fit(stores.where("day < 0"), **FIT)
+    keyed.fit(stores, **FIT)
+    assert keyed.predict(nulls).where("store IS NULL AND prediction IS NULL").count() == 5
+
+
+def test_the_largest_part_has_few_more_rows_than_the_others():
+    sizes = np.random.default_rng(0).pareto(1.0, 1000).astype(int) + 1
+    loads = np.bincount(deal(sizes, 8), sizes, 8)
+    assert loads.max() <= max(sizes.max(), 4 / 3 * sizes.sum() / 8)
+
+
+def test_weights_of_all_dtypes_are_the_same_in_a_cell():
+    arrays = [np.ones((2, 3), "float32"), np.array(7, "int64"), np.full(4, 0.5, "float16"), np.array([1, 2], "uint32")]
+    layout = Layout.of(arrays)
+    found = layout.unpack(load_weights(dump_weights(layout.pack(arrays)), layout))
+    for array, other in zip(arrays, found, strict=True):
+        np.testing.assert_array_equal(array, other)
+        assert array.dtype == other.dtype
+    with pytest.raises(DataError, match="other variables"):
+        load_weights(b"1234", layout)
