@@ -15,6 +15,7 @@ import cases  # noqa: F401 (registers the benchmarks)
 import checkpoints  # noqa: F401 (likewise)
 import convergence  # noqa: F401 (likewise)
 import growth  # noqa: F401 (likewise)
+import keyed  # noqa: F401 (likewise)
 import monitoring  # noqa: F401 (likewise)
 import regret  # noqa: F401 (likewise)
 import report
