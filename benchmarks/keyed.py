@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,11 @@ def separate(table: Any) -> Any:
 def _measure(effort: Effort) -> Samples:
     """Seconds for each key, from the call to the metrics of all keys; batches of 32 rows, two slots."""
     from contestants import WORKERS, spark
+    from pyspark import cloudpickle
 
     from sparkkeras import KeyedModel
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers cannot import
     keys = effort.rows(KEYS)
     draw = np.random.default_rng(0)
     x, y = draw.random((keys * ROWS, WIDTH)), draw.random(keys * ROWS)

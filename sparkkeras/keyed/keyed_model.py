@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -39,7 +37,7 @@ from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_train
 from sparkkeras.modeling.schema import input_structure, schema_of
-from sparkkeras.modeling.state import ModelState, layout, put_weights, take_weights, weight_variables
+from sparkkeras.modeling.state import ModelState, ModelWeights, layout, put_weights, take_weights, weight_variables
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.scoring.columns import Scorer, with_predictions
 from sparkkeras.scoring.inference import batch_options, transform_by_value
@@ -51,7 +49,7 @@ from sparkkeras.spark.cluster import start_workers
 from sparkkeras.spark.connect import AnyCluster, active_session, cluster_of
 from sparkkeras.spark.job_errors import interruptible, quietly
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import check_callbacks
+from sparkkeras.training.callbacks import check_monitors
 from sparkkeras.training.fit_arguments import KeyedArguments, WorkerArguments
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.weights import Array, Flat, Layout
@@ -132,6 +130,7 @@ class KeyedModel:
         self.cores_per_worker, self.gpus_per_worker = given["cores_per_worker"], given["gpus_per_worker"]
         self._rows = RowOptions()
         self._table: DataFrame | None = None
+        self._architecture = ""  # the digest of the model that the table is of
 
     def __repr__(self) -> str:
         return f"KeyedModel({self.model.name!r}, key={self.key[0] if len(self.key) == 1 else list(self.key)!r})"
@@ -142,14 +141,15 @@ class KeyedModel:
     def fit(self, data: DataFrame, **given: Unpack[KeyedArguments]) -> DataFrame:
         """Train a model for each key.
 
-        A further call trains the keys whose rows have changed, or are new, once more from the weights of ``model``; keys
-        without rows in ``data`` keep their models. If an argument or ``model`` has changed, all keys are trained.
+        A further call trains the keys whose rows have changed, or are new, from the weights of ``model``; keys without rows
+        in ``data`` keep their models. If an argument has changed, all keys are trained; functions and callbacks are compared
+        by their names and settings. If ``model`` has other layers or was compiled in another way, the table begins anew.
 
         A key that fails, because its rows do not fit the model or its loss becomes NaN, does not stop the others: it has no
-        model, and `metrics` has the error. The next call trains it again.
+        model then, also if it had one before, and `metrics` has the error. The next call trains it again.
 
         Args:
-            data: The rows. They are read twice: to count the rows of each key, and to train.
+            data: The rows, which are read once, and kept by the executors until training ends.
             **given: See `KeyedArguments`.
 
         Returns:
@@ -159,7 +159,7 @@ class KeyedModel:
             DataError: A column is missing or does not fit the model, a key is null, or there are no rows.
             ConfigurationError: An argument is unknown or out of range.
             CustomObjectError: The model or a callback cannot be sent.
-            WorkerError: No key could be trained, or a task failed repeatedly.
+            WorkerError: No key has a model, or a task failed repeatedly.
             StorageError: ``save_to`` cannot be read, or holds something else.
         """
         frame = _frame(data)
@@ -176,11 +176,10 @@ class KeyedModel:
         ):
             start_workers()
             cluster = self._cluster(frame)
-            events.emit(PhaseStarted("Counting the rows of each key"))
-            rows = TrainingRows.of(frame, self.key, checked["order_by"], selection)
-            run = _Training(self, cluster, rows, selection, keys, options, checked)
-            self._table = run.train(self._table, events)
-            self._rows = RowOptions(
+            archive = ModelArchive.pack(self.model, self.custom_objects)
+            if given["callbacks"]:  # packing has found the variables outside the model, which they may refer to
+                options = replace(options, callbacks=dump_callbacks(given["callbacks"], [self.model]))
+            rows = RowOptions(
                 "DataFrame",
                 selection.mapped("x", selection.reader.schema.inputs),
                 selection.mapped("y", selection.reader.schema.outputs),
@@ -188,6 +187,9 @@ class KeyedModel:
                 given["on_invalid"],
                 None if given["transform"] is None else getattr(given["transform"], "__name__", "transform"),
             )
+            run = _Training(self, cluster, archive, selection, keys, options, checked, rows)
+            self._table = run.train(frame, events)
+            self._rows, self._architecture = rows, archive.digest
         return self.metrics
 
     def _checked(self, frame: DataFrame, given: Mapping[str, Any]) -> tuple[FitOptions, Selection]:
@@ -203,9 +205,14 @@ class KeyedModel:
                 raise ConfigurationError(
                     "class_weight and sample weights cannot be combined: multiply the sample weights by the class weights."
                 )
+            if len(schema_of(model).outputs) > 1:
+                raise ConfigurationError(
+                    "class_weight is not supported for models with several outputs: use sample weights."
+                )
             check_class_weight(model, given["class_weight"])
-        check_callbacks(given["callbacks"], model)
-        check_can_train(model, bool(given["validation_split"]))
+        validates = bool(given["validation_split"])
+        check_monitors([model], self.custom_objects, given["callbacks"], [], validates, False)
+        check_can_train(model, validates)
         reader = Reader(
             schema_of(model).before(transform), True, given["on_invalid"], labels_optional=not needs_labels([model])
         )
@@ -222,7 +229,6 @@ class KeyedModel:
             shuffle=given["shuffle"],
             seed=self.seed,
             class_weight=given["class_weight"],
-            callbacks=dump_callbacks(given["callbacks"], [model]) if given["callbacks"] else None,
         )
         return options, selection
 
@@ -366,6 +372,7 @@ class KeyedModel:
             cluster.keep(ModelArchive.pack(model, self.custom_objects)),
             selection,
             len(self.key),
+            cluster.keep(ModelWeights.take(model)),
             self._layout,
             cluster.keep(replace(options, to_predict=False)),
             None if other is None else cluster.keep(other),
@@ -390,8 +397,8 @@ class KeyedModel:
         """
         table, folder = self._models, arguments.path("path", path)
         complete = table.withColumn(MODEL, _null_binary())
-        model = tables.model_row(table.sparkSession, complete.schema, self._packed(), time.time_ns())
-        writer = complete.unionByName(model).write.mode("overwrite" if overwrite else "errorifexists")
+        base = tables.Base(0, self._architecture, self._packed(self._rows)).row(table.sparkSession, complete.schema)
+        writer = complete.unionByName(base).write.mode("overwrite" if overwrite else "errorifexists")
         try:
             tables.run(cluster_of(table.sparkSession), lambda: writer.parquet(folder))
         except Exception as error:
@@ -408,6 +415,8 @@ class KeyedModel:
     ) -> KeyedModel:
         """Load a table that `save` or ``fit(save_to=...)`` wrote. Models stay in the files until they are used.
 
+        The table of a training that was interrupted has the models of the keys so far.
+
         Args:
             path: The folder.
             spark: The session; ``None``: the active one.
@@ -423,7 +432,8 @@ class KeyedModel:
         if table is None:
             raise StorageError(f"there is no table of models in {folder!r}. Pass a folder that KeyedModel.save wrote.")
         objects = arguments.custom_objects("custom_objects", custom_objects)
-        model, settings, _ = persistence.unpack(tables.archive_of(table), objects, safe_mode)
+        base = tables.Base.of(table)
+        model, settings, _ = persistence.unpack(base.model, objects, safe_mode)
         if "key" not in settings:
             raise StorageError(f"{folder!r} is not a table of models: its model has no settings of a KeyedModel.")
         keyed = cls(
@@ -436,13 +446,13 @@ class KeyedModel:
             gpus_per_worker=settings["gpus_per_worker"],
         )
         keyed._rows = RowOptions.from_json(model, settings["rows"])
-        keyed._table = tables.latest(table, keyed.key)
+        keyed._table, keyed._architecture = tables.latest(table, keyed.key, base.number), base.digest
         return keyed
 
-    def _packed(self) -> bytes:
+    def _packed(self, rows: RowOptions) -> bytes:
         names = ("batch_size", "seed", "cores_per_worker", "gpus_per_worker")
         settings = {"key": list(self.key), **{name: getattr(self, name) for name in names}}
-        return persistence.pack(self.model, {**settings, "rows": self._rows.as_json(self.model)}, {})
+        return persistence.pack(self.model, {**settings, "rows": rows.as_json(self.model)}, {})
 
     @property
     def _layout(self) -> Layout:
@@ -460,14 +470,8 @@ class KeyedModel:
         return take_weights(default)
 
     def _frame_to_score(self, data: Any) -> DataFrame:
-        frame, table = _frame(data), self._models
-        known = {field.name: field.dataType for field in table.schema.fields}
-        for field in tables.key_fields(frame, self.key):
-            if field.dataType != known[field.name]:
-                raise DataError(
-                    f"key={field.name!r} has the type {field.dataType.simpleString()}, but the models were trained with "
-                    f"{known[field.name].simpleString()}: cast it."
-                )
+        frame = _frame(data)
+        tables.check_same_keys(tables.key_fields(frame, self.key), self._models, "the last fit")
         return frame
 
 
@@ -486,7 +490,10 @@ class KeyedScorer(Scorer):
 
 
 class KeyedModels(Mapping[Any, keras.Model]):
-    """The models of a `KeyedModel` by key; each is a new Keras model, compiled like the one that all started from."""
+    """The models of a `KeyedModel` by key; each is a new Keras model, compiled like the one that all started from.
+
+    Each access runs a Spark job.
+    """
 
     def __init__(self, keyed: KeyedModel, table: DataFrame) -> None:
         self._keyed, self._table = keyed, table
@@ -498,19 +505,16 @@ class KeyedModels(Mapping[Any, keras.Model]):
             KeyError: There is no such key.
             ModelError: Training has failed for it; the message has the error.
         """
-        from pyspark.sql import functions
-
         names = self._keyed.key
-        values = key if isinstance(key, tuple) else (key,)
+        values = tuple(each.item() if isinstance(each, np.generic) else each for each in _as_tuple(key))
         if len(values) != len(names):
             raise KeyError(f"{key!r}: expected a value for each of the columns {', '.join(names)}")
-        found = self._table
-        for name, value in zip(names, values, strict=True):
-            found = found.where(column_named(name) == functions.lit(value))
+        fields = [field for field in self._table.schema.fields if field.name in names]
         try:
-            rows = found.select("error", WEIGHTS).collect()
-        except Exception as error:
-            raise KeyError(f"{key!r} cannot be compared with the keys: {error}") from error
+            wanted = self._table.sparkSession.createDataFrame([values], tables.as_schema(fields))
+        except (TypeError, ValueError) as error:  # Spark's own are both
+            raise KeyError(f"{key!r} does not have the type of the keys: {error}") from error
+        rows = self._table.join(wanted, list(names)).select("error", WEIGHTS).collect()
         if not rows:
             raise KeyError(key)
         if rows[0][WEIGHTS] is None:
@@ -538,52 +542,97 @@ class _Training:
 
     keyed: KeyedModel
     cluster: AnyCluster
-    rows: TrainingRows
+    archive: ModelArchive
     selection: Selection
     keys: list[Any]
     options: FitOptions
     given: Mapping[str, Any]
+    row_options: RowOptions
 
-    def train(self, before: DataFrame | None, events: Events) -> DataFrame:
-        """Train the keys that ``before``, or the table in ``save_to``, lacks; returns the table of all."""
-        keyed, folder, number = self.keyed, self.given["save_to"], time.time_ns()
-        session = self.rows.frame.sparkSession
-        archive, state = ModelArchive.pack(keyed.model, keyed.custom_objects), ModelState.take(keyed.model)
-        if folder is not None and (saved := tables.read(session, folder)) is not None:
-            self._check_keys(saved)
-            before = tables.latest(saved, keyed.key)
-        found = self.rows.counted(self._digest(archive, state))
-        chosen = tables.arrow(self.cluster, found if before is None else self._changed(found, before))
-        if before is None or chosen.num_rows:
-            keyed_rows.check_keys(chosen, self.rows.keys, keyed.key)
-        task = TrainKeys(
-            self.cluster.keep(archive),
-            self.selection,
-            len(keyed.key),
-            self.cluster.keep(state),
-            self.cluster.keep(self.options),
-            Plan(*(self.given[each.name] for each in fields(Plan))),
-        )
-        done = 0
-        jobs = self._jobs(chosen, folder is not None)
-        if folder is not None and jobs:
-            self._write(folder, tables.model_row(session, self._schema, keyed._packed(), number))
-        for job in jobs:
-            many = counted(chosen.num_rows, "model")
-            events.emit(PhaseStarted(f"Training {many}" + (f", {done:,} of them done" if done else "")))
-            trained = tables.numbered(self._trained(job, task), number)
-            if folder is None:
-                before = self._kept(trained, before)
+    def train(self, frame: DataFrame, events: Events) -> DataFrame:
+        """Train the keys that the table lacks, that of the last fit or that in ``save_to``; returns the table of all."""
+        keyed, folder = self.keyed, self.given["save_to"]
+        before, number, state = self._before(), 1, ModelState.take(keyed.model)
+        base: tables.Base | None = None
+        if folder is not None and (saved := tables.read(frame.sparkSession, folder)) is not None:
+            tables.check_same_keys(self.keys, saved, f"save_to={folder!r}")
+            base, number, before = tables.Base.of(saved), tables.next_number(saved), None
+            if base.digest == self.archive.digest:
+                state, before = self._resumed(base, state), tables.latest(saved, keyed.key, base.number)
             else:
-                self._write(folder, trained)
-            done += job.num_rows
-        if folder is not None:
-            written = tables.read(session, folder)
-            assert written is not None, "models were written, or had been"
-            before = tables.latest(written, keyed.key)
+                warn(
+                    f"save_to={folder!r} has a table of another model: its layers, the arguments of compile or its custom "
+                    "code differ. All keys are trained."
+                )
+                base = None
+        elif before is not None:
+            number = tables.next_number(before)
+        events.emit(PhaseStarted("Counting the rows of each key"))
+        rows = TrainingRows.of(frame, keyed.key, self.given["order_by"], self.selection)
+        rows.frame.persist()
+        try:
+            chosen = self._chosen(rows, state, before)
+            task = TrainKeys(
+                self.cluster.keep(self.archive),
+                self.selection,
+                len(keyed.key),
+                self.cluster.keep(state),
+                self.cluster.keep(self.options),
+                Plan(*(self.given[each.name] for each in fields(Plan))),
+            )
+            done, jobs = 0, self._jobs(chosen, folder is not None)
+            if folder is not None and base is None:
+                base = tables.Base(number, self.archive.digest, keyed._packed(self.row_options))
+                self._write(folder, base.row(frame.sparkSession, self._schema))
+            for job in jobs:
+                many = counted(chosen.num_rows, "model")
+                events.emit(PhaseStarted(f"Training {many}" + (f", {done:,} of them done" if done else "")))
+                trained = tables.numbered(self._trained(rows, job, task), number)
+                if folder is None:
+                    before = self._kept(trained, before)
+                else:
+                    self._write(folder, trained)
+                done += job.num_rows
+        finally:
+            quietly(rows.frame.unpersist)
+        if folder is not None and base is not None and (written := tables.read(frame.sparkSession, folder)) is not None:
+            before = tables.latest(written, keyed.key, base.number)
         assert before is not None, "there are keys"
         self._check_errors(before, number, chosen.num_rows)
         return before
+
+    def _before(self) -> DataFrame | None:
+        """The table of the last fit, if it is of this model and has the same keys."""
+        keyed = self.keyed
+        if keyed._table is None or keyed._architecture != self.archive.digest:
+            return None
+        tables.check_same_keys(self.keys, keyed._table, "the last fit")
+        return keyed._table
+
+    def _resumed(self, base: tables.Base, state: ModelState) -> ModelState:
+        """The state that the models of a table in files started from; warns if it is not that of the model."""
+        model, _, _ = persistence.unpack(base.model, self.keyed.custom_objects, safe_mode=False)
+        weights = take_weights(model)
+        if weights.checksum == state.weights.checksum:
+            return state
+        warn(
+            f"the model has other weights than the models in save_to={self.given['save_to']!r} started from: further keys "
+            "start from those in the folder, too. Use another folder to start from these."
+        )
+        return ModelState(weights, state.optimizer)
+
+    def _chosen(self, rows: TrainingRows, state: ModelState, before: DataFrame | None) -> pa.Table:
+        """The keys to train, with their numbers of rows and their digests."""
+        found = rows.counted(self._digest(state))
+        if before is not None:
+            columns = [column_named(name).alias(key) for name, key in zip(self.keyed.key, rows.keys, strict=True)]
+            trained = before.select(*columns, column_named(DIGEST).alias("before"))
+            found = found.join(trained, rows.keys, "left").where("before IS NULL OR before != digest").drop("before")
+        chosen = tables.arrow(self.cluster, found)
+        if not chosen.num_rows and rows.frame.isEmpty():
+            raise DataError("the DataFrame has no rows.")
+        keyed_rows.check_keys(chosen, rows.keys, self.keyed.key)
+        return chosen
 
     @property
     def _schema(self) -> Any:
@@ -592,38 +641,19 @@ class _Training:
         added = [types.StructField(FIT, types.LongType()), types.StructField(MODEL, types.BinaryType())]
         return types.StructType([*tables.trained_schema(self.keys).fields, *added])
 
-    def _digest(self, archive: ModelArchive, state: ModelState) -> str:
+    def _digest(self, state: ModelState) -> str:
         """A digest of everything but the rows that the weights of a key depend on."""
         given, options = self.given, self.options
-        names = ("epochs", "validation_split", "validation_freq", "validation_batch_size", "on_invalid", "order_by")
-        parts = [
-            archive.digest,
-            state.weights.checksum,
-            state.optimizer.checksum,
-            *(given[name] for name in names),
-            *(getattr(options, name) for name in ("batch_size", "shuffle", "seed", "class_weight")),
-            *("" if each is None else each.payload.hex() for each in (options.transform, options.callbacks)),
-            self.selection.form,
-            [leaf.columns for leaf in self.selection.leaves],
-        ]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-    def _check_keys(self, table: DataFrame) -> None:
-        known = {field.name: field.dataType for field in table.schema.fields}
-        for field in self.keys:
-            if known.get(field.name) != field.dataType:
-                kind = known[field.name].simpleString() if field.name in known else "no such column"
-                raise StorageError(
-                    f"save_to={self.given['save_to']!r} has a table of models with other keys: {field.name} is "
-                    f"{field.dataType.simpleString()} here, and there {kind}. Use another folder."
-                )
-
-    def _changed(self, found: DataFrame, before: DataFrame) -> DataFrame:
-        """The keys whose digests differ from those of the table, or are not in it."""
-        columns = [column_named(name).alias(key) for name, key in zip(self.keyed.key, self.rows.keys, strict=True)]
-        trained = before.select(*columns, column_named(DIGEST).alias("before"))
-        joined = found.join(trained, self.rows.keys, "left")
-        return joined.where("before IS NULL OR before != digest").drop("before")
+        names = ["epochs", "on_invalid", "order_by", "transform", "callbacks"]
+        if given["validation_split"]:
+            names += ["validation_split", "validation_freq", "validation_batch_size"]
+        parts = {
+            **{name: given[name] for name in names},
+            **{name: getattr(options, name) for name in ("batch_size", "shuffle", "seed", "class_weight")},
+            "model": [self.archive.digest, state.weights.checksum],
+            "columns": [[leaf.columns, leaf.loader] for leaf in self.selection.leaves],
+        }
+        return hashlib.sha256(repr(_described(parts)).encode()).hexdigest()[:16]
 
     def _jobs(self, chosen: pa.Table, several: bool) -> list[pa.Table]:
         """The keys of each job, in which large and small ones are mixed."""
@@ -634,28 +664,34 @@ class _Training:
         order = np.argsort(-chosen.column("rows").to_numpy(), kind="stable")
         return [chosen.take(order[job::jobs]) for job in range(jobs)]
 
-    def _trained(self, chosen: pa.Table, task: TrainKeys) -> DataFrame:
+    def _trained(self, rows: TrainingRows, chosen: pa.Table, task: TrainKeys) -> DataFrame:
         """The results of training some keys, which are computed when they are used."""
         sizes: Array = chosen.column("rows").to_numpy()
         count = min(len(sizes), self.cluster.slots * PARTITIONS_PER_SLOT)
-        rows = self.rows.dealt(chosen, keyed_rows.deal(sizes, count), count)
-        return _over_keys(self.cluster, rows, task, tables.trained_schema(self.keys))
+        dealt = rows.dealt(chosen, keyed_rows.deal(sizes, count), count)
+        return _over_keys(self.cluster, dealt, task, tables.trained_schema(self.keys))
 
     def _kept(self, trained: DataFrame, before: DataFrame | None) -> DataFrame:
-        """The table with these results, which the executors keep."""
-        models = trained.drop(MODEL).persist()
-        weakref.finalize(self.keyed, quietly, models.unpersist)
-        tables.arrow(self.cluster, models.select("rows"))
-        if before is None:
-            return models
-        others = before.join(models.select(*map(column_named, self.keyed.key)), list(self.keyed.key), "left_anti")
-        return others.unionByName(models)
+        """The table with these results, which the executors keep until the session ends, or until there is another one."""
+        models = trained.drop(MODEL)
+        if before is not None:
+            models = models.persist()
+            keys = list(self.keyed.key)
+            others = before.join(models.select(*map(column_named, keys)), keys, "left_anti")
+            merged = others.unionByName(models).persist()
+        else:
+            merged = models.persist()
+        tables.arrow(self.cluster, merged.select("rows"))
+        if before is not None:
+            quietly(models.unpersist)
+            quietly(before.unpersist)
+        return merged
 
     def _write(self, folder: str, rows: DataFrame) -> None:
         tables.run(self.cluster, lambda: rows.write.mode("append").parquet(folder))
 
     def _check_errors(self, table: DataFrame, number: int, trained: int) -> None:
-        """Warn of keys that have failed in this fit; raise if all have."""
+        """Warn of keys that have failed in this fit; raise if no key has a model."""
         failed = table.where((column_named(FIT) == number) & column_named("error").isNotNull())
         errors = tables.arrow(self.cluster, failed.select(*map(column_named, self.keyed.key), "error"))
         if not errors.num_rows:
@@ -663,9 +699,26 @@ class _Training:
         row = errors.slice(0, 1).to_pylist()[0]
         reason = row.pop("error")
         first = f"{', '.join(f'{name}={value!r}' for name, value in row.items())}: {reason}"
-        if errors.num_rows == trained:
+        if table.where(column_named(WEIGHTS).isNotNull()).isEmpty():
             raise WorkerError(f"training failed for {'the only key' if trained == 1 else f'all {trained:,} keys'}. {first}")
         warn(f"training failed for {errors.num_rows:,} of {trained:,} keys: metrics has their errors. {first}")
+
+
+def _described(value: Any) -> Any:
+    """An argument as values that have the same representation in each process: functions by their names, objects by their
+    classes and settings.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return sorted((str(key), _described(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return [_described(each) for each in value]
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    simple = (bool, int, float, str, tuple, list, type(None))
+    settings = {name: each for name, each in getattr(value, "__dict__", {}).items() if isinstance(each, simple)}
+    return [_described(type(value)), _described(settings)]
 
 
 def _over_keys(cluster: AnyCluster, rows: DataFrame, task: Callable[..., Any], schema: Any) -> DataFrame:
@@ -673,6 +726,10 @@ def _over_keys(cluster: AnyCluster, rows: DataFrame, task: Callable[..., Any], s
     deferred = Deferred(task, cluster.carried_environment, cluster.backend)
     with cluster.training_workers():
         return rows.mapInArrow(OverKeys(deferred), schema, **cluster.task_options)
+
+
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
 
 
 def _null_binary() -> Any:

@@ -21,6 +21,7 @@ from sparkkeras.weights import Array
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField
 
 IDENTITY = "__sparkkeras_key"
 """The hash of a key, by which workers see where the rows of the next one begin."""
@@ -73,9 +74,8 @@ class TrainingRows:
         ]
         narrowed = frame.select(*(column.alias(name) for each in named for name, column in each.items()))
         of_key, of_order, of_data = map(list, named)
-        narrowed = narrowed.withColumns(
-            {IDENTITY: functions.xxhash64(*of_key), _HASH: functions.xxhash64(*of_order, *of_data)}
-        )
+        hashed = [column for field in narrowed.schema.fields if field.name not in of_key for column in _to_hash(field)]
+        narrowed = narrowed.withColumns({IDENTITY: functions.xxhash64(*of_key), _HASH: functions.xxhash64(*hashed)})
         return cls(narrowed, of_key, of_order, of_data)
 
     def counted(self, settings: str) -> DataFrame:
@@ -105,6 +105,14 @@ class TrainingRows:
         rows = self.frame.join(self.frame.sparkSession.createDataFrame(assigned), self.keys)
         sorted_rows = rows.repartitionById(count, _PART).sortWithinPartitions(*self.keys, *self.order, _HASH)
         return sorted_rows.select(*self.keys, IDENTITY, DIGEST, *self.data)
+
+
+def _to_hash(field: StructField) -> list[Column]:
+    """A column, and what its hash leaves out: whether it is null, and how many elements an array has."""
+    from pyspark.sql.types import ArrayType
+
+    column = functions.col(field.name)
+    return [column, column.isNull(), *([functions.size(column)] if isinstance(field.dataType, ArrayType) else [])]
 
 
 def deal(rows: Array, parts: int) -> Array:

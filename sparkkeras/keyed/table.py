@@ -5,13 +5,16 @@
     <key columns>   rows   epochs   loss   val_loss   logs   error   digest   weights   fit   model
 
 ``digest`` is that of the rows and settings that a key was trained with; keys that failed have none, so that the next `fit`
-trains them again. Files have one further row, without a key: its ``model`` is a ``.keras`` archive with the settings. A
-later ``fit`` adds rows, of which the last one of a key counts.
+trains them again. ``fit`` is the number of the fit. A later one adds rows, of which the last one of a key counts.
+
+Files have a further row, without a key: its ``model`` is a ``.keras`` archive with the settings, its ``digest`` that of the
+architecture. Where there are several, the last one counts, and so do only the rows of fits from this number on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions, types
@@ -44,16 +47,7 @@ METRICS = [each.name for each in _RESULTS]
 RESERVED = {*METRICS, DIGEST, WEIGHTS, FIT, MODEL}
 """Names that columns of keys cannot have."""
 
-_KEY_TYPES = (
-    types.StringType,
-    types.IntegralType,
-    types.BooleanType,
-    types.DecimalType,
-    types.DateType,
-    types.TimestampType,
-    types.TimestampNTZType,
-    types.BinaryType,
-)
+_KEY_TYPES = (types.StringType, types.IntegralType, types.BooleanType, types.DateType)
 
 
 def key_fields(frame: DataFrame, keys: Sequence[str]) -> list[types.StructField]:
@@ -87,27 +81,70 @@ def evaluated_schema(keys: Sequence[types.StructField]) -> types.StructType:
 
 def numbered(trained: DataFrame, number: int) -> DataFrame:
     """The results of a fit with this number, as rows of the table."""
-    return trained.withColumns({FIT: functions.lit(number), MODEL: functions.lit(None).cast("binary")})
+    return trained.withColumns({FIT: functions.lit(number).cast("long"), MODEL: functions.lit(None).cast("binary")})
 
 
-def model_row(session: SparkSession, schema: types.StructType, model: bytes, number: int) -> DataFrame:
-    """The row of files that holds the model."""
-    values = {FIT: number, MODEL: bytearray(model)}
-    return session.createDataFrame([tuple(values.get(name) for name in schema.names)], _nullable(schema))
+@dataclass(frozen=True)
+class Base:
+    """The row of files that holds the model: from which fit on rows belong to it, its digest, and its ``.keras`` archive."""
+
+    number: int
+    digest: str
+    model: bytes
+
+    @classmethod
+    def of(cls, table: DataFrame) -> Base:
+        """That of a table in files.
+
+        Raises:
+            StorageError: It has none.
+        """
+        rows = table.where(column_named(MODEL).isNotNull()).orderBy(column_named(FIT).desc())
+        found = rows.select(FIT, DIGEST, MODEL).limit(1).collect()
+        if not found:
+            raise StorageError("the table has no row with the model: some of its files are missing.")
+        return cls(found[0][FIT], found[0][DIGEST], bytes(found[0][MODEL]))
+
+    def row(self, session: SparkSession, schema: types.StructType) -> DataFrame:
+        """The row, in a table with this schema."""
+        values = {FIT: self.number, DIGEST: self.digest, MODEL: bytearray(self.model)}
+        return session.createDataFrame([tuple(values.get(name) for name in schema.names)], as_schema(schema.fields))
 
 
-def _nullable(schema: types.StructType) -> types.StructType:
-    return types.StructType([types.StructField(each.name, each.dataType) for each in schema.fields])
+def as_schema(fields: Sequence[types.StructField]) -> types.StructType:
+    """A schema of these columns, which may be null."""
+    return types.StructType([types.StructField(each.name, each.dataType) for each in fields])
 
 
-def latest(table: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """The rows of models, the last one of each key, without the columns that only files have."""
-    models = table.where(column_named(MODEL).isNull()).drop(MODEL)
+def latest(table: DataFrame, keys: Sequence[str], since: int) -> DataFrame:
+    """The models of a table in files: the last row of each key, of fits from this number on."""
+    models = table.where(column_named(MODEL).isNull() & (column_named(FIT) >= since)).drop(MODEL)
     fits = models.select(FIT).distinct().limit(2).collect()
     if len(fits) > 1:
         last = models.groupBy(*map(column_named, keys)).agg(functions.max(FIT).alias(FIT))
         models = models.join(last, [*keys, FIT])
     return models
+
+
+def next_number(table: DataFrame) -> int:
+    """The number of the next fit of a table in files."""
+    return int(table.agg(functions.max(FIT)).collect()[0][0]) + 1
+
+
+def check_same_keys(keys: Sequence[types.StructField], table: DataFrame, where: str) -> None:
+    """Check that a table has the same columns of keys.
+
+    Raises:
+        DataError: It has others.
+    """
+    shown = [
+        ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
+        for fields in (keys, [field for field in table.schema.fields if field.name not in RESERVED])
+    ]
+    if shown[0] != shown[1]:
+        raise DataError(
+            f"{where} has models by other keys: {shown[1]}, and not {shown[0]}. Cast the column, or use another table."
+        )
 
 
 def read(session: SparkSession, path: str) -> DataFrame | None:
@@ -130,18 +167,6 @@ def read(session: SparkSession, path: str) -> DataFrame | None:
             "fit(save_to=...) wrote."
         )
     return table
-
-
-def archive_of(table: DataFrame) -> bytes:
-    """The model that a table in files belongs to.
-
-    Raises:
-        StorageError: It has none.
-    """
-    found = table.where(column_named(MODEL).isNotNull()).orderBy(column_named(FIT).desc()).select(MODEL).limit(1).collect()
-    if not found:
-        raise StorageError("the table has no row with the model: some of its files are missing.")
-    return bytes(found[0][0])
 
 
 def arrow(cluster: AnyCluster, frame: DataFrame) -> pa.Table:

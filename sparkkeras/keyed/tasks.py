@@ -6,13 +6,11 @@ All keys of a worker share the model that it has loaded and traced: only its var
 from __future__ import annotations
 
 import math
-import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -26,8 +24,7 @@ from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring.columns import ScoreTask
 from sparkkeras.sources.frame import Selection
 from sparkkeras.weights import Array, Flat, Layout, is_floating
-from sparkkeras.worker import device
-from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions, batches_of_epoch, pieces_of
+from sparkkeras.worker.batches import BatchOptions, FitOptions, pieces_of
 from sparkkeras.worker.predictor import Predictor
 from sparkkeras.worker.trainer import LocalTrainer
 
@@ -154,9 +151,11 @@ class PerKey:
         return block.dense()
 
     def guarded(self, rows: int, call: Callable[[], Result]) -> Result:
-        """The result of a call. An error is that of its key only."""
+        """The result of a call. An error is that of its key only, but for those of the machine."""
         try:
             return call()
+        except (MemoryError, OSError):
+            raise
         except Exception as error:
             if isinstance(error, SparkKerasError):
                 return Result(rows, error=str(error))
@@ -214,52 +213,36 @@ class TrainKeys(PerKey):
 
     def _trained(self, trainer: LocalTrainer, rows: KeyRows, parts: Sequence[Sequence[pa.Array]]) -> Result:
         block, options, plan = self.block(parts), self.options.value, self.plan
-        seed = rows.identity % 2**63
         split = int(block.rows * (1 - plan.validation_split)) if plan.validation_split else block.rows
         if not split or (plan.validation_split and split == block.rows):
             raise DataError(
                 f"{counted(block.rows, 'row')} cannot be divided by validation_split={plan.validation_split}: each key "
                 "needs rows to train and to validate on."
             )
-        training, held_out = block[:split], block[split:]
-        trainer.check([block], options)
-        model = trainer.prepared(training, options)
-        model.steps_per_execution = 1  # others would be traced for each number of batches
-        model_state.reseed(model, (options.seed, seed))
-        self.state.value.put(model)
-        callbacks = list(options.callbacks.fresh()) if options.callbacks else []
-        with closing(_batches(training, options, plan.epochs, seed)) as batches:
-            first = next(batches)
-            with device.feed(first.spec, None, chain([first], batches)) as fed:
-                history = model.fit(
-                    fed,
-                    epochs=plan.epochs,
-                    steps_per_epoch=-(-split // options.batch_size),
-                    validation_data=_validation(held_out, options, plan) if held_out.rows else None,
-                    validation_batch_size=plan.validation_batch_size or options.batch_size,
-                    validation_freq=plan.validation_freq,
-                    callbacks=callbacks,
-                    shuffle=False,
-                    verbose=0,
-                )
-        logs = {name: float(values[-1]) for name, values in history.history.items()}
-        weights = model_state.take_weights(model)
+        held_out = block[split:]
+        model = trainer.fit_alone(
+            self.state.value,
+            block[:split],
+            plan.epochs,
+            options,
+            rows.identity % 2**63,
+            validation_data=_validation(held_out, options, plan) if held_out.rows else None,
+            validation_batch_size=plan.validation_batch_size or options.batch_size,
+            validation_freq=plan.validation_freq,
+        )
+        logs = scalars({name: values[-1] for name, values in model.history.history.items()})
+        epochs, weights = len(model.history.epoch), model_state.take_weights(model)
         if not (np.isfinite(logs.get("loss", 0.0)) and np.isfinite(weights.vector.sum(dtype=np.float64))):
             raise DivergenceError(
-                f"the loss became {logs.get('loss')} within {counted(len(history.epoch), 'epoch')}. Lower the learning "
-                "rate, clip the gradients (clipnorm), or scale the features."
+                f"the loss became {logs.get('loss')} within {counted(epochs, 'epoch')}. Lower the learning rate, clip the "
+                "gradients (clipnorm), or scale the features."
             )
-        return Result(block.rows, len(history.epoch), logs, None, dump_weights(weights))
+        return Result(block.rows, epochs, logs, None, dump_weights(weights))
 
 
-def _batches(block: Block, options: FitOptions, epochs: int, seed: int) -> Generator[Block, None, None]:
-    """The batches of all epochs, one after the other."""
-    for epoch in range(epochs):
-        rows = BatchRange(epoch, None, 0, sys.maxsize)
-        with batches_of_epoch(block, rows, options, seed, lambda _: None) as found:
-            assert found is not None, "there are rows"
-            for piece in found.pieces():
-                yield from piece.batches(options.batch_size)
+def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The logs that are numbers; a metric such as ``F1Score`` may have a number for each class."""
+    return {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
 
 
 def _validation(block: Block, options: FitOptions, plan: Plan) -> Any:
@@ -290,11 +273,13 @@ class EvaluateKeys(PerKey):
     The first row of a key has its weights, in the first column after the key.
 
     Attributes:
+        state: The values of variables outside the model.
         layout: The variables of the model.
         options: How batches are made.
         default: The weights for keys without a model; ``None``: none.
     """
 
+    state: Shared[ModelWeights]
     layout: Layout
     options: Shared[BatchOptions]
     default: Shared[Flat] | None
@@ -331,10 +316,10 @@ class EvaluateKeys(PerKey):
         if weights is None:
             raise DataError("this key has no model.")
         block = self.block(parts)
-        found = trainer.evaluate(ModelWeights(weights), iter((block,)), self.options.value)
+        found = trainer.evaluate(replace(self.state.value, weights=weights), iter((block,)), self.options.value)
         assert found is not None, "there are rows"
         report, _, _ = found
-        return Result(report.rows, 0, {name: float(value) for name, value in report.logs.items()})
+        return Result(report.rows, 0, scalars(report.logs))
 
 
 def _weights_of(cell: bytes | None, layout: Layout, default: Shared[Flat] | None) -> Flat | None:
@@ -382,8 +367,8 @@ class ScoreKeys(ScoreTask):
     def _predictor(self, weights: Flat | None, context: TaskContext) -> Predictor | None:
         if weights is None:
             return None
-        schema = self.read.reader.schema
-        return Predictor(self.archive.value, ModelWeights(weights), self.options.value, schema, context)
+        schema, state = self.read.reader.schema, replace(self.state.value, weights=weights)
+        return Predictor(self.archive.value, state, self.options.value, schema, context)
 
     def _predicted(self, predictor: Predictor | None, rows: Sequence[pa.Array], context: TaskContext) -> Iterator[pa.Array]:
         if predictor is None:

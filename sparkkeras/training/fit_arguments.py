@@ -492,6 +492,22 @@ def _names(name: str, value: Any) -> list[str]:
     return [] if value is None else list(column_names(name, [value] if isinstance(value, str) else value))
 
 
+def _key_callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
+    found = as_callbacks(name, value)
+    for callback in found:
+        kind = type(callback).__name__
+        if isinstance(callback, EventListener):
+            raise ConfigurationError(
+                f"{name}: {kind} follows a run on the driver, but these run on the workers: leave it out."
+            )
+        if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
+            raise ConfigurationError(
+                f"{name}: all keys would write {kind}'s files at once. Pass save_to= to store the models, and "
+                "EarlyStopping(restore_best_weights=True) to keep the best weights of each."
+            )
+    return found
+
+
 class KeyedArguments(EpochArguments, RowArguments, InputArguments, LoaderArguments, total=False):
     """Those of `KeyedModel.fit`."""
 
@@ -533,7 +549,7 @@ class KeyedArguments(EpochArguments, RowArguments, InputArguments, LoaderArgumen
         Callbacks | None,
         Argument(
             None,
-            as_callbacks,
+            _key_callbacks,
             """Keras callbacks. Each key has new copies, which run on its worker: ``EarlyStopping`` stops only its model.""",
         ),
     ]
@@ -543,8 +559,8 @@ class KeyedArguments(EpochArguments, RowArguments, InputArguments, LoaderArgumen
             None,
             arguments.optional(arguments.path),
             """A folder for the table of models, to which Spark writes while it trains. The same call goes on where a
-            training that was interrupted has stopped, and a call with other rows trains only the keys that have changed.
-            With Spark Connect, it is a path of the server. ``None``: the executors keep the models until the session
-            ends.""",
+            training that was interrupted has stopped, from the initial weights in the folder; a call with other rows trains
+            only the keys that have changed. With Spark Connect, it is a path of the server. ``None``: the executors keep
+            the models until the session ends, and train those again that are lost with an executor.""",
         ),
     ]

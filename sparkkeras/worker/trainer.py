@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -227,6 +227,48 @@ class LocalTrainer:
                 stopped=bool(model.stop_training),
             )
 
+    def fit_alone(
+        self, state: ModelState, rows: Block, epochs: int, options: FitOptions, seed: int, **validation: Any
+    ) -> Any:
+        """Train for several epochs in one call of Keras's ``fit``, apart from other workers.
+
+        Args:
+            state: The initial weights and optimizer variables.
+            rows: The rows to train on.
+            epochs: The number of epochs.
+            options: The training options.
+            seed: Seeds row orders and dropout masks together with that of ``options``, in place of the index of the worker.
+            **validation: The arguments of Keras's ``fit`` for validation.
+
+        Returns:
+            The trained model, whose ``history`` is that of this call. It is the cached one.
+
+        Raises:
+            DataError: Labels do not fit the loss.
+            ConfigurationError: A callback has changed a variable that the backend has compiled into the training step.
+        """
+        self.check([rows], options)
+        model = self.prepared(rows, options)
+        _choose_steps(model, every=1)  # others would be traced for each number of batches
+        seed_generators((options.seed, seed))
+        state.put(model)
+        model_state.reseed(model, (options.seed, seed))
+        unchanging = Unchanging(model)
+        with closing(_batches_of_epochs(rows, epochs, options, seed)) as batches, _streaming():
+            first = next(batches)
+            with device.feed(first.spec, None, chain([first], batches)) as fed:
+                model.fit(
+                    fed,
+                    epochs=epochs,
+                    steps_per_epoch=-(-rows.rows // options.batch_size),
+                    callbacks=list(options.callbacks.fresh()) if options.callbacks else [],
+                    shuffle=False,
+                    verbose=0,
+                    **validation,
+                )
+        unchanging.check()
+        return model
+
     def evaluate(
         self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions
     ) -> tuple[EvaluationReport, BlockSpec, tuple[LabelRange, ...]] | None:
@@ -330,6 +372,15 @@ class LocalTrainer:
             model._sparkkeras_ready = True
             _choose_steps(model)
         return model
+
+
+def _batches_of_epochs(rows: Block, epochs: int, options: FitOptions, seed: int) -> Generator[Block, None, None]:
+    """The batches of several epochs, one after the other."""
+    for epoch in range(epochs):
+        with batches_of_epoch(rows, BatchRange(epoch, None, 0, sys.maxsize), options, seed, lambda _: None) as found:
+            assert found is not None, "there are rows"
+            for piece in found.pieces():
+                yield from piece.batches(options.batch_size)
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:

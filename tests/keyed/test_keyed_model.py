@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pyspark.sql import functions
 
-from sparkkeras import ConfigurationError, DataError, KeyedModel, ModelError, StorageError, WorkerError
+from sparkkeras import ConfigurationError, DataError, KeyedModel, ModelError, SparkModel, StorageError, WorkerError
 from sparkkeras.keyed.rows import deal
 from sparkkeras.keyed.tasks import dump_weights, load_weights
 from sparkkeras.weights import Layout
@@ -29,7 +29,7 @@ def rows(counts, seed=0):
 
 
 def frame_of(spark, found):
-    frame = spark.createDataFrame(found, "store string, day int, x array<float>, y double")
+    frame = spark.createDataFrame(found, "store string, day int, inputs array<float>, y double")
     return frame.orderBy(functions.rand(1))
 
 
@@ -38,7 +38,7 @@ def stores(spark):
     return frame_of(spark, rows(COUNTS))
 
 
-FIT = {"features": "x", "label": "y", "order_by": "day", "epochs": 3, "verbose": 0}
+FIT = {"features": "inputs", "label": "y", "order_by": "day", "epochs": 3, "verbose": 0}
 
 
 def separately(counts, **options):
@@ -85,12 +85,12 @@ def test_rows_get_the_predictions_of_their_model(stores):
         mine = [row for row in scored if row.store == store]
         assert len(mine) == COUNTS[store]
         assert all(row.kept == 2 * row.day for row in mine)
-        predicted = model.predict(np.array([row.x for row in mine], "float32"), verbose=0)
+        predicted = model.predict(np.array([row.inputs for row in mine], "float32"), verbose=0)
         np.testing.assert_allclose([row.prediction for row in mine], predicted[:, 0], rtol=1e-4, atol=1e-5)
     evaluated = by_store(keyed.evaluate(stores))
     for store, model in expected.items():
         mine = [row for row in scored if row.store == store]
-        loss = model.evaluate(np.array([row.x for row in mine]), np.array([row.y for row in mine]), verbose=0)
+        loss = model.evaluate(np.array([row.inputs for row in mine]), np.array([row.y for row in mine]), verbose=0)
         assert evaluated[store].loss == pytest.approx(loss, rel=1e-4)
         assert evaluated[store].rows == COUNTS[store]
 
@@ -117,16 +117,21 @@ def test_a_seed_gives_the_same_models_in_whatever_order_rows_arrive(spark):
     assert not np.array_equal(weights(first.models["a"]), weights(other.models["a"]))
 
 
-class StopAtTwo(keras.callbacks.Callback):
+class StopAfterTwo(keras.callbacks.Callback):
+    """Counts the epochs that this object has seen, which a copy for another key must not."""
+
+    seen = 0
+
     def on_epoch_end(self, epoch, logs=None):
-        self.model.stop_training = epoch == 1
+        self.seen += 1
+        self.model.stop_training = self.seen == 2
 
 
 def test_each_key_has_its_own_callbacks(stores):
     keyed = KeyedModel(regression(), "store")
     stopping = keras.callbacks.EarlyStopping("loss", min_delta=100, patience=0)
     assert {row.epochs for row in keyed.fit(stores, callbacks=stopping, **{**FIT, "epochs": 5}).collect()} == {2}
-    assert {row.epochs for row in keyed.fit(stores, callbacks=[StopAtTwo()], **{**FIT, "epochs": 5}).collect()} == {2}
+    assert {row.epochs for row in keyed.fit(stores, callbacks=[StopAfterTwo()], **{**FIT, "epochs": 5}).collect()} == {2}
 
 
 def test_a_key_that_fails_does_not_stop_the_others(spark):
@@ -151,6 +156,71 @@ def test_a_key_that_fails_does_not_stop_the_others(spark):
     assert errors["a"].error is None
 
 
+def test_the_next_fit_tries_failed_keys_again(spark):
+    bad = ("bad", 0, [1.0, float("nan"), 0.0], 1.0)
+    keyed = KeyedModel(regression(), "store")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="bad"):
+            keyed.fit(frame_of(spark, [*rows(COUNTS), bad]), **FIT)
+        assert set(keyed.models) == set(COUNTS)
+    keyed.fit(frame_of(spark, [*rows(COUNTS), ("bad", 0, [1.0, 1.0, 0.0], 1.0)]), **FIT)
+    assert set(keyed.models) == {*COUNTS, "bad"}
+
+
+def test_small_batches_of_spark_change_nothing(stores, spark):
+    keyed = KeyedModel(regression(), "store")
+    found = []
+    for size in (10_000, 7):
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", size)
+        keyed = KeyedModel(regression(), "store")
+        keyed.fit(stores, validation_split=0.2, **FIT)
+        found.append([weights(keyed.models[store]) for store in COUNTS])
+        found[-1].append(sorted((row.store, row.day, row.prediction) for row in keyed.predict(stores).collect()))
+        found[-1].append(sorted((row.store, row.rows, row.loss) for row in keyed.evaluate(stores).collect()))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_that_was_trained_on_spark_before(stores):
+    model = regression()
+    SparkModel(model).fit(stores, features="inputs", label="y", epochs=1, verbose=0)  # traced with several steps at a time
+    keyed = KeyedModel(model, "store")
+    keyed.fit(stores, shuffle=False, **FIT)
+    start = model.get_weights()
+    mine = [row for row in rows(COUNTS) if row[0] == "a"]
+    expected = regression()
+    expected.set_weights(start)
+    expected.fit(np.array([row[2] for row in mine]), np.array([row[3] for row in mine]), epochs=3, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(keyed.models["a"]), weights(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_another_architecture_begins_a_new_table(stores, tmp_path):
+    path = str(tmp_path / "models")
+    keyed = KeyedModel(regression(), "store")
+    keyed.fit(stores, save_to=path, **FIT)
+    keyed.model = regression(optimizer=keras.optimizers.Adam())
+    with pytest.warns(UserWarning, match="another model"):
+        keyed.fit(stores.where("store = 'a'"), save_to=path, **FIT)
+    assert set(keyed.models) == {"a"}
+    assert set(KeyedModel.load(path).models) == {"a"}
+    keyed.model = regression()
+    keyed.fit(stores.where("store = 'b'"), **FIT)
+    assert set(keyed.models) == {"b"}
+
+
+def test_training_goes_on_from_the_initial_weights_in_the_folder(stores, tmp_path):
+    path = str(tmp_path / "models")
+    KeyedModel(regression(seed=1), "store").fit(stores.where("store = 'a'"), save_to=path, **FIT)
+    keyed = KeyedModel(regression(seed=2), "store")
+    with pytest.warns(UserWarning, match="other weights"):
+        keyed.fit(stores, save_to=path, **FIT)
+    expected = KeyedModel(regression(seed=1), "store")
+    expected.fit(stores, **FIT)
+    for store in COUNTS:
+        np.testing.assert_array_equal(weights(keyed.models[store]), weights(expected.models[store]))
+    assert sorted(row.fit for row in keyed._table.collect()) == [1, 2, 2]
+
+
 def test_training_that_fails_for_all_keys_raises_an_error(spark):
     frame = frame_of(spark, [("a", 0, [1e30] * 3, 1e30), ("b", 0, [1e30] * 3, 1e30)])
     with pytest.raises(WorkerError, match="all 2 keys.*clipnorm"):
@@ -163,7 +233,7 @@ def test_keys_without_a_model_get_null_or_a_default(stores, spark):
     others = frame_of(spark, rows({"a": 2, "z": 4}))
     assert [row.prediction is None for row in keyed.predict(others).orderBy("store").collect()] == [False] * 2 + [True] * 4
     scored = [row for row in keyed.transform(others, default=common).collect() if row.store == "z"]
-    expected = common.predict(np.array([row.x for row in scored], "float32"), verbose=0)
+    expected = common.predict(np.array([row.inputs for row in scored], "float32"), verbose=0)
     np.testing.assert_allclose([row.prediction for row in scored], expected[:, 0], rtol=1e-5)
     assert by_store(keyed.evaluate(others, default=common))["z"].error is None
     with pytest.raises(ModelError, match="default"):
@@ -235,7 +305,7 @@ def test_interrupted_training_goes_on(spark, tmp_path, monkeypatch):
     assert [store for store in fits if fits[store] == min(fits.values())] == sorted(done)
     for store in counts:
         np.testing.assert_array_equal(weights(keyed.models[store]), weights(at_once.models[store]))
-    with pytest.raises(StorageError, match="other keys"):
+    with pytest.raises(DataError, match="other keys"):
         KeyedModel(regression(), "day").fit(stores, save_to=path, **{**FIT, "order_by": None})
     stores.write.parquet(str(tmp_path / "rows"))
     with pytest.raises(StorageError, match="not a table of models"):
@@ -259,7 +329,9 @@ def test_keys_keep_their_types(spark):
     assert list(one.models) == [17]
     assert 17 in one.models
     assert "z" not in one.models
-    with pytest.raises(DataError, match="cast"):
+    assert "17" not in one.models
+    assert np.int64(17) in one.models
+    with pytest.raises(DataError, match="Cast"):
         one.predict(frame.withColumn("store", functions.col("store").cast("string")))
 
 
@@ -287,8 +359,12 @@ def test_several_outputs_class_weights_and_a_transform(spark):
         for by_key in weighted.fit(frame.where("k = 'a'"), class_weight=class_weight, **given).collect()
     ]
     assert losses[0] > losses[1]
-    flipped = weighted.fit(frame, transform=lambda x, y: (x, 1 - y), **given)
-    assert flipped.count() == 2
+    plain, flipped = (
+        [row.loss for row in weighted.fit(frame, transform=transform, **given).collect()]
+        for transform in (None, lambda x, y: (x, 1 - y))
+    )
+    assert len(flipped) == 2
+    assert sorted(plain) != sorted(flipped)
     with pytest.warns(UserWarning, match="transform"):
         weighted.predict(frame)
 
@@ -303,6 +379,12 @@ def test_wrong_arguments_are_rejected_before_a_job(stores, spark):
         (DataError, "double", lambda: KeyedModel(model, "y").fit(stores, **FIT)),
         (DataError, "'price'", lambda: keyed.fit(stores, **{**FIT, "features": "price"})),
         (DataError, "'week'", lambda: keyed.fit(stores, **{**FIT, "order_by": "week"})),
+        (
+            ConfigurationError,
+            "save_to",
+            lambda: keyed.fit(stores, callbacks=keras.callbacks.ModelCheckpoint("m.keras"), **FIT),
+        ),
+        (ConfigurationError, "val_loss", lambda: keyed.fit(stores, callbacks=keras.callbacks.EarlyStopping(), **FIT)),
         (ConfigurationError, "order_by", lambda: keyed.fit(stores, **{**FIT, "order_by": None}, validation_split=0.1)),
         (DataError, "createDataFrame", lambda: keyed.fit([1, 2])),
         (ConfigurationError, "epochs", lambda: keyed.fit(stores, **{**FIT, "epochs": 0})),
