@@ -53,6 +53,7 @@ from sparkkeras.parameter.rules import ExchangeWindow as ExchangeWindow
 from sparkkeras.parameter.rules import SlowMo as SlowMo
 from sparkkeras.parameter.rules import UpdateRule as UpdateRule
 from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
+from sparkkeras.preprocessing.adaptation import adapt as adapt
 from sparkkeras.rpc.options import ParameterServerOptions as ParameterServerOptions
 from sparkkeras.rpc.options import ServerOptions as ServerOptions
 from sparkkeras.runner.spark_runner import SparkRunner as SparkRunner

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from sparkkeras.arguments import declared, known_arguments, listing
 from sparkkeras.checkpoints.store import Checkpoint
+from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml.params import EstimatorArguments, KerasParams
 from sparkkeras.ml.persistence import Savable
@@ -24,6 +25,7 @@ from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.preprocessing.adaptation import adapt
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training.fit_arguments import ModelArguments, ModelSettings, TrainingArguments
 
@@ -94,6 +96,9 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
         original = self._checked_model()
         self._result_schema(original, dataset)
         model = self._copy_of(original)
+        policy: OnInvalid = "drop" if get("handleInvalid") == "skip" else "error"
+        if get("adapt"):
+            adapt(model, dataset, features=get("featuresCol"), loader=get("loader"), on_invalid=policy)
         spark_model = SparkModel(model, **{name: get(name) for name in declared(ModelSettings)})
         # The other modes hold Spark's task slots until training ends, and a callback works on one model at a time.
         with nullcontext() if get("mode") == "synchronous" and not get("callbacks") else _fit_lock:
@@ -105,7 +110,7 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
                 features=get("featuresCol"),
                 label=get("labelCol"),
                 loader=get("loader"),
-                on_invalid="drop" if get("handleInvalid") == "skip" else "error",
+                on_invalid=policy,
                 **{name: get(name) for name in (*declared(TrainingArguments), *declared(ModelArguments))},
             )
         return self._fitted(model, history.history)

@@ -311,6 +311,14 @@ class EstimatorArguments(
             `SparkModel.fit` calls it ``validation_col``.""",
         ),
     ]
+    adapt: Annotated[
+        bool,
+        Argument(
+            False,
+            arguments.flag,
+            """Whether each fit first adapts the preprocessing layers of its copy of the model to the rows; see `adapt`.""",
+        ),
+    ]
     learning_rate: Annotated[
         float | None,
         Argument(

@@ -1,0 +1,1 @@
+"""Keras's preprocessing layers, adapted to rows on the cluster."""

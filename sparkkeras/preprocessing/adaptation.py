@@ -1,0 +1,390 @@
+"""`adapt`: what preprocessing layers learn from rows, computed on the cluster in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import keras
+import numpy as np
+
+from sparkkeras import arguments
+from sparkkeras.arguments import known_arguments
+from sparkkeras.data.block import Block, describe
+from sparkkeras.data.dataset import Shared, TaskContext
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, OnInvalid, Schema
+from sparkkeras.data.text import STRING
+from sparkkeras.errors import ConfigurationError, DataError, ModelError
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.schema import input_structure, input_tensors, schema_of
+from sparkkeras.modeling.state import ModelWeights, floatx
+from sparkkeras.preprocessing.states import MergeStates, Moments, Quantiles, Tokens
+from sparkkeras.scoring.inference import Verbose, dataset_with_progress
+from sparkkeras.sources.column_names import column_named
+from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_frame
+from sparkkeras.sources.source import Source, as_source
+from sparkkeras.weights import Array
+from sparkkeras.worker.batches import BatchOptions
+from sparkkeras.worker.predictor import Predictor
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+T = TypeVar("T")
+
+LAYERS = (
+    keras.layers.Normalization,
+    keras.layers.Discretization,
+    keras.layers.StringLookup,
+    keras.layers.IntegerLookup,
+    keras.layers.TextVectorization,
+)
+"""The layers that have a state to learn."""
+
+BATCH_SIZE = 1024
+PIECES = 64
+"""Into how many pieces tokens are split, each of which is merged by one task."""
+
+
+@known_arguments
+def adapt(
+    target: T,
+    data: Any,
+    *,
+    features: Columns | None = None,
+    loader: Loaders | None = None,
+    on_invalid: OnInvalid = "error",
+    custom_objects: Mapping[str, Any] | None = None,
+    verbose: Verbose = 0,
+) -> T:
+    """Adapt preprocessing layers to rows on the cluster, as their own ``adapt`` does with all rows in one process.
+
+    These are ``Normalization``, ``Discretization``, ``StringLookup``, ``IntegerLookup`` and ``TextVectorization``, also with
+    tf-idf, unless they were made with a fixed state. Of a model, all such layers are adapted in one pass over the rows, or
+    in several where one takes what another returns. Workers merge their states; of a vocabulary with ``max_tokens``, only
+    the most frequent tokens pass through this process.
+
+    The state is that of Keras: means and variances are computed in float64, vocabularies are the same with their order, and
+    the boundaries of ``Discretization`` are within its ``epsilon``.
+
+    Args:
+        target: A layer, a functional or ``Sequential`` model, or a ``keras.utils.FeatureSpace``. It is changed in place.
+        data: A DataFrame, an RDD of features, or arrays; see `SparkModel.predict`. For a ``FeatureSpace`` a DataFrame with
+            columns of its features' names, or a dict of arrays.
+        features: The columns of a DataFrame; see `SparkModel.fit`.
+        loader: Converts a column into an input; see `SparkModel.fit`.
+        on_invalid: How to handle rows with nulls, NaN or infinite values; see `SparkModel.fit`.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the model.
+        verbose: Whether to show the progress.
+
+    Returns:
+        ``target``.
+
+    Raises:
+        ModelError: A layer of the model cannot be reached from its inputs, or there is none to adapt.
+        ConfigurationError: An argument is out of range, or ``target`` is something else.
+        DataError: The data is empty, or does not fit.
+        WorkerError: A task failed repeatedly; the message contains its traceback.
+
+    Example::
+
+        adapt(model, df, features={"age": "age", "city": "city"})
+        SparkModel(model).fit(df, features={"age": "age", "city": "city"}, label="income")
+    """
+    arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
+    objects = arguments.custom_objects("custom_objects", custom_objects)
+    columns = ColumnMapping(features, loader=loader)
+    rows = _without_labels(data, features) if is_frame(data) else data
+
+    def learned(wanted: Sequence[_Wanted], schema: Schema, upstream: keras.Model | None = None) -> list[Any]:
+        source = as_source(rows, Reader(schema, True, on_invalid, labels_optional=True), columns=columns)
+        return _learned(wanted, schema, source, upstream, objects, verbose)
+
+    if isinstance(target, keras.utils.FeatureSpace):
+        _adapt_feature_space(target, learned)
+    elif isinstance(target, keras.Model):
+        _adapt_model(target, learned)
+    elif isinstance(target, LAYERS):
+        if not _learns(target):
+            raise ConfigurationError(f"the layer {target.name!r} was made with a fixed state: there is nothing to adapt.")
+        wanted = _Wanted.of(target, "features")
+        spec = InputSpec("features", None, wanted.floating, text=wanted.text)
+        _set_state(target, *learned([wanted], Schema((spec,), floatx=floatx())))
+    else:
+        kinds = ", ".join(kind.__name__ for kind in LAYERS)
+        raise ConfigurationError(
+            f"target is {describe(target)}; expected a Keras model, a keras.utils.FeatureSpace, or one of the layers "
+            f"{kinds}."
+        )
+    return target
+
+
+def _without_labels(frame: DataFrame, features: Columns | None) -> DataFrame:
+    """The DataFrame without the column that would be taken as labels."""
+    if "label" not in frame.columns or "label" in repr(features):
+        return frame
+    return frame.select(*(column_named(name) for name in frame.columns if name != "label"))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a worker computes for a layer.
+
+    Attributes:
+        takes: The name of the input that the layer takes; ``None``: the next output of the model before it.
+        measure: Makes the state of an array.
+        floating: Whether it takes floating-point numbers.
+        text: Whether it takes strings.
+    """
+
+    takes: str | None
+    measure: Callable[[Array], Any]
+    floating: bool
+    text: bool
+
+    @classmethod
+    def of(cls, layer: Any, takes: str | None) -> _Wanted:
+        """What to compute for a layer."""
+        if isinstance(layer, keras.layers.Normalization):
+            return cls(takes, partial(_moments, kept=tuple(layer.axis)), True, False)
+        if isinstance(layer, keras.layers.Discretization):
+            return cls(takes, partial(Quantiles.of, epsilon=layer.epsilon), True, False)
+        config, rows = layer.get_config(), layer.get_config()["output_mode"] == "tf_idf"
+        limit = None if config["max_tokens"] is None else config["max_tokens"] - _special_tokens(config)
+        if isinstance(layer, keras.layers.TextVectorization):
+            split = {
+                **config,
+                "output_mode": "int",
+                "max_tokens": None,
+                "pad_to_max_tokens": False,
+                "sparse": False,
+                "ragged": False,
+                "output_sequence_length": None,
+            }
+            for name in ("vocabulary", "idf_weights", "vocabulary_size"):
+                split.pop(name, None)
+            by_value = ByValue.dump(split, f"the layer {layer.name!r}")
+            return cls(takes, _Words(by_value, rows, limit), False, True)
+        is_text = isinstance(layer, keras.layers.StringLookup)
+        ignored = [each for each in (config["mask_token"], config["oov_token"]) if each is not None]
+        return cls(takes, _Lookup(tuple(ignored), rows, limit), False, is_text)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> int:
+    """How many tokens of ``max_tokens`` are for padding and for unknown ones."""
+    masks = config.get("mask_token", "") is not None and config["output_mode"] == "int"
+    return int(masks) + int(config.get("num_oov_indices", 1))
+
+
+def _moments(values: Array, kept: Sequence[int]) -> Moments:
+    return Moments.of(_in_columns(values), kept)
+
+
+def _in_columns(values: Array) -> Array:
+    """One value for each row as a column, as layers in models get them."""
+    return values[:, None] if values.ndim == 1 else values
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """Counts the elements of an array, but those that are ignored."""
+
+    ignored: tuple[Any, ...]
+    with_rows: bool
+    limit: int | None
+
+    def __call__(self, values: Array) -> Tokens:
+        return Tokens.of(np.asarray(values), self.with_rows, self.limit).without(self.ignored)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Counts the tokens that a ``TextVectorization`` makes of texts: a copy of it, adapted to them, numbers their tokens."""
+
+    config: ByValue[dict[str, Any]]
+    with_rows: bool
+    limit: int | None
+
+    def __call__(self, values: Array) -> Tokens:
+        layer = keras.layers.TextVectorization.from_config(dict(self.config.load()))
+        texts = np.asarray(values, object).reshape(len(values))
+        layer.adapt(texts)
+        words = layer.get_vocabulary(include_special_tokens=False)
+        special = layer.vocabulary_size() - len(words)
+        numbers = np.asarray(layer(texts)) - special
+        counts = np.bincount(numbers[numbers >= 0], minlength=len(words))
+        rows_with: dict[str, int] = {}
+        if self.with_rows:
+            pairs = np.unique(np.stack([np.nonzero(numbers >= 0)[0], numbers[numbers >= 0]]), axis=1)
+            rows_with = dict(zip(words, np.bincount(pairs[1], minlength=len(words)).tolist(), strict=True))
+        return Tokens(dict(zip(words, counts.tolist(), strict=True)), rows_with, len(texts), self.limit)
+
+
+@dataclass(frozen=True)
+class LearnTask:
+    """Yields the states of all layers for the rows of a partition; nothing if it has none."""
+
+    wanted: tuple[_Wanted, ...]
+    schema: Schema
+    upstream: tuple[Shared[ModelArchive], Shared[ModelWeights], BatchOptions] | None
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[list[Any]]:
+        """Yield the states."""
+        predictor = None
+        if self.upstream is not None:
+            archive, weights, options = self.upstream
+            predictor = Predictor(archive.value, weights.value, options, self.schema, context)
+        states: list[Any] | None = None
+        for block in blocks:
+            if block.rows:
+                found = self._states(block.dense(), predictor)
+                states = found if states is None else [one.merge(other) for one, other in zip(states, found, strict=True)]
+        if states is not None:
+            yield states
+
+    def _states(self, block: Block, predictor: Predictor | None) -> list[Any]:
+        specs = self.schema.specs_of(block.form)
+        inputs = {spec.name: array for spec, array in zip(specs, block.arrays, strict=False) if spec is not None}
+        outputs = iter(() if predictor is None else keras.tree.flatten(predictor.predict(block)))
+        arrays = (next(outputs) if each.takes is None else inputs[each.takes] for each in self.wanted)
+        return [each.measure(np.asarray(array)) for each, array in zip(self.wanted, arrays, strict=True)]
+
+
+def _learned(
+    wanted: Sequence[_Wanted],
+    schema: Schema,
+    source: Source,
+    upstream: keras.Model | None,
+    custom_objects: Mapping[str, Any],
+    verbose: Verbose,
+) -> list[Any]:
+    """The states of layers for all rows."""
+
+    def packed() -> Any:
+        return None if upstream is None else ModelArchive.pack_to_predict(upstream, custom_objects)
+
+    with (
+        dataset_with_progress(packed, source, None, "Adapting layers", verbose) as (archive, dataset, _),
+        ExitStack() as stack,
+    ):
+        before = None
+        if upstream is not None:
+            weights = stack.enter_context(dataset.share(ModelWeights.take(upstream)))
+            options = BatchOptions(BATCH_SIZE, input_structure=input_structure(upstream), to_predict=True)
+            before = stack.enter_context(dataset.share(archive)), weights, options
+        found = dataset.run(LearnTask(tuple(wanted), schema, before)).reduce(MergeStates(PIECES))
+    if not found:
+        raise DataError("there are no rows to adapt to: the data is empty.")
+    return found[0]
+
+
+Learned = Callable[..., list[Any]]
+
+
+def _adapt_model(model: keras.Model, learned: Learned) -> None:
+    """Adapt the layers of a model: first those that depend on no other one."""
+    if not getattr(model, "inputs", None):
+        raise ModelError(
+            f"the model {model.name!r} has no inputs that Keras knows: expected a functional or Sequential model. For "
+            "another one, adapt its layers: adapt(layer, df, features=...)."
+        )
+    for inner in model.layers:
+        if isinstance(inner, keras.Model) and any(map(_learns, inner.layers)):
+            raise ModelError(
+                f"the model {inner.name!r} inside of {model.name!r} has layers to adapt, whose inputs are its own: adapt it "
+                "first, with adapt(inner_model, df, features=...)."
+            )
+    schema, tensors = schema_of(model), input_tensors(model)
+    names = {id(tensor): spec.name for tensor, spec in zip(tensors, schema.inputs, strict=True)}
+    left = [layer for layer in model.layers if _learns(layer)]
+    if not left:
+        kinds = ", ".join(kind.__name__ for kind in LAYERS)
+        raise ModelError(f"the model {model.name!r} has no layers to adapt ({kinds}).")
+    while left:
+        ready: list[tuple[Any, str | None]] = []
+        before: list[Any] = []
+        for layer in left:
+            tensor = _input_of(layer)
+            if id(tensor) in names:
+                ready.append((layer, names[id(tensor)]))
+            elif not any(other in left for other in keras.Model(model.inputs, tensor).layers):
+                ready.append((layer, None))
+                before.append(tensor)
+        wanted = [_Wanted.of(layer, takes) for layer, takes in ready]
+        states = learned(wanted, schema, keras.Model(_given_inputs(model), before) if before else None)
+        for (layer, _), state in zip(ready, states, strict=True):
+            _set_state(layer, state)
+            left.remove(layer)
+
+
+def _given_inputs(model: keras.Model) -> Any:
+    """The inputs in the structure that the model was built with."""
+    structure, tensors = input_structure(model), input_tensors(model)
+    return tensors if structure is None else structure.build(tensors)
+
+
+def _input_of(layer: Any) -> Any:
+    try:
+        return layer.input
+    except (AttributeError, ValueError) as error:
+        raise ModelError(
+            f"the layer {layer.name!r} is called several times in the model, on inputs that may differ: adapt it on its "
+            "own, with adapt(layer, df, features=...)."
+        ) from error
+
+
+def _adapt_feature_space(space: Any, learned: Learned) -> None:
+    """Adapt the preprocessors of a ``FeatureSpace``. Its own ``adapt`` calls theirs, and then finishes building it."""
+    layers = {name: layer for name, layer in space.preprocessors.items() if isinstance(layer, LAYERS) and _learns(layer)}
+    kinds = {name: feature.dtype for name, feature in space.features.items()}
+    specs = [InputSpec(name, None, "float" in kind, text=kind == STRING) for name, kind in kinds.items()]
+    wanted = [_Wanted.of(layer, name) for name, layer in layers.items()]
+    states = learned(wanted, Schema(tuple(specs), floatx=floatx())) if wanted else []
+    for layer, state in zip(layers.values(), states, strict=True):
+        layer.adapt = partial(_ignore_rows, layer, state)
+    try:
+        space.adapt({name: _any_row(kind) for name, kind in kinds.items()})
+    finally:
+        for layer in layers.values():
+            del layer.adapt
+
+
+def _any_row(dtype: str) -> Array:
+    return np.array([[""]], object) if dtype == STRING else np.zeros((1, 1), dtype)
+
+
+def _ignore_rows(layer: Any, state: Any, rows: Any) -> None:
+    _set_state(layer, state)
+
+
+def _learns(layer: Any) -> bool:
+    """Whether a layer has a state to learn: it was not made with a fixed one."""
+    if not isinstance(layer, LAYERS):
+        return False
+    config = layer.get_config()
+    if isinstance(layer, keras.layers.Normalization):
+        return config["mean"] is None
+    if isinstance(layer, keras.layers.Discretization):
+        return layer.num_bins is not None
+    return config["vocabulary"] is None
+
+
+def _set_state(layer: Any, state: Any) -> None:
+    """Put the state of all rows into a layer."""
+    if isinstance(state, Moments):
+        if not layer.built:
+            layer.build((None, *state.row_shape))
+        layer.adapt_mean.assign(state.mean.astype(floatx()))
+        layer.adapt_variance.assign(state.variance.astype(floatx()))
+        layer.finalize_state()
+    elif isinstance(state, Quantiles):
+        layer.summary = np.stack([state.values, state.weights]).astype("float32")
+        layer.finalize_state()
+    elif state.counts:
+        idf = state.inverse_document_frequencies if state.rows_with else None
+        layer.set_vocabulary(list(state.counts), idf_weights=idf)

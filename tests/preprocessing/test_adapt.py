@@ -1,0 +1,174 @@
+"""`adapt` gives layers the state that Keras's own `adapt` does with all rows in one process."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, adapt, to_data_frame
+from sparkkeras.ml import KerasEstimator
+
+ROWS = 300
+DRAW = np.random.default_rng(3)
+NUMBERS = (DRAW.normal(size=(ROWS, 4)) * [1, 10, 100, 0.1] + [0, 5, -1000, 3]).astype("float32")
+CITIES = np.array(["Berlin", "Wien", "Bern", "Graz", "Genf"], object)[DRAW.integers(0, 5, ROWS)]
+CODES = DRAW.integers(-3, 20, ROWS)
+TEXTS = np.array([" ".join(DRAW.choice(["Red!", "green", "blue", "Blue,", "sky"], 1 + i % 5)) for i in range(ROWS)], object)
+
+LOOKUPS = {
+    "strings": (lambda: keras.layers.StringLookup(), CITIES),
+    "at most": (lambda: keras.layers.StringLookup(max_tokens=3, num_oov_indices=1, mask_token="Bern"), CITIES),
+    "tf-idf of strings": (lambda: keras.layers.StringLookup(output_mode="tf_idf", max_tokens=4), CITIES),
+    "integers": (lambda: keras.layers.IntegerLookup(max_tokens=9, output_mode="multi_hot"), CODES),
+    "texts": (lambda: keras.layers.TextVectorization(), TEXTS),
+    "words": (lambda: keras.layers.TextVectorization(max_tokens=5, output_mode="count", ngrams=2), TEXTS),
+    "tf-idf": (lambda: keras.layers.TextVectorization(output_mode="tf_idf", standardize="lower"), TEXTS),
+}
+
+
+def frame_of(spark, **columns):
+    return to_data_frame(spark, columns).repartition(3)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_vocabularies_are_those_of_keras(spark, name):
+    build, values = LOOKUPS[name]
+    layer, plain = build(), build()
+    plain.adapt(values[:, None])
+    assert adapt(layer, frame_of(spark, x=values), features="x") is layer
+    assert layer.get_vocabulary() == plain.get_vocabulary()
+    given = values[:50, None]
+    np.testing.assert_allclose(np.asarray(layer(given)), np.asarray(plain(given)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [-1, None])
+def test_means_and_variances_are_those_of_keras(spark, sc, axis):
+    plain = keras.layers.Normalization(axis=axis)
+    plain.adapt(NUMBERS)
+    for data in (frame_of(spark, x=NUMBERS), NUMBERS, sc.parallelize(list(NUMBERS), 3)):
+        layer = adapt(
+            keras.layers.Normalization(axis=axis),
+            data,
+            **({} if data is NUMBERS or hasattr(data, "glom") else {"features": "x"}),
+        )
+        np.testing.assert_allclose(layer(NUMBERS), plain(NUMBERS), rtol=1e-3, atol=1e-4)
+
+
+def test_boundaries_are_within_the_error(spark):
+    values = DRAW.exponential(size=5000).astype("float32")
+    layer = adapt(keras.layers.Discretization(num_bins=4, epsilon=0.01), frame_of(spark, x=values), features="x")
+    ranks = np.searchsorted(np.sort(values), layer.bin_boundaries) / len(values)
+    np.testing.assert_allclose(ranks, [0.25, 0.5, 0.75], atol=0.02)
+
+
+def inputs():
+    return {
+        "numbers": keras.Input((4,), name="numbers"),
+        "city": keras.Input((1,), dtype="string", name="city"),
+        "text": keras.Input((), dtype="string", name="text"),
+    }
+
+
+def build():
+    given = inputs()
+    scaled = keras.layers.Normalization(name="scaled")(given["numbers"])
+    squared = keras.layers.Normalization(name="squared")(keras.layers.Lambda(lambda x: x * x)(scaled))
+    city = keras.layers.StringLookup(
+        output_mode="multi_hot", num_oov_indices=1, max_tokens=6, pad_to_max_tokens=True, name="city_index"
+    )
+    text = keras.layers.TextVectorization(output_mode="count", max_tokens=8, pad_to_max_tokens=True, name="text_index")
+    fixed = keras.layers.Normalization(mean=0.0, variance=4.0)(given["numbers"])
+    joined = keras.layers.Concatenate()([scaled, squared, fixed, city(given["city"]), text(given["text"])])
+    model = keras.Model(given, keras.layers.Dense(1)(joined))
+    model.compile("adam", "mse")
+    return model
+
+
+def test_all_layers_of_a_model(spark, tmp_path):
+    data = {"numbers": NUMBERS, "city": CITIES, "text": TEXTS}
+    frame = frame_of(spark, **data, y=NUMBERS[:, 0])
+    model = adapt(build(), frame)
+    layers = {layer.name: layer for layer in model.layers}
+    expected = {
+        name: layers[name].__class__.from_config(layers[name].get_config())
+        for name in ("scaled", "squared", "city_index", "text_index")
+    }
+    expected["scaled"].adapt(NUMBERS)
+    scaled = np.asarray(expected["scaled"](NUMBERS))
+    expected["squared"].adapt(scaled * scaled)
+    expected["city_index"].adapt(CITIES[:, None])
+    expected["text_index"].adapt(TEXTS[:, None])
+    np.testing.assert_allclose(layers["scaled"](NUMBERS), scaled, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        layers["squared"](scaled * scaled), expected["squared"](scaled * scaled), rtol=1e-2, atol=1e-3
+    )
+    for name in ("city_index", "text_index"):
+        assert layers[name].get_vocabulary() == expected[name].get_vocabulary()
+    columns = {name: name for name in data}
+    history = SparkModel(model).fit(frame, features=columns, label="y", verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=False)
+    given = {"numbers": NUMBERS[:5], "city": CITIES[:5, None], "text": TEXTS[:5]}
+    given = {
+        name: keras.ops.convert_to_tensor(value.astype(str) if value.dtype == object else value)
+        for name, value in given.items()
+    }
+    np.testing.assert_allclose(loaded.predict(given, verbose=0), model.predict(given, verbose=0), rtol=1e-5)
+
+
+def test_a_feature_space(spark):
+    def space():
+        kind = keras.utils.FeatureSpace
+        return kind(
+            {
+                "age": kind.float_normalized(),
+                "city": kind.string_categorical(),
+                "code": kind.integer_categorical(),
+                "size": kind.float_discretized(3),
+            },
+            crosses=[kind.cross(("city", "code"), 16)],
+            output_mode="concat",
+        )
+
+    data = {"age": NUMBERS[:, 0], "city": CITIES, "code": CODES.astype("int64"), "size": NUMBERS[:, 1]}
+    plain, found = space(), space()
+    plain.adapt({name: values.astype(str) if values.dtype == object else values for name, values in data.items()})
+    assert adapt(found, frame_of(spark, **data)) is found
+    row = {"age": 0.5, "city": "Wien", "code": 4, "size": 3.0}
+    np.testing.assert_allclose(np.asarray(found(row)), np.asarray(plain(row)), rtol=1e-3, atol=1e-4)
+
+
+def test_an_estimator_adapts_its_model(spark):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Normalization(name="scaled"), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    frame = frame_of(spark, features=NUMBERS, label=NUMBERS[:, 0])
+    fitted = KerasEstimator(model=model, adapt=True, verbose=0).fit(frame)
+    mean = np.ravel(fitted.get_model().get_layer("scaled").mean)
+    np.testing.assert_allclose(mean, NUMBERS.mean(0), rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(np.ravel(model.get_layer("scaled").mean), 0)
+
+
+def test_invalid_rows(spark):
+    broken = NUMBERS.copy()
+    broken[7, 1] = np.nan
+    frame = frame_of(spark, x=broken)
+    with pytest.raises(DataError, match="NaN"):
+        adapt(keras.layers.Normalization(), frame, features="x")
+    layer = adapt(keras.layers.Normalization(), frame, features="x", on_invalid="drop")
+    np.testing.assert_allclose(np.ravel(layer.mean), np.delete(NUMBERS, 7, 0).mean(0), rtol=1e-3, atol=1e-3)
+
+
+def test_wrong_arguments(spark):
+    frame = frame_of(spark, x=NUMBERS)
+    outer = keras.Sequential([keras.Input((4,)), keras.Sequential([keras.Input((4,)), keras.layers.Normalization()])])
+    for error, match, target, data, given in [
+        (ConfigurationError, "target", keras.layers.Dense(1), frame, {}),
+        (ConfigurationError, "fixed state", keras.layers.StringLookup(vocabulary=["a"]), frame, {}),
+        (ModelError, "no layers", keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), frame, {"features": "x"}),
+        (ModelError, "inside", outer, frame, {"features": "x"}),
+        (DataError, "'z'", keras.layers.Normalization(), frame, {"features": "z"}),
+        (DataError, "empty", keras.layers.Normalization(), frame.where("false"), {"features": "x"}),
+        (ConfigurationError, "on_invalid", keras.layers.Normalization(), frame, {"on_invalid": "null"}),
+    ]:
+        with pytest.raises(error, match=match):
+            adapt(target, data, **given)
