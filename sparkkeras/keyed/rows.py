@@ -134,12 +134,10 @@ def check_keys(found: pa.Table, keys: Sequence[str], names: Sequence[str]) -> No
     """Check the keys of the rows.
 
     Raises:
-        DataError: There are no rows, or some have no key.
+        DataError: Some have no key.
     """
     import pyarrow.compute as pc
 
-    if not found.num_rows:
-        raise DataError("the DataFrame has no rows.")
     for key, name in zip(keys, names, strict=True):
         missing = pc.is_null(found.column(key))
         if pc.any(missing).as_py():

@@ -3,10 +3,11 @@
 import uuid
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
-from sparkkeras import DataError, KeyedModel, SparkModel, to_data_frame
+from sparkkeras import DataError, KeyedModel, SparkModel, adapt, to_data_frame
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.sources.source import as_source
@@ -125,3 +126,13 @@ def test_a_model_for_each_key(spark, tmp_path):
         expected = model.predict(np.array([[row.x] for row in rows]), verbose=0)[:, 0]
         np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-5)
     assert keyed.evaluate(frame).where("loss > 0 AND rows = 20").count() == 3
+
+
+def test_layers_are_adapted(spark):
+    frame = cases.frame(spark)
+    layer = adapt(keras.layers.Normalization(), frame, features="features")
+    np.testing.assert_allclose(np.ravel(layer.mean), cases.arrays()[0].mean(0), rtol=1e-4, atol=1e-5)
+    words = spark.range(100).selectExpr("id", "CAST(CAST(sqrt(id) AS int) AS string) AS word").repartition(3)
+    lookup, plain = keras.layers.StringLookup(max_tokens=5), keras.layers.StringLookup(max_tokens=5)
+    plain.adapt(np.array([[row.word] for row in words.collect()]))
+    assert adapt(lookup, words, features="word").get_vocabulary() == plain.get_vocabulary()

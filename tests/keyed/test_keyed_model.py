@@ -254,6 +254,9 @@ def test_another_fit_trains_only_keys_that_have_changed(stores, spark):
     fresh.fit(frame_of(spark, changed), **FIT)
     for store in after:
         np.testing.assert_array_equal(weights(keyed.models[store]), weights(fresh.models[store]))
+    number = max(after.values())
+    keyed.fit(frame_of(spark, changed[::-1]), **FIT)
+    assert max(row.fit for row in keyed._table.collect()) == number
     keyed.fit(frame_of(spark, changed), **{**FIT, "epochs": 4})
     assert {row.epochs for row in keyed.metrics.collect()} == {4}
 
