@@ -7,9 +7,8 @@ by key, they come to the workers after the weights of their model.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,13 +20,14 @@ from sparkkeras.arguments import AS_IN_FIT, AsInFit, known_arguments, taking
 from sparkkeras.data.block import describe
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
-from sparkkeras.errors import ConfigurationError, DataError, ModelError, StorageError, WorkerError, counted, warn
-from sparkkeras.events import Events, PhaseStarted, RunStarted
+from sparkkeras.errors import ConfigurationError, DataError, ModelError, StorageError
+from sparkkeras.events import Events, RunStarted
 from sparkkeras.keyed import rows as keyed_rows
 from sparkkeras.keyed import table as tables
-from sparkkeras.keyed.rows import IDENTITY, MODEL_WEIGHTS, OverKeys, TrainingRows
-from sparkkeras.keyed.table import DIGEST, FIT, METRICS, MODEL, WEIGHTS
-from sparkkeras.keyed.tasks import EvaluateKeys, Plan, ScoreKeys, TrainKeys, load_weights
+from sparkkeras.keyed.rows import IDENTITY, MODEL_WEIGHTS
+from sparkkeras.keyed.table import METRICS, MODEL, WEIGHTS
+from sparkkeras.keyed.tasks import EvaluateKeys, ScoreKeys, dump_weights, load_weights
+from sparkkeras.keyed.training import KeyedTraining, over_keys
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built, check_not_synchronized, check_trainable, needs_labels
 from sparkkeras.modeling.description import describe_model
@@ -37,39 +37,28 @@ from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.outside import dump_callbacks
 from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_train
 from sparkkeras.modeling.schema import input_structure, schema_of
-from sparkkeras.modeling.state import ModelState, ModelWeights, layout, put_weights, take_weights, weight_variables
+from sparkkeras.modeling.state import ModelWeights, layout, put_weights, take_weights, weight_variables
 from sparkkeras.progress.renderer import Progress
 from sparkkeras.scoring.columns import Scorer, with_predictions
 from sparkkeras.scoring.inference import batch_options, transform_by_value
 from sparkkeras.sources.column_names import column_named
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame
-from sparkkeras.sources.tasks import Deferred
 from sparkkeras.spark.activity import watching_spark
 from sparkkeras.spark.cluster import start_workers
 from sparkkeras.spark.connect import AnyCluster, active_session, cluster_of
-from sparkkeras.spark.job_errors import interruptible, quietly
+from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import check_monitors
 from sparkkeras.training.fit_arguments import KeyedArguments, WorkerArguments
 from sparkkeras.training.row_options import RowOptions
-from sparkkeras.weights import Array, Flat, Layout
+from sparkkeras.weights import Flat, Layout
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import FitOptions, Transform
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkkeras.scoring.column_functions import ArgumentsToBlocks
-
-PARTITIONS_PER_SLOT = 4
-"""Partitions of keys for each task slot: more would start more tasks, fewer would let slots wait for the last one."""
-
-JOBS = 10
-"""How many jobs a training with ``save_to`` has at most; each adds its models to the table."""
-
-KEYS_PER_JOB = 16
-"""How many keys each slot has at least in such a job."""
 
 NOTHING = Layout((), ())
 """The layout of no variables."""
@@ -187,8 +176,11 @@ class KeyedModel:
                 given["on_invalid"],
                 None if given["transform"] is None else getattr(given["transform"], "__name__", "transform"),
             )
-            run = _Training(self, cluster, archive, selection, keys, options, checked, rows)
-            self._table = run.train(frame, events)
+            run = KeyedTraining(
+                self.model, self.key, self.custom_objects, cluster, archive, selection, keys, options, checked
+            )
+            before = self._table if self._architecture == archive.digest else None
+            self._table = run.train(frame, before, lambda: self._packed(rows), events)
             self._rows, self._architecture = rows, archive.digest
         return self.metrics
 
@@ -382,7 +374,7 @@ class KeyedModel:
         aliased = [column.alias(f"c{number}") for number, column in enumerate(selection.columns(together))]
         narrowed = together.select(*map(column_named, named), *aliased)
         schema = tables.evaluated_schema(tables.key_fields(frame, self.key))
-        return _over_keys(cluster, narrowed, task, schema)
+        return over_keys(cluster, narrowed, task, schema)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Save the table of models as Parquet, with Spark: a path that Spark can write, also of an object store.
@@ -397,7 +389,8 @@ class KeyedModel:
         """
         table, folder = self._models, arguments.path("path", path)
         complete = table.withColumn(MODEL, _null_binary())
-        base = tables.Base(0, self._architecture, self._packed(self._rows)).row(table.sparkSession, complete.schema)
+        initial = dump_weights(take_weights(self.model))
+        base = tables.Base(0, self._architecture, initial, self._packed(self._rows)).row(table.sparkSession, complete.schema)
         writer = complete.unionByName(base).write.mode("overwrite" if overwrite else "errorifexists")
         try:
             tables.run(cluster_of(table.sparkSession), lambda: writer.parquet(folder))
@@ -534,198 +527,6 @@ class KeyedModels(Mapping[Any, keras.Model]):
     @property
     def _trained(self) -> DataFrame:
         return self._table.where(column_named(WEIGHTS).isNotNull())
-
-
-@dataclass(frozen=True)
-class _Training:
-    """One call of `KeyedModel.fit`, with its arguments checked."""
-
-    keyed: KeyedModel
-    cluster: AnyCluster
-    archive: ModelArchive
-    selection: Selection
-    keys: list[Any]
-    options: FitOptions
-    given: Mapping[str, Any]
-    row_options: RowOptions
-
-    def train(self, frame: DataFrame, events: Events) -> DataFrame:
-        """Train the keys that the table lacks, that of the last fit or that in ``save_to``; returns the table of all."""
-        keyed, folder = self.keyed, self.given["save_to"]
-        before, number, state = self._before(), 1, ModelState.take(keyed.model)
-        base: tables.Base | None = None
-        if folder is not None and (saved := tables.read(frame.sparkSession, folder)) is not None:
-            tables.check_same_keys(self.keys, saved, f"save_to={folder!r}")
-            base, number, before = tables.Base.of(saved), tables.next_number(saved), None
-            if base.digest == self.archive.digest:
-                state, before = self._resumed(base, state), tables.latest(saved, keyed.key, base.number)
-            else:
-                warn(
-                    f"save_to={folder!r} has a table of another model: its layers, the arguments of compile or its custom "
-                    "code differ. All keys are trained."
-                )
-                base = None
-        elif before is not None:
-            number = tables.next_number(before)
-        events.emit(PhaseStarted("Counting the rows of each key"))
-        rows = TrainingRows.of(frame, keyed.key, self.given["order_by"], self.selection)
-        rows.frame.persist()
-        try:
-            chosen = self._chosen(rows, state, before)
-            task = TrainKeys(
-                self.cluster.keep(self.archive),
-                self.selection,
-                len(keyed.key),
-                self.cluster.keep(state),
-                self.cluster.keep(self.options),
-                Plan(*(self.given[each.name] for each in fields(Plan))),
-            )
-            done, jobs = 0, self._jobs(chosen, folder is not None)
-            if folder is not None and base is None:
-                base = tables.Base(number, self.archive.digest, keyed._packed(self.row_options))
-                self._write(folder, base.row(frame.sparkSession, self._schema))
-            for job in jobs:
-                many = counted(chosen.num_rows, "model")
-                events.emit(PhaseStarted(f"Training {many}" + (f", {done:,} of them done" if done else "")))
-                trained = tables.numbered(self._trained(rows, job, task), number)
-                if folder is None:
-                    before = self._kept(trained, before)
-                else:
-                    self._write(folder, trained)
-                done += job.num_rows
-        finally:
-            quietly(rows.frame.unpersist)
-        if folder is not None and base is not None and (written := tables.read(frame.sparkSession, folder)) is not None:
-            before = tables.latest(written, keyed.key, base.number)
-        assert before is not None, "there are keys"
-        self._check_errors(before, number, chosen.num_rows)
-        return before
-
-    def _before(self) -> DataFrame | None:
-        """The table of the last fit, if it is of this model and has the same keys."""
-        keyed = self.keyed
-        if keyed._table is None or keyed._architecture != self.archive.digest:
-            return None
-        tables.check_same_keys(self.keys, keyed._table, "the last fit")
-        return keyed._table
-
-    def _resumed(self, base: tables.Base, state: ModelState) -> ModelState:
-        """The state that the models of a table in files started from; warns if it is not that of the model."""
-        model, _, _ = persistence.unpack(base.model, self.keyed.custom_objects, safe_mode=False)
-        weights = take_weights(model)
-        if weights.checksum == state.weights.checksum:
-            return state
-        warn(
-            f"the model has other weights than the models in save_to={self.given['save_to']!r} started from: further keys "
-            "start from those in the folder, too. Use another folder to start from these."
-        )
-        return ModelState(weights, state.optimizer)
-
-    def _chosen(self, rows: TrainingRows, state: ModelState, before: DataFrame | None) -> pa.Table:
-        """The keys to train, with their numbers of rows and their digests."""
-        found = rows.counted(self._digest(state))
-        if before is not None:
-            columns = [column_named(name).alias(key) for name, key in zip(self.keyed.key, rows.keys, strict=True)]
-            trained = before.select(*columns, column_named(DIGEST).alias("before"))
-            found = found.join(trained, rows.keys, "left").where("before IS NULL OR before != digest").drop("before")
-        chosen = tables.arrow(self.cluster, found)
-        if not chosen.num_rows and rows.frame.isEmpty():
-            raise DataError("the DataFrame has no rows.")
-        keyed_rows.check_keys(chosen, rows.keys, self.keyed.key)
-        return chosen
-
-    @property
-    def _schema(self) -> Any:
-        from pyspark.sql import types
-
-        added = [types.StructField(FIT, types.LongType()), types.StructField(MODEL, types.BinaryType())]
-        return types.StructType([*tables.trained_schema(self.keys).fields, *added])
-
-    def _digest(self, state: ModelState) -> str:
-        """A digest of everything but the rows that the weights of a key depend on."""
-        given, options = self.given, self.options
-        names = ["epochs", "on_invalid", "order_by", "transform", "callbacks"]
-        if given["validation_split"]:
-            names += ["validation_split", "validation_freq", "validation_batch_size"]
-        parts = {
-            **{name: given[name] for name in names},
-            **{name: getattr(options, name) for name in ("batch_size", "shuffle", "seed", "class_weight")},
-            "model": [self.archive.digest, state.weights.checksum],
-            "columns": [[leaf.columns, leaf.loader] for leaf in self.selection.leaves],
-        }
-        return hashlib.sha256(repr(_described(parts)).encode()).hexdigest()[:16]
-
-    def _jobs(self, chosen: pa.Table, several: bool) -> list[pa.Table]:
-        """The keys of each job, in which large and small ones are mixed."""
-        if not chosen.num_rows:
-            return []
-        most = chosen.num_rows // (self.cluster.slots * KEYS_PER_JOB)
-        jobs = max(1, min(JOBS, most)) if several else 1
-        order = np.argsort(-chosen.column("rows").to_numpy(), kind="stable")
-        return [chosen.take(order[job::jobs]) for job in range(jobs)]
-
-    def _trained(self, rows: TrainingRows, chosen: pa.Table, task: TrainKeys) -> DataFrame:
-        """The results of training some keys, which are computed when they are used."""
-        sizes: Array = chosen.column("rows").to_numpy()
-        count = min(len(sizes), self.cluster.slots * PARTITIONS_PER_SLOT)
-        dealt = rows.dealt(chosen, keyed_rows.deal(sizes, count), count)
-        return _over_keys(self.cluster, dealt, task, tables.trained_schema(self.keys))
-
-    def _kept(self, trained: DataFrame, before: DataFrame | None) -> DataFrame:
-        """The table with these results, which the executors keep until the session ends, or until there is another one."""
-        models = trained.drop(MODEL)
-        if before is not None:
-            models = models.persist()
-            keys = list(self.keyed.key)
-            others = before.join(models.select(*map(column_named, keys)), keys, "left_anti")
-            merged = others.unionByName(models).persist()
-        else:
-            merged = models.persist()
-        tables.arrow(self.cluster, merged.select("rows"))
-        if before is not None:
-            quietly(models.unpersist)
-            quietly(before.unpersist)
-        return merged
-
-    def _write(self, folder: str, rows: DataFrame) -> None:
-        tables.run(self.cluster, lambda: rows.write.mode("append").parquet(folder))
-
-    def _check_errors(self, table: DataFrame, number: int, trained: int) -> None:
-        """Warn of keys that have failed in this fit; raise if no key has a model."""
-        failed = table.where((column_named(FIT) == number) & column_named("error").isNotNull())
-        errors = tables.arrow(self.cluster, failed.select(*map(column_named, self.keyed.key), "error"))
-        if not errors.num_rows:
-            return
-        row = errors.slice(0, 1).to_pylist()[0]
-        reason = row.pop("error")
-        first = f"{', '.join(f'{name}={value!r}' for name, value in row.items())}: {reason}"
-        if table.where(column_named(WEIGHTS).isNotNull()).isEmpty():
-            raise WorkerError(f"training failed for {'the only key' if trained == 1 else f'all {trained:,} keys'}. {first}")
-        warn(f"training failed for {errors.num_rows:,} of {trained:,} keys: metrics has their errors. {first}")
-
-
-def _described(value: Any) -> Any:
-    """An argument as values that have the same representation in each process: functions by their names, objects by their
-    classes and settings.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return sorted((str(key), _described(each)) for key, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return [_described(each) for each in value]
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    simple = (bool, int, float, str, tuple, list, type(None))
-    settings = {name: each for name, each in getattr(value, "__dict__", {}).items() if isinstance(each, simple)}
-    return [_described(type(value)), _described(settings)]
-
-
-def _over_keys(cluster: AnyCluster, rows: DataFrame, task: Callable[..., Any], schema: Any) -> DataFrame:
-    """The results of a task for each key of rows that are sorted by it."""
-    deferred = Deferred(task, cluster.carried_environment, cluster.backend)
-    with cluster.training_workers():
-        return rows.mapInArrow(OverKeys(deferred), schema, **cluster.task_options)
 
 
 def _as_tuple(key: Any) -> tuple[Any, ...]:

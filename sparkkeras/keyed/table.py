@@ -8,7 +8,8 @@
 trains them again. ``fit`` is the number of the fit. A later one adds rows, of which the last one of a key counts.
 
 Files have a further row, without a key: its ``model`` is a ``.keras`` archive with the settings, its ``digest`` that of the
-architecture. Where there are several, the last one counts, and so do only the rows of fits from this number on.
+architecture, and its ``weights`` are the initial ones. Where there are several, the last one counts, and so do only the rows
+of fits from this number on.
 """
 
 from __future__ import annotations
@@ -86,10 +87,18 @@ def numbered(trained: DataFrame, number: int) -> DataFrame:
 
 @dataclass(frozen=True)
 class Base:
-    """The row of files that holds the model: from which fit on rows belong to it, its digest, and its ``.keras`` archive."""
+    """The row of files that holds the model.
+
+    Attributes:
+        number: The fit from which on rows belong to it.
+        digest: The digest of its architecture.
+        weights: The weights that the models of all keys started from, as a cell.
+        model: Its ``.keras`` archive.
+    """
 
     number: int
     digest: str
+    weights: bytes
     model: bytes
 
     @classmethod
@@ -100,14 +109,20 @@ class Base:
             StorageError: It has none.
         """
         rows = table.where(column_named(MODEL).isNotNull()).orderBy(column_named(FIT).desc())
-        found = rows.select(FIT, DIGEST, MODEL).limit(1).collect()
+        found = rows.select(FIT, DIGEST, WEIGHTS, MODEL).limit(1).collect()
         if not found:
             raise StorageError("the table has no row with the model: some of its files are missing.")
-        return cls(found[0][FIT], found[0][DIGEST], bytes(found[0][MODEL]))
+        row = found[0]
+        return cls(row[FIT], row[DIGEST], bytes(row[WEIGHTS]), bytes(row[MODEL]))
 
     def row(self, session: SparkSession, schema: types.StructType) -> DataFrame:
         """The row, in a table with this schema."""
-        values = {FIT: self.number, DIGEST: self.digest, MODEL: bytearray(self.model)}
+        values = {
+            FIT: self.number,
+            DIGEST: self.digest,
+            WEIGHTS: bytearray(self.weights),
+            MODEL: bytearray(self.model),
+        }
         return session.createDataFrame([tuple(values.get(name) for name in schema.names)], as_schema(schema.fields))
 
 

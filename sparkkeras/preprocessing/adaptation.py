@@ -97,6 +97,7 @@ def adapt(
         SparkModel(model).fit(df, features={"age": "age", "city": "city"}, label="income")
     """
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
+    arguments.one_of("verbose", verbose, get_args(Verbose))
     objects = arguments.custom_objects("custom_objects", custom_objects)
     columns = ColumnMapping(features, loader=loader)
     rows = _without_labels(data, features) if is_frame(data) else data
@@ -277,7 +278,8 @@ def _learned(
             weights = stack.enter_context(dataset.share(ModelWeights.take(upstream)))
             options = BatchOptions(BATCH_SIZE, input_structure=input_structure(upstream), to_predict=True)
             before = stack.enter_context(dataset.share(archive)), weights, options
-        found = dataset.run(LearnTask(tuple(wanted), schema, before)).reduce(MergeStates(PIECES))
+        pieces = PIECES if any(isinstance(each.measure, (_Lookup, _Words)) for each in wanted) else 1
+        found = dataset.run(LearnTask(tuple(wanted), schema, before)).reduce(MergeStates(pieces))
     if not found:
         raise DataError("there are no rows to adapt to: the data is empty.")
     return found[0]

@@ -17,10 +17,10 @@ import numpy as np
 
 from sparkkeras.weights import Array
 
-S = TypeVar("S", bound="State")
+S = TypeVar("S", bound="LayerState")
 
 
-class State(Protocol):
+class LayerState(Protocol):
     """The state of some rows."""
 
     def merge(self: S, other: S) -> S:
@@ -81,7 +81,7 @@ class Moments(_Small):
         return cls(math.prod(values.shape[axis] for axis in reduced), mean, deviations, values.shape[1:])
 
     def merge(self, other: Moments) -> Moments:
-        """See `State.merge`."""
+        """See `LayerState.merge`."""
         count = self.count + other.count
         difference = other.mean - self.mean
         mean = self.mean + difference * (other.count / count)
@@ -114,7 +114,7 @@ class Quantiles(_Small):
         return cls(chosen, np.full(chosen.size, step), epsilon)
 
     def merge(self, other: Quantiles) -> Quantiles:
-        """See `State.merge`."""
+        """See `LayerState.merge`."""
         values, weights = np.concatenate([self.values, other.values]), np.concatenate([self.weights, other.weights])
         order = np.argsort(values, kind="stable")
         values, weights = values[order], weights[order]
@@ -159,14 +159,14 @@ class Tokens:
         return Tokens(counts, rows_with, self.rows, self.limit)
 
     def merge(self, other: Tokens) -> Tokens:
-        """See `State.merge`."""
+        """See `LayerState.merge`."""
         counts, rows_with = Counter(self.counts), Counter(self.rows_with)
         counts.update(other.counts)
         rows_with.update(other.rows_with)
         return Tokens(counts, rows_with, self.rows + other.rows, self.limit)
 
     def split(self, parts: int) -> Sequence[Tokens]:
-        """See `State.split`: by the hash of the tokens. The first piece has the number of rows."""
+        """See `LayerState.split`: by the hash of the tokens. The first piece has the number of rows."""
         pieces: list[dict[Any, int]] = [{} for _ in range(parts)]
         for token, count in self.counts.items():
             pieces[zlib.crc32(str(token).encode()) % parts][token] = count
@@ -176,7 +176,7 @@ class Tokens:
         ]
 
     def join(self, others: Sequence[Tokens]) -> Tokens:
-        """See `State.join`."""
+        """See `LayerState.join`."""
         return functools.reduce(Tokens.merge, others, self).reduced()
 
     def reduced(self) -> Tokens:

@@ -216,6 +216,8 @@ def test_training_goes_on_from_the_initial_weights_in_the_folder(stores, tmp_pat
         keyed.fit(stores, save_to=path, **FIT)
     expected = KeyedModel(regression(seed=1), "store")
     expected.fit(stores, **FIT)
+    expected.fit(stores, save_to=str(tmp_path / "all"), **FIT)  # also the models that are in memory
+    assert set(KeyedModel.load(str(tmp_path / "all")).models) == set(COUNTS)
     for store in COUNTS:
         np.testing.assert_array_equal(weights(keyed.models[store]), weights(expected.models[store]))
     assert sorted(row.fit for row in keyed._table.collect()) == [1, 2, 2]
@@ -282,9 +284,9 @@ def test_the_table_of_models_can_be_loaded(stores, tmp_path, kind):
 
 
 def test_interrupted_training_goes_on(spark, tmp_path, monkeypatch):
-    from sparkkeras.keyed import keyed_model, table
+    from sparkkeras.keyed import table, training
 
-    monkeypatch.setattr(keyed_model, "KEYS_PER_JOB", 1)  # for each slot, so that there are three jobs
+    monkeypatch.setattr(training, "KEYS_PER_JOB", 1)  # for each slot, so that there are three jobs
     counts = {store: 10 + number for number, store in enumerate("abcdef")}
     stores, path, written = frame_of(spark, rows(counts)), str(tmp_path / "models"), []
     run = table.run
