@@ -485,15 +485,19 @@ def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
 def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch):
     """The first write ends after the last epoch; of the states in between, only the last one is written."""
     trained = threading.Event()
-    real = CheckpointStore.write
+    write, close = CheckpointStore.write, BackgroundWriter.close
 
-    def write(self, *arguments):
+    def write_later(self, *arguments):
         assert trained.wait(60)
-        return real(self, *arguments)
+        return write(self, *arguments)
 
-    monkeypatch.setattr(CheckpointStore, "write", write)
-    callback = keras.callbacks.LambdaCallback(on_train_end=lambda logs: trained.set())
-    train(averaged, tmp_path, every="epoch", callbacks=[callback])
+    def close_now(self):
+        trained.set()
+        return close(self)
+
+    monkeypatch.setattr(CheckpointStore, "write", write_later)
+    monkeypatch.setattr(BackgroundWriter, "close", close_now)
+    train(averaged, tmp_path, every="epoch")
     store = stored(tmp_path)
     assert len(store.names()) == 2
     assert store.newest().value.progress.finished
