@@ -188,8 +188,8 @@ def check_columns(data: Any, columns: ColumnMapping) -> None:
     """
     if columns != ColumnMapping() and not is_frame(data):
         raise ConfigurationError(
-            f"features=, label= and sample_weight= name DataFrame columns, but data is of type {type(data).__name__}: "
-            "give a DataFrame, or omit them."
+            f"features=, label= and sample_weight= name columns of a Spark DataFrame, but data is {describe(data)}: pass a "
+            "Spark DataFrame (for one of pandas spark.createDataFrame(data)), or leave them out."
         )
 
 

@@ -165,7 +165,8 @@ class Space:
         if not self.parameters:
             raise ConfigurationError(
                 f"space={reprlib.repr(space)} has no hyper-parameter to choose: expected a dict such as "
-                '{"units": choice(32, 64), "lr": loguniform(1e-4, 1e-1)}, with distributions from sparkkeras.hyperopt.'
+                '{"units": choice(32, 64), "lr": loguniform(1e-4, 1e-1)}, with distributions from sparkkeras.hyperopt. '
+                "Lists and numbers are constants."
             )
         twice = [label for label, count in Counter(each.label for each in found).items() if count > 1]
         if twice:

@@ -48,7 +48,7 @@ from sparkkeras.spark.cluster import start_workers
 from sparkkeras.spark.connect import AnyCluster, active_session, cluster_of
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import check_monitors
+from sparkkeras.training.callbacks import check_monitors, has_monitor
 from sparkkeras.training.fit_arguments import KeyedArguments, WorkerArguments
 from sparkkeras.training.row_options import RowOptions
 from sparkkeras.weights import Flat, Layout
@@ -179,9 +179,9 @@ class KeyedModel:
             run = KeyedTraining(
                 self.model, self.key, self.custom_objects, cluster, archive, selection, keys, options, checked
             )
-            before = self._table if self._architecture == archive.digest else None
+            before = self._table if self._architecture == run.architecture else None
             self._table = run.train(frame, before, lambda: self._packed(rows), events)
-            self._rows, self._architecture = rows, archive.digest
+            self._rows, self._architecture = rows, run.architecture
         return self.metrics
 
     def _checked(self, frame: DataFrame, given: Mapping[str, Any]) -> tuple[FitOptions, Selection]:
@@ -203,6 +203,8 @@ class KeyedModel:
                 )
             check_class_weight(model, given["class_weight"])
         validates = bool(given["validation_split"])
+        if not validates:
+            _check_no_validation(given["callbacks"])
         check_monitors([model], self.custom_objects, given["callbacks"], [], validates, False)
         check_can_train(model, validates)
         reader = Reader(
@@ -454,6 +456,8 @@ class KeyedModel:
     def _default(self, default: keras.Model | None) -> Flat | None:
         if default is None:
             return None
+        if not isinstance(default, keras.Model):
+            raise ConfigurationError(f"default={default!r}: expected a keras.Model, or None for null.")
         check_built(default)
         if layout(weight_variables(default)) != self._layout:
             raise ModelError(
@@ -491,12 +495,14 @@ class KeyedModels(Mapping[Any, keras.Model]):
     def __init__(self, keyed: KeyedModel, table: DataFrame) -> None:
         self._keyed, self._table = keyed, table
 
+    def __repr__(self) -> str:
+        return f"KeyedModels({self._keyed.model.name!r} by {', '.join(self._keyed.key)})"
+
     def __getitem__(self, key: Any) -> keras.Model:
         """The model of a key.
 
         Raises:
-            KeyError: There is no such key.
-            ModelError: Training has failed for it; the message has the error.
+            KeyError: There is no such key, or its training has failed; then the message has the error.
         """
         names = self._keyed.key
         values = tuple(each.item() if isinstance(each, np.generic) else each for each in _as_tuple(key))
@@ -506,12 +512,13 @@ class KeyedModels(Mapping[Any, keras.Model]):
         try:
             wanted = self._table.sparkSession.createDataFrame([values], tables.as_schema(fields))
         except (TypeError, ValueError) as error:  # Spark's own are both
-            raise KeyError(f"{key!r} does not have the type of the keys: {error}") from error
+            kinds = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
+            raise KeyError(f"{key!r}: expected a key of the type of {kinds}") from error
         rows = self._table.join(wanted, list(names)).select("error", WEIGHTS).collect()
         if not rows:
             raise KeyError(key)
         if rows[0][WEIGHTS] is None:
-            raise ModelError(f"the key {key!r} has no model, since its training failed: {rows[0]['error']}")
+            raise KeyError(f"{key!r} has no model, since its training failed: {rows[0]['error']}")
         model = ModelArchive.pack(self._keyed.model, self._keyed.custom_objects).unpack()
         put_weights(load_weights(bytes(rows[0][WEIGHTS]), self._keyed._layout), model)
         return model
@@ -537,6 +544,15 @@ def _null_binary() -> Any:
     from pyspark.sql import functions
 
     return functions.lit(None).cast("binary")
+
+
+def _check_no_validation(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    for callback in callbacks:
+        if has_monitor(callback) and str(callback.monitor).startswith("val_"):
+            raise ConfigurationError(
+                f"callbacks: {type(callback).__name__}(monitor={callback.monitor!r}) monitors a validation metric, but "
+                "there is no validation: pass validation_split= with order_by=, or monitor a metric of training."
+            )
 
 
 def _key_names(key: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ of fits from this number on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ from pyspark.sql import functions, types
 
 from sparkkeras.errors import DataError, StorageError, known_names
 from sparkkeras.sources.column_names import column_named
+from sparkkeras.spark import filesystem
 from sparkkeras.spark.job_errors import translated
+from sparkkeras.spark.settings import uses_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -162,25 +164,28 @@ def check_same_keys(keys: Sequence[types.StructField], table: DataFrame, where: 
         )
 
 
+_PASS = "Pass a new folder, or one that KeyedModel.save or fit(save_to=...) wrote."
+
+
 def read(session: SparkSession, path: str) -> DataFrame | None:
     """The table in a folder; ``None`` if it does not exist or is empty.
 
     Raises:
         StorageError: It cannot be read, or holds something else.
     """
+    if not uses_connect() and not filesystem.exists(filesystem.qualified(path)):
+        return None  # Spark would log a traceback
     try:
         table = session.read.parquet(path)
         columns = table.columns
     except Exception as error:
         if "PATH_NOT_FOUND" in str(error) or "UNABLE_TO_INFER_SCHEMA" in str(error):
             return None
-        raise StorageError(f"the table {path!r} cannot be read: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise StorageError(f"{path!r} is not a table of models, or cannot be read. {_PASS} {reason}") from error
     missing = RESERVED.difference(columns)
     if missing:
-        raise StorageError(
-            f"{path!r} is not a table of models: it has no column {min(missing)!r}. Pass a folder that KeyedModel.save or "
-            "fit(save_to=...) wrote."
-        )
+        raise StorageError(f"{path!r} is not a table of models: it has no column {min(missing)!r}. {_PASS}")
     return table
 
 
@@ -193,7 +198,7 @@ def arrow(cluster: AnyCluster, frame: DataFrame) -> pa.Table:
         raise translated(error) from error
 
 
-def run(cluster: AnyCluster, action: Any) -> None:
+def run(cluster: AnyCluster, action: Callable[[], Any]) -> None:
     """Call a function that starts a job, such as one that writes a table. An interrupt (Ctrl-C) cancels the job."""
     try:
         with cluster.cancellable():

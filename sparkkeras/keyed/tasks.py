@@ -143,7 +143,7 @@ class PerKey:
         read: list[Block] = []
         first = 0
         for part in parts:
-            read += (block for block, _ in self.read.blocks(part, "this key", first))
+            read += (block for block, _ in self.read.blocks(part, "this key, in its order", first))
             first += len(part[0])
         block = concatenate_alike(read)
         if block is None or not block.rows:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,7 +19,7 @@ from sparkkeras.keyed import table as tables
 from sparkkeras.keyed.rows import OverKeys, TrainingRows
 from sparkkeras.keyed.table import DIGEST, FIT, MODEL, WEIGHTS
 from sparkkeras.keyed.tasks import Plan, TrainKeys, dump_weights, load_weights
-from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive, model_config
 from sparkkeras.modeling.state import ModelState, layout, weight_variables
 from sparkkeras.sources.column_names import column_named
 from sparkkeras.sources.frame import Selection
@@ -87,12 +89,12 @@ class KeyedTraining:
         if saved is not None:
             tables.check_same_keys(self.keys, saved, f"save_to={folder!r}")
             base, number, before = tables.Base.of(saved), tables.next_number(saved), None
-            if base.digest == self.archive.digest:
+            if base.digest == self.architecture:
                 state, before = self._resumed(base, state), tables.latest(saved, self.key, base.number)
             else:
                 warn(
-                    f"save_to={folder!r} has a table of another model: its layers, the arguments of compile or its custom "
-                    "code differ. All keys are trained."
+                    f"save_to={folder!r} has a table of another model: its layers or the arguments of compile differ. All "
+                    "keys are trained, and those models do not count any more. Use another folder to keep them."
                 )
                 base = None
         elif folder is not None:
@@ -114,7 +116,7 @@ class KeyedTraining:
             )
             done, jobs = 0, self._jobs(chosen, folder is not None)
             if folder is not None and base is None:
-                base = tables.Base(number, self.archive.digest, dump_weights(state.weights), pack())
+                base = tables.Base(number, self.architecture, dump_weights(state.weights), pack())
                 self._write(folder, base.row(frame.sparkSession, self._schema))
             for job in jobs:
                 many = counted(chosen.num_rows, "model")
@@ -132,6 +134,14 @@ class KeyedTraining:
         assert before is not None, "there are keys"
         self._check_errors(before, number, chosen.num_rows)
         return before
+
+    @cached_property
+    def architecture(self) -> str:
+        """A digest of the layers and the arguments of ``compile``, whatever the names of layers, which Keras counts."""
+        layers = (layer.name for layer in self.model._flatten_layers(include_self=True))
+        names = {name: f"layer {number}" for number, name in enumerate(layers)}
+        config = json.dumps(_renamed(model_config(self.model), names), sort_keys=True, default=repr)
+        return hashlib.sha256(config.encode()).hexdigest()[:16]
 
     def _resumed(self, base: tables.Base, state: ModelState) -> ModelState:
         """The state that the models of a table in files started from; warns if it is not that of the model."""
@@ -173,7 +183,7 @@ class KeyedTraining:
         parts = {
             **{name: given[name] for name in names},
             **{name: getattr(options, name) for name in ("batch_size", "shuffle", "seed", "class_weight")},
-            "model": [self.archive.digest, state.weights.checksum],
+            "model": [self.architecture, state.weights.checksum],
             "columns": [[leaf.columns, leaf.loader] for leaf in self.selection.leaves],
         }
         return hashlib.sha256(repr(_described(parts)).encode()).hexdigest()[:16]
@@ -225,6 +235,17 @@ class KeyedTraining:
         if table.where(column_named(WEIGHTS).isNotNull()).isEmpty():
             raise WorkerError(f"training failed for {'the only key' if trained == 1 else f'all {trained:,} keys'}. {first}")
         warn(f"training failed for {errors.num_rows:,} of {trained:,} keys: metrics has their errors. {first}")
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A configuration of Keras with other names of layers."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, Mapping):
+        return {names.get(key, key): _renamed(each, names) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_renamed(each, names) for each in value]
+    return value
 
 
 def _described(value: Any) -> Any:

@@ -95,10 +95,11 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
             )
         original = self._checked_model()
         self._result_schema(original, dataset)
-        model = self._copy_of(original)
         policy: OnInvalid = "drop" if get("handleInvalid") == "skip" else "error"
         if get("adapt"):
-            adapt(model, dataset, features=get("featuresCol"), loader=get("loader"), on_invalid=policy)
+            original = self._unadapted_copy_of(original)
+            adapt(original, dataset, features=get("featuresCol"), loader=get("loader"), on_invalid=policy, verbose=0)
+        model = self._copy_of(original)
         spark_model = SparkModel(model, **{name: get(name) for name in declared(ModelSettings)})
         # The other modes hold Spark's task slots until training ends, and a callback works on one model at a time.
         with nullcontext() if get("mode") == "synchronous" and not get("callbacks") else _fit_lock:
@@ -135,6 +136,14 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
         if model is None:
             raise ModelError("this KerasEstimator has no model: pass a compiled one, KerasEstimator(model=...).")
         check_trainable(model)
+        return model
+
+    def _unadapted_copy_of(self, original: keras.Model) -> keras.Model:
+        """A copy to adapt, with a new optimizer: a model whose layers have no vocabulary cannot be packed."""
+        with keras.saving.custom_object_scope(self.getOrDefault("custom_objects") or {}):
+            model = keras.models.clone_model(original)
+            model.set_weights(original.get_weights())
+            model.compile_from_config(original.get_compile_config())
         return model
 
     def _copy_of(self, original: keras.Model) -> keras.Model:

@@ -31,7 +31,7 @@ from sparkkeras.errors import ModelError
 from sparkkeras.modeling import custom_code, garbage_collection, outside, unsaved
 from sparkkeras.modeling.archive_errors import load_error, missing_from_config, save_error
 from sparkkeras.modeling.backends import read, without_tensorflow
-from sparkkeras.modeling.compilation import compiled_with, leaves, optimizer_fits
+from sparkkeras.modeling.compilation import check_adapted, compiled_with, leaves, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
@@ -201,6 +201,7 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
         CustomObjectError: Custom code would load as other code, or not at all.
         ModelError: The model cannot be saved and loaded for another reason.
     """
+    check_adapted(model)
     data = save_bytes(model)
     loaded = _read(data, described.objects, safe_mode=False, with_optimizers=False)
     _verify(model, described.code, loaded)

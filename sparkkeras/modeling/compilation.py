@@ -98,6 +98,27 @@ def _names_in(given: Any) -> Iterator[str]:
             yield from _names_in(each)
 
 
+def special_tokens(config: Mapping[str, Any]) -> int:
+    """How many tokens of the vocabulary of a lookup layer, or a ``TextVectorization``, are for padding and unknown ones."""
+    masks = config.get("mask_token", "") is not None and config["output_mode"] == "int"
+    return int(masks) + int(config.get("num_oov_indices", 1))
+
+
+def check_adapted(model: keras.Model) -> None:
+    """Reject a model with a layer that has no vocabulary: Keras saves such a model, and cannot load it.
+
+    Raises:
+        ModelError: There is such a layer.
+    """
+    kinds = (keras.layers.TextVectorization, keras.layers.StringLookup, keras.layers.IntegerLookup)
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, kinds) and layer.vocabulary_size() <= special_tokens(layer.get_config()):
+            raise ModelError(
+                f"the layer {layer.name!r} of the model {model.name!r} has no vocabulary: call sparkkeras.adapt(model, df), "
+                "or the layer's own adapt or set_vocabulary, first (in Spark ML KerasEstimator(adapt=True))."
+            )
+
+
 def check_trainable(model: Any) -> None:
     """Reject a model that cannot be trained.
 

@@ -18,8 +18,9 @@ from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, OnInvalid, Schema
 from sparkkeras.data.text import STRING
-from sparkkeras.errors import ConfigurationError, DataError, ModelError
+from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import special_tokens
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.schema import input_structure, input_tensors, schema_of
 from sparkkeras.modeling.state import ModelWeights, floatx
@@ -60,7 +61,7 @@ def adapt(
     loader: Loaders | None = None,
     on_invalid: OnInvalid = "error",
     custom_objects: Mapping[str, Any] | None = None,
-    verbose: Verbose = 0,
+    verbose: Verbose = "auto",
 ) -> T:
     """Adapt preprocessing layers to rows on the cluster, as their own ``adapt`` does with all rows in one process.
 
@@ -80,7 +81,7 @@ def adapt(
         loader: Converts a column into an input; see `SparkModel.fit`.
         on_invalid: How to handle rows with nulls, NaN or infinite values; see `SparkModel.fit`.
         custom_objects: Custom classes and functions by name, where they cannot be found from the model.
-        verbose: Whether to show the progress.
+        verbose: ``"auto"`` or 1: show the progress; 0: do not.
 
     Returns:
         ``target``.
@@ -101,6 +102,8 @@ def adapt(
     objects = arguments.custom_objects("custom_objects", custom_objects)
     columns = ColumnMapping(features, loader=loader)
     rows = _without_labels(data, features) if is_frame(data) else data
+    if isinstance(target, keras.utils.FeatureSpace):
+        rows = _of_features(rows, list(target.features))
 
     def learned(wanted: Sequence[_Wanted], schema: Schema, upstream: keras.Model | None = None) -> list[Any]:
         source = as_source(rows, Reader(schema, True, on_invalid, labels_optional=True), columns=columns)
@@ -132,6 +135,23 @@ def _without_labels(frame: DataFrame, features: Columns | None) -> DataFrame:
     return frame.select(*(column_named(name) for name in frame.columns if name != "label"))
 
 
+def _of_features(data: Any, names: Sequence[str]) -> Any:
+    """The data of a ``FeatureSpace``; the columns of a pandas DataFrame as a dict of arrays.
+
+    Raises:
+        DataError: A feature is missing.
+    """
+    known = getattr(data, "columns", data if isinstance(data, Mapping) else None)
+    if known is None:
+        return data
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise DataError(
+            f"the data has no column {missing[0]!r}, a feature of the space. {known_names(missing[0], list(known))}"
+        )
+    return data if is_frame(data) or isinstance(data, Mapping) else {name: np.asarray(data[name]) for name in names}
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """What a worker computes for a layer.
@@ -156,7 +176,7 @@ class _Wanted:
         if isinstance(layer, keras.layers.Discretization):
             return cls(takes, partial(Quantiles.of, epsilon=layer.epsilon), True, False)
         config, rows = layer.get_config(), layer.get_config()["output_mode"] == "tf_idf"
-        limit = None if config["max_tokens"] is None else config["max_tokens"] - _special_tokens(config)
+        limit = None if config["max_tokens"] is None else config["max_tokens"] - special_tokens(config)
         if isinstance(layer, keras.layers.TextVectorization):
             split = {
                 **config,
@@ -173,13 +193,7 @@ class _Wanted:
             return cls(takes, _Words(by_value, rows, limit), False, True)
         is_text = isinstance(layer, keras.layers.StringLookup)
         ignored = [each for each in (config["mask_token"], config["oov_token"]) if each is not None]
-        return cls(takes, _Lookup(tuple(ignored), rows, limit), False, is_text)
-
-
-def _special_tokens(config: Mapping[str, Any]) -> int:
-    """How many tokens of ``max_tokens`` are for padding and for unknown ones."""
-    masks = config.get("mask_token", "") is not None and config["output_mode"] == "int"
-    return int(masks) + int(config.get("num_oov_indices", 1))
+        return cls(takes, _Lookup(is_text, tuple(ignored), rows, limit), False, is_text)
 
 
 def _moments(values: Array, kept: Sequence[int]) -> Moments:
@@ -193,14 +207,16 @@ def _in_columns(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Lookup:
-    """Counts the elements of an array, but those that are ignored."""
+    """Counts the elements of an array, but those that are ignored. Numbers become whole ones, as in Keras."""
 
+    is_text: bool
     ignored: tuple[Any, ...]
     with_rows: bool
     limit: int | None
 
     def __call__(self, values: Array) -> Tokens:
-        return Tokens.of(np.asarray(values), self.with_rows, self.limit).without(self.ignored)
+        tokens = np.asarray(values) if self.is_text else np.asarray(values).astype(np.int64)
+        return Tokens.of(tokens, self.with_rows, self.limit).without(self.ignored)
 
 
 @dataclass(frozen=True)
@@ -381,6 +397,11 @@ def _set_state(layer: Any, state: Any) -> None:
     if isinstance(state, Moments):
         if not layer.built:
             layer.build((None, *state.row_shape))
+        if tuple(layer.adapt_mean.shape) != state.mean.shape:
+            raise DataError(
+                f"the layer {layer.name!r} was built for means of shape {tuple(layer.adapt_mean.shape)}, but the rows have "
+                f"the shape {state.row_shape}: choose other columns, or make a new layer."
+            )
         layer.adapt_mean.assign(state.mean.astype(floatx()))
         layer.adapt_variance.assign(state.variance.astype(floatx()))
         layer.finalize_state()

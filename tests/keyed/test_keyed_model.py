@@ -147,8 +147,9 @@ def test_a_key_that_fails_does_not_stop_the_others(spark):
     assert "validation_split" in metrics["one"].error
     assert metrics["a"].error is None
     assert set(keyed.models) == set(COUNTS)
-    with pytest.raises(ModelError, match="clipnorm"):
+    with pytest.raises(KeyError, match="clipnorm"):
         keyed.models["large"]
+    assert "large" not in keyed.models
     scored = keyed.predict(frame.where("store != 'nan'")).groupBy("store").agg(functions.count("prediction").alias("n"))
     assert {row.store: row.n for row in scored.collect()} == {**COUNTS, "large": 0, "one": 0}
     errors = by_store(keyed.evaluate(frame.where("store != 'nan'")))
@@ -206,6 +207,10 @@ def test_another_architecture_begins_a_new_table(stores, tmp_path):
     keyed.model = regression()
     keyed.fit(stores.where("store = 'b'"), **FIT)
     assert set(keyed.models) == {"b"}
+    keyed.model = keras.Sequential([keras.Input((3,), name="other"), keras.layers.Dense(1)])  # the same with other names
+    keyed.model.compile(keras.optimizers.SGD(0.05, name="sgd"), "mse")
+    keyed.fit(stores.where("store = 'c'"), **FIT)
+    assert set(keyed.models) == {"b", "c"}
 
 
 def test_training_goes_on_from_the_initial_weights_in_the_folder(stores, tmp_path):
@@ -389,7 +394,11 @@ def test_wrong_arguments_are_rejected_before_a_job(stores, spark):
             "save_to",
             lambda: keyed.fit(stores, callbacks=keras.callbacks.ModelCheckpoint("m.keras"), **FIT),
         ),
-        (ConfigurationError, "val_loss", lambda: keyed.fit(stores, callbacks=keras.callbacks.EarlyStopping(), **FIT)),
+        (
+            ConfigurationError,
+            "validation_split=",
+            lambda: keyed.fit(stores, callbacks=keras.callbacks.EarlyStopping(), **FIT),
+        ),
         (ConfigurationError, "order_by", lambda: keyed.fit(stores, **{**FIT, "order_by": None}, validation_split=0.1)),
         (DataError, "createDataFrame", lambda: keyed.fit([1, 2])),
         (ConfigurationError, "epochs", lambda: keyed.fit(stores, **{**FIT, "epochs": 0})),
@@ -397,7 +406,7 @@ def test_wrong_arguments_are_rejected_before_a_job(stores, spark):
         (ConfigurationError, "twice", lambda: KeyedModel(model, ["store", "store"])),
         (ConfigurationError, "Rename", lambda: KeyedModel(model, "loss")),
         (ModelError, "compile", lambda: KeyedModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), "store")),
-        (StorageError, "no table", lambda: KeyedModel.load("/tmp/there-is-no-such-table", spark)),
+        (StorageError, "no table", lambda: KeyedModel.load("there/is/no/such/table", spark)),
     ]:
         with pytest.raises(error, match=match):
             call()

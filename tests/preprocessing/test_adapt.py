@@ -18,6 +18,7 @@ LOOKUPS = {
     "strings": (lambda: keras.layers.StringLookup(), CITIES),
     "at most": (lambda: keras.layers.StringLookup(max_tokens=3, num_oov_indices=1, mask_token="Bern"), CITIES),
     "tf-idf of strings": (lambda: keras.layers.StringLookup(output_mode="tf_idf", max_tokens=4), CITIES),
+    "floats as integers": (lambda: keras.layers.IntegerLookup(), CODES + 0.5),
     "integers": (lambda: keras.layers.IntegerLookup(max_tokens=9, output_mode="multi_hot"), CODES),
     "texts": (lambda: keras.layers.TextVectorization(), TEXTS),
     "words": (lambda: keras.layers.TextVectorization(max_tokens=5, output_mode="count", ngrams=2), TEXTS),
@@ -148,6 +149,20 @@ def test_an_estimator_adapts_its_model(spark):
     np.testing.assert_array_equal(np.ravel(model.get_layer("scaled").mean), 0)
 
 
+def test_an_estimator_adapts_lookups_that_are_new_in_each_fit(spark):
+    city = keras.Input((1,), dtype="string", name="city")
+    lookup = keras.layers.StringLookup(output_mode="multi_hot", max_tokens=6, pad_to_max_tokens=True, name="cities")
+    model = keras.Model(city, keras.layers.Dense(1)(lookup(city)))
+    model.compile("adam", "mse")
+    frame = frame_of(spark, city=CITIES, label=NUMBERS[:, 0])
+    estimator = KerasEstimator(model=model, adapt=True, featuresCol="city", verbose=0)
+    for chosen in (frame, frame.where("city < 'C'")):
+        found = estimator.fit(chosen).get_model().get_layer("cities").get_vocabulary()
+        assert set(found[1:]) == {row.city for row in chosen.select("city").distinct().collect()}
+    with pytest.raises(ModelError, match="adapt"):
+        SparkModel(model).fit(frame, features="city", label="label", verbose=0)
+
+
 def test_invalid_rows(spark):
     broken = NUMBERS.copy()
     broken[7, 1] = np.nan
@@ -167,6 +182,8 @@ def test_wrong_arguments(spark):
         (ModelError, "no layers", keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), frame, {"features": "x"}),
         (ModelError, "inside", outer, frame, {"features": "x"}),
         (DataError, "'z'", keras.layers.Normalization(), frame, {"features": "z"}),
+        (DataError, "shape", adapt(keras.layers.Normalization(), NUMBERS[:, :2]), frame, {"features": "x"}),
+        (DataError, "'z'", keras.utils.FeatureSpace({"z": "float"}), frame, {}),
         (DataError, "empty", keras.layers.Normalization(), frame.where("false"), {"features": "x"}),
         (ConfigurationError, "on_invalid", keras.layers.Normalization(), frame, {"on_invalid": "null"}),
     ]:
