@@ -319,6 +319,11 @@ class HyperParamModel(SearchView):
             with saver.running(ledger):
                 self._search(workers, settings, search_data, results, events, progress)
             results.check(limits.max_failures)
+            if search_space.is_open and not search_space.parameters and len(self.trials) > 1:
+                warn(
+                    "the function chose no hyper-parameter, so all trials are alike: have it call hp.Int, "
+                    "trial.suggest_float or the like, or pass space=."
+                )
         return self.best_model if len(metrics) == 1 else None
 
     @property

@@ -122,6 +122,10 @@ class TestResults:
         assert trials[0] == trials[1]
         assert [trial.params for trial in fits_of(rows, seed=12, max_evals=1).trials] != [first.trials[0].params]
 
+    def test_a_function_that_chooses_nothing_is_noticed(self, rows):
+        with pytest.warns(UserWarning, match="hp.Int"):
+            fits_of(rows, model=lambda hp: quick({}), space=None, max_evals=2)
+
     def test_hyperband_prunes_by_the_epochs_of_fit(self, rows):
         search = fits_of(rows, epochs=4, max_evals=6, pruner="hyperband")
         assert {(trial.status, trial.epochs < 4) for trial in search.trials} == {("pruned", True), ("ok", False)}
@@ -345,7 +349,7 @@ class TestBadInput:
             ({"objective": parabola, "epochs": 3}, "epochs= works only"),
             ({"objective": parabola, "space": (np.zeros(999),)}, r"space=\(array\(.{0,99}\) has no"),
             ({"objective": lambda: 1}, r"\(params, data\)"),
-            ({"objective": parabola, "features": "a"}, "type NoneType"),
+            ({"objective": parabola, "features": "a"}, "data is None"),
             ({"model": lambda: 1, "data": ([[1.0]], [1.0])}, r"build\(params\)"),
             ({"model": build, "metric": "val_niceness"}, "cannot infer"),
             ({"model": build, "data": list, "validation_data": 3}, "return a dict"),
