@@ -140,7 +140,9 @@ class KeyedTraining:
         """A digest of the layers and the arguments of ``compile``, whatever the names of layers, which Keras counts."""
         layers = (layer.name for layer in self.model._flatten_layers(include_self=True))
         names = {name: f"layer {number}" for number, name in enumerate(layers)}
-        config = json.dumps(_renamed(model_config(self.model), names), sort_keys=True, default=repr)
+        config = json.dumps(
+            _renamed(model_config(self.model), names), sort_keys=True, default=lambda each: type(each).__name__
+        )
         return hashlib.sha256(config.encode()).hexdigest()[:16]
 
     def _resumed(self, base: tables.Base, state: ModelState) -> ModelState:
