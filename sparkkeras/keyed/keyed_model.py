@@ -27,7 +27,7 @@ from sparkkeras.keyed import table as tables
 from sparkkeras.keyed.rows import IDENTITY, MODEL_WEIGHTS
 from sparkkeras.keyed.table import METRICS, MODEL, WEIGHTS
 from sparkkeras.keyed.tasks import EvaluateKeys, ScoreKeys, dump_weights, load_weights
-from sparkkeras.keyed.training import KeyedTraining, over_keys
+from sparkkeras.keyed.training import KeyedTraining, architecture_of, over_keys
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built, check_not_synchronized, check_trainable, needs_labels
 from sparkkeras.modeling.description import describe_model
@@ -441,7 +441,7 @@ class KeyedModel:
             gpus_per_worker=settings["gpus_per_worker"],
         )
         keyed._rows = RowOptions.from_json(model, settings["rows"])
-        keyed._table, keyed._architecture = tables.latest(table, keyed.key, base.number), base.digest
+        keyed._table, keyed._architecture = tables.latest(table, keyed.key, base.number), architecture_of(model)
         return keyed
 
     def _packed(self, rows: RowOptions) -> bytes:
@@ -468,6 +468,11 @@ class KeyedModel:
 
     def _frame_to_score(self, data: Any) -> DataFrame:
         frame = _frame(data)
+        if self._table is not None and architecture_of(self.model) != self._architecture:
+            raise ModelError(
+                f"the model {self.model.name!r} has been adapted, changed or compiled again since fit, so the weights of "
+                "the keys do not belong to it: call fit again."
+            )
         tables.check_same_keys(tables.key_fields(frame, self.key), self._models, "the last fit")
         return frame
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -21,6 +21,7 @@ from sparkkeras.keyed.table import DIGEST, FIT, MODEL, WEIGHTS
 from sparkkeras.keyed.tasks import Plan, TrainKeys, dump_weights, load_weights
 from sparkkeras.modeling.archive import ModelArchive, model_config
 from sparkkeras.modeling.state import ModelState, layout, weight_variables
+from sparkkeras.preprocessing.adaptation import learned_by
 from sparkkeras.sources.column_names import column_named
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.tasks import Deferred
@@ -137,13 +138,8 @@ class KeyedTraining:
 
     @cached_property
     def architecture(self) -> str:
-        """A digest of the layers and the arguments of ``compile``, whatever the names of layers, which Keras counts."""
-        layers = (layer.name for layer in self.model._flatten_layers(include_self=True))
-        names = {name: f"layer {number}" for number, name in enumerate(layers)}
-        config = json.dumps(
-            _renamed(model_config(self.model), names), sort_keys=True, default=lambda each: type(each).__name__
-        )
-        return hashlib.sha256(config.encode()).hexdigest()[:16]
+        """See `architecture_of`."""
+        return architecture_of(self.model)
 
     def _resumed(self, base: tables.Base, state: ModelState) -> ModelState:
         """The state that the models of a table in files started from; warns if it is not that of the model."""
@@ -185,7 +181,7 @@ class KeyedTraining:
         parts = {
             **{name: given[name] for name in names},
             **{name: getattr(options, name) for name in ("batch_size", "shuffle", "seed", "class_weight")},
-            "model": [self.architecture, state.weights.checksum],
+            "model": [self.architecture, state.weights.checksum, state.optimizer.checksum],
             "columns": [[leaf.columns, leaf.loader] for leaf in self.selection.leaves],
         }
         return hashlib.sha256(repr(_described(parts)).encode()).hexdigest()[:16]
@@ -239,6 +235,18 @@ class KeyedTraining:
         warn(f"training failed for {errors.num_rows:,} of {trained:,} keys: metrics has their errors. {first}")
 
 
+def architecture_of(model: keras.Model) -> str:
+    """A digest of the layers, of what they have learned by ``adapt``, and of the arguments of ``compile``.
+
+    The names of layers do not matter: Keras counts models.
+    """
+    layers = list(model._flatten_layers(include_self=True))
+    names = {layer.name: f"layer {number}" for number, layer in enumerate(layers)}
+    parts = [_renamed(model_config(model), names), [learned_by(layer) for layer in layers]]
+    config = json.dumps(parts, sort_keys=True, default=lambda each: type(each).__name__)
+    return hashlib.sha256(config.encode()).hexdigest()[:16]
+
+
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     """A configuration of Keras with other names of layers."""
     if isinstance(value, str):
@@ -262,8 +270,11 @@ def _described(value: Any) -> Any:
         return [_described(each) for each in value]
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    simple = (bool, int, float, str, tuple, list, type(None))
-    settings = {name: each for name, each in getattr(value, "__dict__", {}).items() if isinstance(each, simple)}
+    if isinstance(value, partial):
+        return [_described(each) for each in (value.func, value.args, value.keywords)]
+    simple = (bool, int, float, str, tuple, list, dict, type(None))
+    members = getattr(value, "__dict__", {}).items()
+    settings = {name: each for name, each in members if isinstance(each, simple) or hasattr(each, "__qualname__")}
     return [_described(type(value)), _described(settings)]
 
 

@@ -26,10 +26,12 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.preprocessing.adaptation import adapt
+from sparkkeras.sources.frame import split_by
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training.fit_arguments import ModelArguments, ModelSettings, TrainingArguments
 
 _pack_lock = threading.Lock()
+_adapt_lock = threading.Lock()
 _fit_lock = threading.Lock()
 
 
@@ -96,10 +98,7 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
         original = self._checked_model()
         self._result_schema(original, dataset)
         policy: OnInvalid = "drop" if get("handleInvalid") == "skip" else "error"
-        if get("adapt"):
-            original = self._unadapted_copy_of(original)
-            adapt(original, dataset, features=get("featuresCol"), loader=get("loader"), on_invalid=policy, verbose=0)
-        model = self._copy_of(original)
+        model = self._adapted_copy_of(original, dataset, policy) if get("adapt") else self._copy_of(original)
         spark_model = SparkModel(model, **{name: get(name) for name in declared(ModelSettings)})
         # The other modes hold Spark's task slots until training ends, and a callback works on one model at a time.
         with nullcontext() if get("mode") == "synchronous" and not get("callbacks") else _fit_lock:
@@ -138,13 +137,20 @@ class KerasEstimator(KerasParams, Estimator[KerasTransformer], Savable, declares
         check_trainable(model)
         return model
 
-    def _unadapted_copy_of(self, original: keras.Model) -> keras.Model:
-        """A copy to adapt, with a new optimizer: a model whose layers have no vocabulary cannot be packed."""
-        with keras.saving.custom_object_scope(self.getOrDefault("custom_objects") or {}):
-            model = keras.models.clone_model(original)
-            model.set_weights(original.get_weights())
-            model.compile_from_config(original.get_compile_config())
-        return model
+    def _adapted_copy_of(self, original: keras.Model, dataset: DataFrame, policy: OnInvalid) -> keras.Model:
+        """A copy of the model, after its preprocessing layers were adapted to the rows to train on."""
+        get = self.getOrDefault
+        if get("transform") is not None:
+            raise ConfigurationError(
+                "adapt=True learns from the columns, and transform= changes what the model gets of them: adapt the model "
+                "yourself (sparkkeras.adapt), or leave transform out."
+            )
+        held_out = get("validationIndicatorCol")
+        rows = dataset if held_out is None else split_by(dataset, held_out)[0]
+        given = {"features": get("featuresCol"), "loader": get("loader"), "custom_objects": get("custom_objects")}
+        with _adapt_lock:  # a model whose layers have no vocabulary cannot be copied first
+            adapt(original, rows, on_invalid=policy, verbose=0, **given)
+            return self._copy_of(original)
 
     def _copy_of(self, original: keras.Model) -> keras.Model:
         """A copy of the model with its weights and optimizer variables, and the learning rate of this fit."""

@@ -316,7 +316,8 @@ class EstimatorArguments(
         Argument(
             False,
             arguments.flag,
-            """Whether each fit first adapts the preprocessing layers of its copy of the model to the rows; see `adapt`.""",
+            """Whether each fit first adapts the preprocessing layers of the model, in place, to its rows without those of
+            ``validationIndicatorCol``; see `adapt`. Not with ``transform``.""",
         ),
     ]
     learning_rate: Annotated[

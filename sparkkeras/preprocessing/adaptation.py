@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ LAYERS = (
 """The layers that have a state to learn."""
 
 BATCH_SIZE = 1024
+TEXTS = 256
+"""How many texts become tokens at a time."""
+
 PIECES = 64
 """Into how many pieces tokens are split, each of which is merged by one task."""
 
@@ -102,7 +106,7 @@ def adapt(
     objects = arguments.custom_objects("custom_objects", custom_objects)
     columns = ColumnMapping(features, loader=loader)
     rows = _without_labels(data, features) if is_frame(data) else data
-    if isinstance(target, keras.utils.FeatureSpace):
+    if isinstance(target, keras.utils.FeatureSpace) and features is None:
         rows = _of_features(rows, list(target.features))
 
     def learned(wanted: Sequence[_Wanted], schema: Schema, upstream: keras.Model | None = None) -> list[Any]:
@@ -118,7 +122,7 @@ def adapt(
             raise ConfigurationError(f"the layer {target.name!r} was made with a fixed state: there is nothing to adapt.")
         wanted = _Wanted.of(target, "features")
         spec = InputSpec("features", None, wanted.floating, text=wanted.text)
-        _set_state(target, *learned([wanted], Schema((spec,), floatx=floatx())))
+        _set_state(target, *learned([wanted], Schema((spec,), floatx="float64")))
     else:
         kinds = ", ".join(kind.__name__ for kind in LAYERS)
         raise ConfigurationError(
@@ -130,7 +134,7 @@ def adapt(
 
 def _without_labels(frame: DataFrame, features: Columns | None) -> DataFrame:
     """The DataFrame without the column that would be taken as labels."""
-    if "label" not in frame.columns or "label" in repr(features):
+    if "label" not in frame.columns or repr("label") in repr(features):
         return frame
     return frame.select(*(column_named(name) for name in frame.columns if name != "label"))
 
@@ -228,18 +232,24 @@ class _Words:
     limit: int | None
 
     def __call__(self, values: Array) -> Tokens:
-        layer = keras.layers.TextVectorization.from_config(dict(self.config.load()))
-        texts = np.asarray(values, object).reshape(len(values))
+        layer = keras.layers.TextVectorization(**self.config.load())  # from_config takes no functions of users
+        texts = np.asarray(values, object)
         layer.adapt(texts)
         words = layer.get_vocabulary(include_special_tokens=False)
+        if not words:  # the layer has no table to look up then
+            return Tokens(Counter(), Counter(), len(texts), self.limit)
         special = layer.vocabulary_size() - len(words)
-        numbers = np.asarray(layer(texts)) - special
-        counts = np.bincount(numbers[numbers >= 0], minlength=len(words))
-        rows_with: dict[str, int] = {}
-        if self.with_rows:
-            pairs = np.unique(np.stack([np.nonzero(numbers >= 0)[0], numbers[numbers >= 0]]), axis=1)
-            rows_with = dict(zip(words, np.bincount(pairs[1], minlength=len(words)).tolist(), strict=True))
-        return Tokens(dict(zip(words, counts.tolist(), strict=True)), rows_with, len(texts), self.limit)
+        counts, rows_with = (np.zeros(len(words), np.int64) for _ in range(2))
+        for start in range(0, len(texts), TEXTS):  # whose rows of tokens are padded to the longest one
+            numbers = np.asarray(layer(texts[start : start + TEXTS])) - special
+            row, *_ = found = np.nonzero(numbers >= 0)
+            tokens = numbers[found]
+            counts += np.bincount(tokens, minlength=len(words))
+            if self.with_rows:
+                pairs = np.unique(np.stack([row, tokens]), axis=1)
+                rows_with += np.bincount(pairs[1], minlength=len(words))
+        by_word = [Counter(dict(zip(words, each.tolist(), strict=True))) for each in (counts, rows_with)]
+        return Tokens(by_word[0], by_word[1] if self.with_rows else Counter(), len(texts), self.limit)
 
 
 @dataclass(frozen=True)
@@ -311,12 +321,7 @@ def _adapt_model(model: keras.Model, learned: Learned) -> None:
             f"the model {model.name!r} has no inputs that Keras knows: expected a functional or Sequential model. For "
             "another one, adapt its layers: adapt(layer, df, features=...)."
         )
-    for inner in model.layers:
-        if isinstance(inner, keras.Model) and any(map(_learns, inner.layers)):
-            raise ModelError(
-                f"the model {inner.name!r} inside of {model.name!r} has layers to adapt, whose inputs are its own: adapt it "
-                "first, with adapt(inner_model, df, features=...)."
-            )
+    _check_others(model)
     schema, tensors = schema_of(model), input_tensors(model)
     names = {id(tensor): spec.name for tensor, spec in zip(tensors, schema.inputs, strict=True)}
     left = [layer for layer in model.layers if _learns(layer)]
@@ -327,7 +332,7 @@ def _adapt_model(model: keras.Model, learned: Learned) -> None:
         ready: list[tuple[Any, str | None]] = []
         before: list[Any] = []
         for layer in left:
-            tensor = _input_of(layer)
+            tensor = _input_of(layer, model)
             if id(tensor) in names:
                 ready.append((layer, names[id(tensor)]))
             elif not any(other in left for other in keras.Model(model.inputs, tensor).layers):
@@ -346,14 +351,33 @@ def _given_inputs(model: keras.Model) -> Any:
     return tensors if structure is None else structure.build(tensors)
 
 
-def _input_of(layer: Any) -> Any:
-    try:
-        return layer.input
-    except (AttributeError, ValueError) as error:
+def _check_others(model: keras.Model) -> None:
+    """Check that layers inside others, whose inputs are unknown here, have a state."""
+    known = {id(each) for layer in model.layers if isinstance(layer, LAYERS) for each in layer._flatten_layers()}
+    for layer in model._flatten_layers(include_self=False):
+        if id(layer) not in known and _learns(layer) and not _has_state(layer):
+            raise ModelError(
+                f"the layer {layer.name!r} is inside another layer of {model.name!r}, whose inputs are its own: adapt it "
+                "first, with adapt(inner_model, df, features=...) or adapt(layer, df, features=...)."
+            )
+
+
+def _has_state(layer: Any) -> bool:
+    """Whether a layer has been adapted, as far as its state shows."""
+    if isinstance(layer, keras.layers.Normalization):
+        return layer.built and bool(np.any(layer.adapt_mean) or np.any(np.asarray(layer.adapt_variance) != 1))
+    if isinstance(layer, keras.layers.Discretization):
+        return layer.bin_boundaries is not None
+    return bool(layer.vocabulary_size() > special_tokens(layer.get_config()))
+
+
+def _input_of(layer: Any, model: keras.Model) -> Any:
+    if len(layer._inbound_nodes) > 1 and not isinstance(model, keras.Sequential):  # which calls its layers again and again
         raise ModelError(
-            f"the layer {layer.name!r} is called several times in the model, on inputs that may differ: adapt it on its "
-            "own, with adapt(layer, df, features=...)."
-        ) from error
+            f"the layer {layer.name!r} is called several times, on inputs that may differ: adapt it on its own, with "
+            "adapt(layer, df, features=...), and make it with that vocabulary or mean for this model."
+        )
+    return layer.input
 
 
 def _adapt_feature_space(space: Any, learned: Learned) -> None:
@@ -362,7 +386,7 @@ def _adapt_feature_space(space: Any, learned: Learned) -> None:
     kinds = {name: feature.dtype for name, feature in space.features.items()}
     specs = [InputSpec(name, None, "float" in kind, text=kind == STRING) for name, kind in kinds.items()]
     wanted = [_Wanted.of(layer, name) for name, layer in layers.items()]
-    states = learned(wanted, Schema(tuple(specs), floatx=floatx())) if wanted else []
+    states = learned(wanted, Schema(tuple(specs), floatx="float64")) if wanted else []
     for layer, state in zip(layers.values(), states, strict=True):
         layer.adapt = partial(_ignore_rows, layer, state)
     try:
@@ -385,11 +409,24 @@ def _learns(layer: Any) -> bool:
     if not isinstance(layer, LAYERS):
         return False
     config = layer.get_config()
+    if config.get("invert"):  # it takes what a model returns
+        return False
     if isinstance(layer, keras.layers.Normalization):
         return config["mean"] is None
     if isinstance(layer, keras.layers.Discretization):
         return layer.num_bins is not None
-    return config["vocabulary"] is None
+    return not layer._has_input_vocabulary  # the configuration does not name a file of tokens
+
+
+def learned_by(layer: Any) -> Any:
+    """What a layer has learned by ``adapt``, as values for JSON; ``None``: nothing."""
+    if not _learns(layer) or not _has_state(layer):
+        return None
+    if isinstance(layer, keras.layers.Normalization):
+        return [np.ravel(each).tolist() for each in (layer.adapt_mean, layer.adapt_variance)]
+    if isinstance(layer, keras.layers.Discretization):
+        return np.ravel(layer.bin_boundaries).tolist()
+    return [str(token) for token in layer.get_vocabulary()]
 
 
 def _set_state(layer: Any, state: Any) -> None:
@@ -408,6 +445,9 @@ def _set_state(layer: Any, state: Any) -> None:
     elif isinstance(state, Quantiles):
         layer.summary = np.stack([state.values, state.weights]).astype("float32")
         layer.finalize_state()
-    elif state.counts:
-        idf = state.inverse_document_frequencies if state.rows_with else None
-        layer.set_vocabulary(list(state.counts), idf_weights=idf)
+    elif not state.counts:
+        raise DataError(f"the rows have no tokens for the layer {layer.name!r}: all are empty, masked or unknown.")
+    else:
+        tokens = list(state.counts)
+        vocabulary = np.array(tokens, object if isinstance(tokens[0], str) else np.int64)  # an array of str pads them all
+        layer.set_vocabulary(vocabulary, idf_weights=state.inverse_document_frequencies if state.rows_with else None)

@@ -9,12 +9,13 @@ import functools
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
 S = TypeVar("S", bound="LayerState")
@@ -82,6 +83,10 @@ class Moments(_Small):
 
     def merge(self, other: Moments) -> Moments:
         """See `LayerState.merge`."""
+        if self.mean.shape != other.mean.shape:
+            raise DataError(
+                f"rows have the shapes {self.row_shape} and {other.row_shape}: all must have the same number of values."
+            )
         count = self.count + other.count
         difference = other.mean - self.mean
         mean = self.mean + difference * (other.count / count)
@@ -111,7 +116,7 @@ class Quantiles(_Small):
         found = np.sort(values, axis=None).astype(np.float32)
         step = max(found.size * epsilon, 1.0)
         chosen = found[int(step - 1) :: int(step)]
-        return cls(chosen, np.full(chosen.size, step), epsilon)
+        return cls(chosen, np.full(chosen.size, found.size / max(1, chosen.size)), epsilon)
 
     def merge(self, other: Quantiles) -> Quantiles:
         """See `LayerState.merge`."""
@@ -137,8 +142,8 @@ class Tokens:
         limit: How many tokens the driver needs: the most frequent ones. ``None``: all.
     """
 
-    counts: Mapping[Any, int]
-    rows_with: Mapping[Any, int] = field(default_factory=dict)
+    counts: Counter[Any]
+    rows_with: Counter[Any] = field(default_factory=Counter)
     rows: int = 0
     limit: int | None = None
 
@@ -154,20 +159,20 @@ class Tokens:
     def without(self, tokens: Sequence[Any]) -> Tokens:
         """Without some tokens."""
         counts, rows_with = (
-            {token: count for token, count in each.items() if token not in tokens} for each in (self.counts, self.rows_with)
+            Counter({token: count for token, count in each.items() if token not in tokens})
+            for each in (self.counts, self.rows_with)
         )
         return Tokens(counts, rows_with, self.rows, self.limit)
 
     def merge(self, other: Tokens) -> Tokens:
-        """See `LayerState.merge`."""
-        counts, rows_with = Counter(self.counts), Counter(self.rows_with)
-        counts.update(other.counts)
-        rows_with.update(other.rows_with)
-        return Tokens(counts, rows_with, self.rows + other.rows, self.limit)
+        """See `LayerState.merge`. Changes this one: a copy of all tokens for each block would take long."""
+        self.counts.update(other.counts)
+        self.rows_with.update(other.rows_with)
+        return Tokens(self.counts, self.rows_with, self.rows + other.rows, self.limit)
 
     def split(self, parts: int) -> Sequence[Tokens]:
         """See `LayerState.split`: by the hash of the tokens. The first piece has the number of rows."""
-        pieces: list[dict[Any, int]] = [{} for _ in range(parts)]
+        pieces: list[Counter[Any]] = [Counter() for _ in range(parts)]
         for token, count in self.counts.items():
             pieces[zlib.crc32(str(token).encode()) % parts][token] = count
         return [
@@ -182,11 +187,11 @@ class Tokens:
     def reduced(self) -> Tokens:
         """The most frequent tokens, in order. Keras puts the largest first of those that are equally frequent."""
         order = sorted(self.counts.items(), key=lambda item: (item[1], item[0]), reverse=True)[: self.limit]
-        kept = dict(order)
+        kept = Counter(dict(order))
         return Tokens(kept, self._rows_with(kept), self.rows, self.limit)
 
-    def _rows_with(self, tokens: Iterable[Any]) -> dict[Any, int]:
-        return {token: self.rows_with[token] for token in tokens} if self.rows_with else {}
+    def _rows_with(self, tokens: Iterable[Any]) -> Counter[Any]:
+        return Counter({token: self.rows_with[token] for token in tokens} if self.rows_with else {})
 
     @property
     def inverse_document_frequencies(self) -> Array:

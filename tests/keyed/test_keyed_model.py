@@ -200,6 +200,8 @@ def test_another_architecture_begins_a_new_table(stores, tmp_path):
     keyed = KeyedModel(regression(), "store")
     keyed.fit(stores, save_to=path, **FIT)
     keyed.model = regression(optimizer=keras.optimizers.Adam())
+    with pytest.raises(ModelError, match="fit again"):
+        keyed.predict(stores)
     with pytest.warns(UserWarning, match="another model"):
         keyed.fit(stores.where("store = 'a'"), save_to=path, **FIT)
     assert set(keyed.models) == {"a"}
@@ -211,6 +213,20 @@ def test_another_architecture_begins_a_new_table(stores, tmp_path):
     keyed.model.compile(keras.optimizers.SGD(0.05, name="sgd"), "mse")
     keyed.fit(stores.where("store = 'c'"), **FIT)
     assert set(keyed.models) == {"b", "c"}
+
+
+def test_an_adapted_layer_is_a_part_of_the_model(stores, spark):
+    scale = keras.layers.Normalization(name="scale")
+    model = keras.Sequential([keras.Input((3,), name="x"), scale, keras.layers.Dense(1, name="y")])
+    model.compile("sgd", "mse")
+    scale.adapt(2 * np.eye(3))
+    keyed = KeyedModel(model, "store")
+    keyed.fit(stores, **FIT)
+    scale.adapt(np.eye(3))
+    with pytest.raises(ModelError, match="fit again"):
+        keyed.predict(stores)
+    keyed.fit(stores.where("store = 'a'"), **FIT)
+    assert set(keyed.models) == {"a"}
 
 
 def test_training_goes_on_from_the_initial_weights_in_the_folder(stores, tmp_path):
@@ -279,6 +295,7 @@ def test_the_table_of_models_can_be_loaded(stores, tmp_path, kind):
             keyed.save(path)
     loaded = KeyedModel.load(path)
     assert (loaded.key, loaded.batch_size, loaded.seed) == (("store",), 16, 2)
+    assert loaded._architecture == keyed._architecture
     assert by_store(loaded.metrics)["a"] == by_store(keyed.metrics)["a"]
     for store in COUNTS:
         np.testing.assert_array_equal(weights(loaded.models[store]), weights(keyed.models[store]))
