@@ -319,7 +319,7 @@ class HyperParamModel(SearchView):
             with saver.running(ledger):
                 self._search(workers, settings, search_data, results, events, progress)
             results.check(limits.max_failures)
-            if search_space.is_open and not search_space.parameters and len(self.trials) > 1:
+            if search_space.is_open and len(self.trials) > 1 and not any(trial.params for trial in self.trials):
                 warn(
                     "the function chose no hyper-parameter, so all trials are alike: have it call hp.Int, "
                     "trial.suggest_float or the like, or pass space=."

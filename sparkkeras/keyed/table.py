@@ -24,7 +24,6 @@ from sparkkeras.errors import DataError, StorageError, known_names
 from sparkkeras.sources.column_names import column_named
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.job_errors import translated
-from sparkkeras.spark.settings import uses_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,7 +172,7 @@ def read(session: SparkSession, path: str) -> DataFrame | None:
     Raises:
         StorageError: It cannot be read, or holds something else.
     """
-    if not uses_connect() and not filesystem.exists(filesystem.qualified(path)):
+    if not filesystem.may_exist(path):
         return None  # Spark would log a traceback
     try:
         table = session.read.parquet(path)

@@ -150,6 +150,15 @@ def exists(path: str) -> bool:
         return place.exists()
 
 
+def may_exist(path: str) -> bool:
+    """Whether there is a file or folder where Spark reads and writes a path; with Spark Connect, only the server knows.
+
+    Raises:
+        StorageError: The file system cannot be read.
+    """
+    return uses_connect() or exists(qualified(path))
+
+
 def qualified(path: str) -> str:
     """The same path; one without a scheme is on Spark's default file system (``fs.defaultFS``), with Spark Connect here."""
     if has_scheme(path) or uses_connect():
