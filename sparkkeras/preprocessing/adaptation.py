@@ -25,7 +25,7 @@ from sparkkeras.modeling.compilation import special_tokens
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.schema import input_structure, input_tensors, schema_of
 from sparkkeras.modeling.state import ModelWeights, floatx
-from sparkkeras.preprocessing.states import MergeStates, Moments, Quantiles, Tokens
+from sparkkeras.preprocessing.states import MeanVariance, MergeStates, Quantiles, Tokens
 from sparkkeras.scoring.inference import Verbose, dataset_with_progress
 from sparkkeras.sources.column_names import column_named
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_frame
@@ -176,7 +176,7 @@ class _Wanted:
     def of(cls, layer: Any, takes: str | None) -> _Wanted:
         """What to compute for a layer."""
         if isinstance(layer, keras.layers.Normalization):
-            return cls(takes, partial(_moments, kept=tuple(layer.axis)), True, False)
+            return cls(takes, partial(_mean_variance, kept=tuple(layer.axis)), True, False)
         if isinstance(layer, keras.layers.Discretization):
             return cls(takes, partial(Quantiles.of, epsilon=layer.epsilon), True, False)
         config, rows = layer.get_config(), layer.get_config()["output_mode"] == "tf_idf"
@@ -200,8 +200,8 @@ class _Wanted:
         return cls(takes, _Lookup(is_text, tuple(ignored), rows, limit), False, is_text)
 
 
-def _moments(values: Array, kept: Sequence[int]) -> Moments:
-    return Moments.of(_in_columns(values), kept)
+def _mean_variance(values: Array, kept: Sequence[int]) -> MeanVariance:
+    return MeanVariance.of(_in_columns(values), kept)
 
 
 def _in_columns(values: Array) -> Array:
@@ -431,7 +431,7 @@ def learned_by(layer: Any) -> Any:
 
 def _set_state(layer: Any, state: Any) -> None:
     """Put the state of all rows into a layer."""
-    if isinstance(state, Moments):
+    if isinstance(state, MeanVariance):
         if not layer.built:
             layer.build((None, *state.row_shape))
         if tuple(layer.adapt_mean.shape) != state.mean.shape:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from sparkkeras.data.partition_stats import Moments
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
@@ -55,48 +56,44 @@ class _Small:
 
 
 @dataclass(frozen=True)
-class Moments(_Small):
-    """Number, mean and sum of squared deviations of values, in float64.
-
-    Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+class MeanVariance(_Small):
+    """Means and variances of values, in float64.
 
     Attributes:
-        count: The number of values of each mean.
-        mean: The means.
-        deviations: The sums of the squared deviations from them.
+        moments: The number of values of each mean, the means, and the sums of squared deviations from them.
         row_shape: The shape of a row.
     """
 
-    count: int
-    mean: Array
-    deviations: Array
+    moments: Moments
     row_shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, values: Array, kept: Sequence[int]) -> Moments:
+    def of(cls, values: Array, kept: Sequence[int]) -> MeanVariance:
         """Those of an array over all axes that are not ``kept``."""
         reduced = tuple(axis for axis in range(values.ndim) if axis not in {each % values.ndim for each in kept})
         wide = values.astype(np.float64)
-        mean = wide.mean(reduced)
-        deviations = np.square(wide - wide.mean(reduced, keepdims=True)).sum(reduced)
-        return cls(math.prod(values.shape[axis] for axis in reduced), mean, deviations, values.shape[1:])
+        squares = np.square(wide - wide.mean(reduced, keepdims=True)).sum(reduced)
+        count = np.array(math.prod(values.shape[axis] for axis in reduced))
+        return cls(Moments(count, wide.mean(reduced), squares), values.shape[1:])
 
-    def merge(self, other: Moments) -> Moments:
+    def merge(self, other: MeanVariance) -> MeanVariance:
         """See `LayerState.merge`."""
         if self.mean.shape != other.mean.shape:
             raise DataError(
                 f"rows have the shapes {self.row_shape} and {other.row_shape}: all must have the same number of values."
             )
-        count = self.count + other.count
-        difference = other.mean - self.mean
-        mean = self.mean + difference * (other.count / count)
-        deviations = self.deviations + other.deviations + np.square(difference) * (self.count * other.count / count)
-        return Moments(count, mean, deviations, self.row_shape)
+        return MeanVariance(self.moments.union(other.moments), self.row_shape)
+
+    @property
+    def mean(self) -> Array:
+        """The means."""
+        return self.moments.mean
 
     @property
     def variance(self) -> Array:
         """The variances."""
-        return self.deviations / self.count
+        variances: Array = self.moments.squares / self.moments.rows
+        return variances
 
 
 @dataclass(frozen=True)

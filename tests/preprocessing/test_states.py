@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from sparkkeras.preprocessing.states import MergeStates, Moments, Quantiles, Tokens
+from sparkkeras.preprocessing.states import MeanVariance, MergeStates, Quantiles, Tokens
 
 VALUES = arrays(np.float32, array_shapes(min_dims=2, max_dims=3, max_side=8), elements=st.floats(-1e3, 1e3, width=32))
 
 
 @given(VALUES, st.integers(1, 7))
 def test_moments_of_parts_are_those_of_all(values, cut):
-    whole = Moments.of(values, [-1])
+    whole = MeanVariance.of(values, [-1])
     if cut >= len(values):
         return
-    merged = Moments.of(values[:cut], [-1]).merge(Moments.of(values[cut:], [-1]))
+    merged = MeanVariance.of(values[:cut], [-1]).merge(MeanVariance.of(values[cut:], [-1]))
     reduced = tuple(range(values.ndim - 1))
-    assert merged.count == whole.count
+    assert merged.moments.rows == whole.moments.rows
     np.testing.assert_allclose(merged.mean, values.astype(float).mean(reduced), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(merged.variance, values.astype(float).var(reduced), rtol=1e-6, atol=1e-6)
 
