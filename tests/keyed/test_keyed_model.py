@@ -186,13 +186,14 @@ def test_a_model_that_was_trained_on_spark_before(stores):
     model = regression()
     SparkModel(model).fit(stores, features="inputs", label="y", epochs=1, verbose=0)  # traced with several steps at a time
     keyed = KeyedModel(model, "store")
-    keyed.fit(stores, shuffle=False, **FIT)
+    metrics = by_store(keyed.fit(stores, shuffle=False, **FIT))
     start = model.get_weights()
     mine = [row for row in rows(COUNTS) if row[0] == "a"]
     expected = regression()
     expected.set_weights(start)
     expected.fit(np.array([row[2] for row in mine]), np.array([row[3] for row in mine]), epochs=3, shuffle=False, verbose=0)
     np.testing.assert_allclose(weights(keyed.models["a"]), weights(expected), rtol=1e-5, atol=1e-6)
+    assert metrics["a"].loss == pytest.approx(expected.history.history["loss"][-1], rel=1e-4)
 
 
 def test_another_architecture_begins_a_new_table(stores, tmp_path):
