@@ -60,9 +60,6 @@ if TYPE_CHECKING:
 
     from sparkkeras.scoring.column_functions import ArgumentsToBlocks
 
-NOTHING = Layout((), ())
-"""The layout of no variables."""
-
 BATCH_SIZE = 256
 """The default number of rows in each call of a model to predict: a key has few."""
 
@@ -477,12 +474,12 @@ class KeyedModel:
         return frame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KeyedScorer(Scorer):
     """Makes the column of predictions of rows that are sorted by key; see `ScoreKeys`."""
 
-    layout: Layout = NOTHING
-    default: Flat | None = None
+    layout: Layout
+    default: Flat | None
 
     def task(self, cluster: AnyCluster, read: Selection | ArgumentsToBlocks) -> ScoreKeys:
         """What the workers run."""

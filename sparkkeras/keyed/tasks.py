@@ -150,17 +150,18 @@ class PerKey:
             raise DataError("all rows of this key were dropped, since they have nulls, NaN or infinite values.")
         return block.dense()
 
-    def guarded(self, rows: int, call: Callable[[], Result]) -> Result:
-        """The result of a call. An error is that of its key only, but for those of the machine."""
-        try:
-            return call()
-        except (MemoryError, OSError):
-            raise
-        except Exception as error:
-            if isinstance(error, SparkKerasError):
-                return Result(rows, error=str(error))
-            *_, frame = traceback.extract_tb(error.__traceback__)
-            return Result(rows, error=f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})")
+
+def guarded(rows: int, call: Callable[[], Result]) -> Result:
+    """The result of a call. An error is that of its key only, but for those of the machine."""
+    try:
+        return call()
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:
+        if isinstance(error, SparkKerasError):
+            return Result(rows, error=str(error))
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        return Result(rows, error=f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})")
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class TrainKeys(PerKey):
         for rows in by_key(batches, self.keys):
             digest = rows.parts[0][0].slice(0, 1)
             parts = [columns[1:] for columns in rows.parts]
-            found = self.guarded(rows.count, partial(self._trained, trainer, rows, parts))
+            found = guarded(rows.count, partial(self._trained, trainer, rows, parts))
             logs = found.logs or {}
             yield pa.record_batch(
                 [
@@ -298,7 +299,7 @@ class EvaluateKeys(PerKey):
             count = sum(len(columns[0]) for columns in parts)
             if not count:
                 continue
-            found = self.guarded(count, partial(self._evaluated, trainer, cell, parts))
+            found = guarded(count, partial(self._evaluated, trainer, cell, parts))
             logs = found.logs or {}
             yield pa.record_batch(
                 [
