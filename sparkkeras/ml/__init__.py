@@ -9,8 +9,9 @@
 """
 
 from sparkkeras.ml.estimator import KerasEstimator
+from sparkkeras.ml.fusion import fuse
 from sparkkeras.ml.image_featurizer import ImageFeaturizer
 from sparkkeras.ml.persistence import GridValue
 from sparkkeras.ml.transformer import KerasTransformer
 
-__all__ = ["GridValue", "ImageFeaturizer", "KerasEstimator", "KerasTransformer"]
+__all__ = ["GridValue", "ImageFeaturizer", "KerasEstimator", "KerasTransformer", "fuse"]

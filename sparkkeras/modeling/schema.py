@@ -36,7 +36,7 @@ def schema_of(model: keras.Model) -> Schema:
         for tensor, name in zip(tensors, names, strict=True)
     )
     text = next((spec.name for spec in inputs if spec.text), None)
-    if text is not None and not _has_strings():
+    if text is not None and not has_strings():
         raise ModelError(
             f"the model's input {text!r} takes strings, which models with the backend {keras.backend.backend()!r} cannot: "
             "expected inputs of numbers. Call the layer that takes strings (TextVectorization, StringLookup) in transform= "
@@ -59,7 +59,7 @@ def _check_names(kind: str, side: str, structure: Structure | None) -> None:
 
 
 @functools.cache
-def _has_strings() -> bool:
+def has_strings() -> bool:
     """Whether Keras's current backend has tensors of strings."""
     try:
         keras.ops.convert_to_tensor("", STRING)

@@ -81,9 +81,9 @@ def test_other_backends_refuse_models_of_strings(monkeypatch):
 
     from sparkkeras.modeling import schema
 
-    schema._has_strings.cache_clear()
+    schema.has_strings.cache_clear()
     made = keras.Model(entry := keras.Input((1,), dtype="string", name="text"), keras.layers.Hashing(3)(entry))
     monkeypatch.setattr(keras.ops, "convert_to_tensor", no_strings)
     with pytest.raises(ModelError, match="'text' takes strings.*transform="):
         schema_of(made)
-    schema._has_strings.cache_clear()
+    schema.has_strings.cache_clear()
