@@ -398,7 +398,7 @@ def test_a_full_disk_where_rows_are_stored(expected, tmp_path, operation):
 @pytest.mark.parametrize("operation", RESUMED)
 def test_a_full_disk_where_checkpoints_are_written(cluster, expected, tmp_path, operation):
     before = expected(operation) if operation == "run" else None
-    with small_disk(tmp_path / "disk", "4k" if operation == "run" else "16k") as disk:
+    with small_disk(tmp_path / "disk", {"run": "4k", "search": "8k"}.get(operation, "16k")) as disk:
         done = cluster.run(operation, Probe(str(tmp_path)), path=str(disk / "run"))
     note("disk full: checkpoints", operation, done)
     if operation == "run":  # whose results would be lost
