@@ -150,7 +150,7 @@ def _pairs(stage: Any) -> list[tuple[str, str]]:
 
 
 def _impute(stage: ImputerModel, columns: _ColumnTensors) -> None:
-    surrogates, missing = stage.surrogateDF.first().asDict(), stage.getMissingValue()
+    surrogates, missing = stage.surrogateDF.collect()[0].asDict(), stage.getMissingValue()
     for name, new in _pairs(stage):
         values, surrogate = columns.get(name), float(surrogates[name])
         if columns.is_integer(name):
