@@ -18,8 +18,9 @@ from sparkkeras.data.text import STRING
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame
 from sparkkeras.modeling.schema import has_strings, input_tensors, pack_inputs, schema_of
+from sparkkeras.worker import device
 
-_NUMBERS = "float32" if keras.backend.backend() == "jax" else "float64"
+_NUMBERS = device.widest_float()
 """The dtype of columns of numbers: Spark's, unless the backend has none with as many bits."""
 
 

@@ -78,6 +78,11 @@ def backend_name() -> str:
     return str(keras.backend.backend())
 
 
+def widest_float() -> str:
+    """The dtype with the most bits for real numbers that Keras's current backend has by default."""
+    return "float32" if backend_name() == "jax" else "float64"
+
+
 def load() -> None:
     """Import Keras and its backend without running any operation. Suppresses their messages to standard error."""
     with silenced():
