@@ -9,6 +9,7 @@ import functools
 import importlib
 import logging
 import os
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,8 +87,25 @@ def widest_float() -> str:
 def load() -> None:
     """Import Keras and its backend without running any operation. Suppresses their messages to standard error."""
     with silenced():
-        import keras  # noqa: F401
+        _import_keras()
     garbage_collection.freeze_loaded()
+
+
+def _import_keras() -> Any:
+    """Import Keras and its backend.
+
+    With OpenVINO, which only scores, Keras does not find the libraries that it could use besides, and which take 170 MB.
+    """
+    unused = set[str]()
+    if os.environ.get("KERAS_BACKEND") == "openvino":
+        unused = {"jax", "matplotlib", "pandas", "sklearn"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(unused))  # type: ignore[arg-type]  # with None, a module cannot be imported
+    try:
+        # A thread of `sparkkeras.spark.probe` may be importing it. If that fails, the statement would return half a module.
+        return importlib.import_module("keras")
+    finally:
+        for name in unused:
+            del sys.modules[name]
 
 
 @functools.cache
@@ -116,8 +134,7 @@ def prepare(
     if accelerators:
         _bind(",".join(accelerators))
     with silenced():
-        # A thread of `sparkkeras.spark.probe` may be importing it. If that fails, the statement would return half a module.
-        keras = importlib.import_module("keras")
+        keras = _import_keras()
         keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
         keras.config.set_dtype_policy(os.environ["SPARKKERAS_DTYPE_POLICY"])
         keras.config.set_image_data_format(os.environ["SPARKKERAS_IMAGE_DATA_FORMAT"])
@@ -138,7 +155,7 @@ def prepare(
             import torch
 
             torch.set_num_threads(cores)
-        elif shared_folder:
+        elif backend == "jax" and shared_folder:
             _share_compiled_functions(shared_folder)
     garbage_collection.freeze_loaded()
 
@@ -427,12 +444,12 @@ def predicts_ahead() -> bool:
 def call_argument(block: Block, batch_size: int) -> Block:
     """The block as the argument of one call of the model.
 
-    With JAX, it is padded by copies of its last row to a power of two: JAX compiles a model for every batch size. TensorFlow
-    and JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in memory-mapped files
-    and of arrays of the user.
+    With JAX and OpenVINO, which compile a model for every batch size, it is padded by copies of its last row to a power of
+    two. TensorFlow and JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in
+    memory-mapped files and of arrays of the user.
     """
     backend, rows = backend_name(), min(batch_size, 1 << (block.rows - 1).bit_length())
-    if backend == "jax" and rows > block.rows:
+    if backend in ("jax", "openvino") and rows > block.rows:
         return block[np.minimum(np.arange(rows), block.rows - 1)]
     return overwritable(block) if backend == "torch" else block
 
