@@ -92,6 +92,9 @@ class RemoteCluster:
         self.session = session
         self.is_lost = False
         self._resources, self._of_environment = resources, environment
+        self._profile = None if resources is None or self.is_local else resources.profile()
+        if self._profile is not None:
+            _ = self._profile.id  # makes it on the server, for which this thread has the session, and a new one none
         self.task_cores = task_cores(session.conf) if resources is None else resources.cores
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         backend = self.carried_environment["KERAS_BACKEND"]
@@ -129,7 +132,7 @@ class RemoteCluster:
     @property
     def task_options(self) -> dict[str, Any]:
         """The arguments of ``mapInArrow`` for training tasks. Spark assigns no resources in local mode."""
-        return {} if self._resources is None or self.is_local else {"profile": self._resources.profile()}
+        return {} if self._profile is None else {"profile": self._profile}
 
     @property
     def free_slots(self) -> int:

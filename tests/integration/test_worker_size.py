@@ -185,7 +185,7 @@ def main(kind, folder, discovery):
         with pytest.raises(ConfigurationError, match="5 CPU cores and 1 GPU: no executor"):
             fit((X, Y), folder, cores_per_worker=5)
         ranks = SparkRunner(2, use_gpu=True, gpus_per_worker=2, verbose=0)
-        assert ranks.run(os.environ.get, "CUDA_VISIBLE_DEVICES") == ["0,1"] * 2
+        assert ranks.run(os.getenv, "CUDA_VISIBLE_DEVICES") == ["0,1"] * 2
     spark.stop()
 
 
