@@ -27,7 +27,6 @@ from sparkkeras.modeling.schema import input_structure, input_tensors, schema_of
 from sparkkeras.modeling.state import ModelWeights, floatx
 from sparkkeras.preprocessing.states import MeanVariance, MergeStates, Quantiles, Tokens
 from sparkkeras.scoring.inference import Verbose, dataset_with_progress
-from sparkkeras.sources.column_names import column_named
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_frame
 from sparkkeras.sources.source import Source, as_source
 from sparkkeras.weights import Array
@@ -105,12 +104,12 @@ def adapt(
     arguments.one_of("verbose", verbose, get_args(Verbose))
     objects = arguments.custom_objects("custom_objects", custom_objects)
     columns = ColumnMapping(features, loader=loader)
-    rows = _without_labels(data, features) if is_frame(data) else data
+    rows = data
     if isinstance(target, keras.utils.FeatureSpace) and features is None:
         rows = _of_features(rows, list(target.features))
 
     def learned(wanted: Sequence[_Wanted], schema: Schema, upstream: keras.Model | None = None) -> list[Any]:
-        source = as_source(rows, Reader(schema, True, on_invalid, labels_optional=True), columns=columns)
+        source = as_source(rows, Reader(schema, not is_frame(data), on_invalid, labels_optional=True), columns=columns)
         return _learned(wanted, schema, source, upstream, objects, verbose)
 
     if isinstance(target, keras.utils.FeatureSpace):
@@ -130,13 +129,6 @@ def adapt(
             f"{kinds}."
         )
     return target
-
-
-def _without_labels(frame: DataFrame, features: Columns | None) -> DataFrame:
-    """The DataFrame without the column that would be taken as labels."""
-    if "label" not in frame.columns or repr("label") in repr(features):
-        return frame
-    return frame.select(*(column_named(name) for name in frame.columns if name != "label"))
 
 
 def _of_features(data: Any, names: Sequence[str]) -> Any:

@@ -72,7 +72,8 @@ class ColumnMapping:
         finder = ColumnFinder(frame)
         schema, labelled = reader.schema, reader.labelled
         if reader.labels_optional and self.label is None:
-            labelled &= not {"label", *(spec.name for spec in schema.outputs)}.isdisjoint(frame.schema.names)
+            names, outputs = set(frame.schema.names), {spec.name for spec in schema.outputs}
+            labelled &= "label" in names or (bool(outputs) and outputs <= names)
         loaders = self.loaders(schema)
         x, leaves = self._match_features(schema, finder)
         form = Form(x)
