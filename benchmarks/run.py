@@ -17,6 +17,7 @@ import convergence  # noqa: F401 (likewise)
 import growth  # noqa: F401 (likewise)
 import keyed  # noqa: F401 (likewise)
 import monitoring  # noqa: F401 (likewise)
+import preprocessing  # noqa: F401 (likewise)
 import regret  # noqa: F401 (likewise)
 import report
 import searches  # noqa: F401 (likewise)

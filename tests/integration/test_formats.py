@@ -408,12 +408,17 @@ def test_an_interrupt_ends_the_job_and_leaves_nothing(spark, tmp_path):
         time.sleep(60)
         return number
 
+    def jobs():
+        return {job: tracker.getJobInfo(job) for job in tracker.getActiveJobsIds() if job not in before}
+
+    tracker = spark.sparkContext.statusTracker()
+    before = tracker.getActiveJobsIds()
     rows = spark.range(2).select(F.udf(slow, "long")("id").alias("id"))
     with interrupted_when(begun.exists, seconds=20):
         save_as_tfrecords(rows, str(tmp_path / "rows"))
     deadline = time.monotonic() + 60
-    while spark.sparkContext.statusTracker().getActiveJobsIds() or names(tmp_path) != ["begun"]:
-        assert time.monotonic() < deadline, names(tmp_path)
+    while jobs() or names(tmp_path) != ["begun"]:
+        assert time.monotonic() < deadline, (jobs(), names(tmp_path))
         time.sleep(0.1)
     save_as_tfrecords(spark.range(3), str(tmp_path / "again"))
     with ThreadPoolExecutor(1) as thread:

@@ -147,6 +147,16 @@ def test_a_feature_space(spark):
     np.testing.assert_allclose(np.asarray(found(row)), np.asarray(plain(row)), rtol=1e-3, atol=1e-4)
 
 
+def test_columns_with_the_names_of_outputs_are_no_labels(spark):
+    inputs = {name: keras.Input((1,), name=name) for name in ("age", "size")}
+    scale = keras.layers.Normalization(name="scale")
+    frame = frame_of(spark, age=NUMBERS[:, 0], size=NUMBERS[:, 1], label=CITIES)
+    for other in ("size", "other"):
+        model = keras.Model(inputs, {"age": scale(inputs["age"]), other: inputs["size"]})
+        adapt(model, frame, features={"age": "age", "size": "size"})
+    np.testing.assert_allclose(np.ravel(scale.mean), [NUMBERS[:, 0].mean()], rtol=1e-4)
+
+
 def test_an_estimator_adapts_its_model(spark):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Normalization(name="scaled"), keras.layers.Dense(1)])
     model.compile("adam", "mse")
