@@ -144,7 +144,7 @@ def test_a_transformer_trains(sc, request, mode, transport):
     stats = spark_model.parameter_server_stats
     found = f"driver +{driver / size:.1f}, worker {worker / size:.1f} times the weights; {stats}"
     request.node.add_report_section("call", "memory", found)
-    assert driver < 12 * size
+    assert driver < 15 * size, "10 to 11 in a new process"
     assert worker < 30 * size, "with the libraries, which take about 8 times the weights"
     if stats is not None:
         assert stats.received_bytes < 1.02 * stats.pushes * size
