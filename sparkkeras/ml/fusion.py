@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,14 +11,15 @@ import keras
 import numpy as np
 from pyspark.ml import PipelineModel
 from pyspark.ml.feature import ImputerModel, OneHotEncoderModel, StandardScalerModel, StringIndexerModel, VectorAssembler
-from pyspark.sql.types import IntegralType, StructType
+from pyspark.sql.types import DataType, IntegralType, NumericType, StructType
 
 from sparkkeras.data.block import by_name, describe
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import STRING
-from sparkkeras.errors import ConfigurationError, counted
+from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame
 from sparkkeras.modeling.schema import has_strings, input_tensors, pack_inputs, schema_of
+from sparkkeras.sources.frame import by_position, is_frame
 from sparkkeras.worker import device
 
 _NUMBERS = device.widest_float()
@@ -35,21 +37,22 @@ def fuse(pipeline: PipelineModel, schema: Any = None) -> keras.Model:
     ``StandardScaler``. Strings need the backend TensorFlow.
 
     A null is NaN in a column of numbers, and any value that is no label in a column of strings. The prediction is NaN for a
-    row that the pipeline rejects or drops, such as one with a label that a ``StringIndexer`` does not keep. Keras's
-    ``predict`` converts numbers to float32 first; call the model with tensors of float64 where these are too coarse, such
-    as for timestamps.
+    row that the pipeline rejects or drops, such as one with a label that a ``StringIndexer`` does not keep, or an infinite
+    feature. Keras's ``predict`` converts numbers to float32 first; call the model with tensors of float64 where these are
+    too coarse, such as for timestamps. Stages that only make other columns, such as the index of the label, are left out.
 
     Args:
         pipeline: The fitted pipeline.
         schema: A DataFrame, or its schema, with the columns that the pipeline takes. It is needed for an ``Imputer`` of
-            integers, which Spark imputes with integers. Default: columns of numbers are floating-point ones.
+            integers, which Spark imputes with integers, and for a ``StringIndexer`` of numbers. Default: a ``StringIndexer``
+            takes strings, and other columns hold floating-point numbers.
 
     Returns:
         The model. It shares the weights of the pipeline's Keras model.
 
     Raises:
-        ConfigurationError: A stage cannot become layers.
-        ModelError: The ``KerasTransformer`` has no model.
+        ConfigurationError: A stage cannot become layers, or an argument is something else.
+        ModelError: The ``KerasTransformer`` has no model, or one whose inputs are unknown.
 
     Example::
 
@@ -62,15 +65,56 @@ def fuse(pipeline: PipelineModel, schema: Any = None) -> keras.Model:
     *stages, last = _flat(pipeline)
     if not isinstance(last, KerasTransformer):
         raise ConfigurationError(f"the pipeline's last stage is {last!r}; expected a KerasTransformer.")
+    if not (schema is None or is_frame(schema) or isinstance(schema, StructType)):
+        raise ConfigurationError(f"schema is {describe(schema)}; expected a DataFrame, or its schema.")
+    model = last.get_model()
+    if not getattr(model, "inputs", None):
+        raise ModelError(
+            f"the inputs of the model {model.name!r} are unknown; expected a functional model, or a Sequential one that "
+            "begins with keras.Input."
+        )
+    given = _feature_columns(last.getOrDefault("featuresCol"), schema_of(model))
     columns = _ColumnTensors(None if schema is None else SchemaFrame.of(schema).schema)
-    for stage in stages:
-        add = next((function for kind, function in _STAGES.items() if isinstance(stage, kind)), None)
-        if add is None:
-            names = ", ".join(kind.__name__ for kind in _STAGES)
-            raise ConfigurationError(f"the stage {stage!r} cannot become layers of Keras; expected one of {names}.")
-        add(stage, columns)
-    outputs = _predictions(last, columns)
+    for stage, makes in _needed(stages, {name.lower() for names in given.values() for name in names}):
+        add = next(function for kind, function in _STAGES.items() if isinstance(stage, kind))
+        columns.add({new: add(stage, names, new, columns) for names, new in makes})
+    outputs = _predictions(last, model, given, columns)
     return keras.Model(columns.inputs, outputs)
+
+
+_Makes = list[tuple[list[str], str]]
+"""The columns that a stage makes, each after those that it is made of."""
+
+
+def _needed(stages: Sequence[Any], wanted: set[str]) -> list[tuple[Any, _Makes]]:
+    """The stages that make the wanted columns or what these are made of, with those columns.
+
+    Raises:
+        ConfigurationError: One of them cannot become layers, or may change other columns.
+    """
+    found = list[tuple[Any, _Makes]]()
+    for stage in reversed(stages):
+        makes = [(names, new) for names, new in _makes(stage) if not isinstance(new, str) or new.lower() in wanted]
+        if not makes:
+            continue
+        if not isinstance(stage, tuple(_STAGES)):
+            kinds = ", ".join(kind.__name__ for kind in _STAGES)
+            raise ConfigurationError(f"the stage {stage!r} cannot become layers of Keras; expected one of {kinds}.")
+        wanted = wanted - {new.lower() for _, new in makes} | {name.lower() for names, _ in makes for name in names}
+        found.append((stage, makes))
+    return found[::-1]
+
+
+def _makes(stage: Any) -> _Makes:
+    """The columns that a stage makes; one that is no string, if that is unknown."""
+
+    def param(name: str) -> Any:
+        return stage.getOrDefault(name) if stage.hasParam(name) and stage.isDefined(name) else None
+
+    names, several = param("inputCols") or [param("inputCol")], param("outputCols")
+    if several is None:
+        return [(names, param("outputCol"))]
+    return [([name], new) for name, new in zip(names, several, strict=True)]
 
 
 def _flat(pipeline: PipelineModel) -> Iterator[Any]:
@@ -92,10 +136,11 @@ class _ColumnTensors:
     def __init__(self, schema: StructType | None) -> None:
         self.inputs: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
-        self._integers = {each.name.lower() for each in schema or () if isinstance(each.dataType, IntegralType)}
+        self._types = None if schema is None else {each.name.lower(): each.dataType for each in schema}
 
-    def __setitem__(self, name: str, tensor: Any) -> None:
-        self._made[name.lower()] = tensor
+    def add(self, made: Mapping[str, Any]) -> None:
+        """Add columns that a stage has made."""
+        self._made |= {name.lower(): tensor for name, tensor in made.items()}
 
     def get(self, name: str, width: int = 1, dtype: str = _NUMBERS) -> Any:
         """The tensor of a column: a new input if no stage has made it.
@@ -107,19 +152,32 @@ class _ColumnTensors:
             if dtype == STRING and not has_strings():
                 raise ConfigurationError(
                     f"the column {name!r} holds strings, which models with the backend {keras.backend.backend()!r} cannot "
-                    "take: set KERAS_BACKEND=tensorflow before you import Keras, and load the pipeline."
+                    "take: set KERAS_BACKEND=tensorflow before you import Keras, and load the pipeline. If it holds "
+                    "numbers, pass the DataFrame as schema."
                 )
-            self[name] = self.inputs[name] = keras.Input((width,), name=name.replace("/", "_"), dtype=dtype)
+            self.inputs[name] = keras.Input((width,), name=name.replace("/", "_"), dtype=dtype)
+            self.add({name: self.inputs[name]})
         tensor = self._made[name.lower()]
         if (tensor.dtype == STRING) != (dtype == STRING):
             raise ConfigurationError(
-                f"the column {name!r} is used both as strings and as numbers: give the stages columns of their own."
+                f"the column {name!r} is used both as strings and as numbers: pass the DataFrame as schema if it holds "
+                "numbers, or give the stages columns of their own."
             )
         return tensor
 
-    def is_integer(self, name: str) -> bool:
-        """Whether the schema says that it holds integers."""
-        return name.lower() in self._integers
+    def are(self, name: str, kind: type[DataType]) -> bool:
+        """Whether a column holds values of this type, as far as is known.
+
+        Raises:
+            ConfigurationError: The schema lacks the column.
+        """
+        if name.lower() in self._made and name.lower() not in map(str.lower, self.inputs):
+            return kind is NumericType  # all that stages make
+        if self._types is None:
+            return False
+        if name.lower() not in self._types:
+            raise ConfigurationError(f"schema has no column {name!r}, which the pipeline takes.")
+        return isinstance(self._types[name.lower()], kind)
 
     def together(self, names: Sequence[str], width: int | None, user: Any) -> Any:
         """The tensors of several columns, side by side.
@@ -143,95 +201,110 @@ class _ColumnTensors:
         return tensors[0] if len(tensors) == 1 else keras.ops.concatenate(tensors, axis=-1)
 
 
-def _pairs(stage: Any) -> list[tuple[str, str]]:
-    """The input and output columns of a stage, which has one or several."""
-    if stage.isDefined("inputCols"):
-        return list(zip(stage.getInputCols(), stage.getOutputCols(), strict=True))
-    return [(stage.getInputCol(), stage.getOutputCol())]
+def _impute(stage: ImputerModel, names: Sequence[str], new: str, columns: _ColumnTensors) -> Any:
+    (name,) = names
+    values, missing = columns.get(name), stage.getMissingValue()
+    surrogate = float(_surrogates(stage)[name])
+    if columns.are(name, IntegralType):
+        surrogate = float(int(surrogate))
+    is_missing = keras.ops.isnan(values)
+    if not math.isnan(missing):
+        is_missing = keras.ops.logical_or(is_missing, keras.ops.equal(_rounded(values), np.float32(missing)))
+    return keras.ops.where(is_missing, surrogate, values)
 
 
-def _impute(stage: ImputerModel, columns: _ColumnTensors) -> None:
-    surrogates, missing = stage.surrogateDF.collect()[0].asDict(), stage.getMissingValue()
-    for name, new in _pairs(stage):
-        values, surrogate = columns.get(name), float(surrogates[name])
-        if columns.is_integer(name):
-            surrogate = float(int(surrogate))
-        is_missing = keras.ops.isnan(values)
-        if not math.isnan(missing):
-            is_missing = keras.ops.logical_or(is_missing, keras.ops.equal(values, missing))
-        columns[new] = keras.ops.where(is_missing, surrogate, values)
+@functools.lru_cache(maxsize=1)
+def _surrogates(stage: ImputerModel) -> dict[str, float]:
+    """What replaces missing values of each column, of which Spark makes a job."""
+    return stage.surrogateDF.collect()[0].asDict()
 
 
-def _index(stage: StringIndexerModel, columns: _ColumnTensors) -> None:
-    for (name, new), labels in zip(_pairs(stage), stage.labelsArray, strict=True):
+def _rounded(values: Any) -> Any:
+    """Numbers as Keras's ``predict`` passes them, for comparisons that are to be the same in a call."""
+    return keras.ops.cast(values, "float32")
+
+
+def _index(stage: StringIndexerModel, names: Sequence[str], new: str, columns: _ColumnTensors) -> Any:
+    labels = {made: list(each) for (_, made), each in zip(_makes(stage), stage.labelsArray, strict=True)}[new]
+    (name,) = names
+    if columns.are(name, NumericType):
+        numbers = np.array(labels, "float64")
+        exact = len(set(numbers.astype("float32"))) < len(labels)
+        values = columns.get(name) if exact else _rounded(columns.get(name))
+        equal = keras.ops.equal(values, keras.ops.convert_to_tensor(numbers, values.dtype))
+        is_label, index = keras.ops.any(equal, axis=-1, keepdims=True), keras.ops.argmax(equal, axis=-1, keepdims=True)
+    else:
         unknown = "[UNK]"
         while unknown in labels:
             unknown += "_"
-        lookup = keras.layers.StringLookup(vocabulary=list(labels), oov_token=unknown)
-        found = lookup(columns.get(name, dtype=STRING))  # 0: not a label
-        other = float(len(labels)) if stage.getHandleInvalid() == "keep" else math.nan
-        columns[new] = keras.ops.where(keras.ops.equal(found, 0), other, keras.ops.cast(found - 1, _NUMBERS))
+        lookup = keras.layers.StringLookup(vocabulary=labels, oov_token=unknown)
+        found = lookup(columns.get(name, dtype=STRING))
+        is_label, index = keras.ops.greater(found, 0), found - 1
+    other = float(len(labels)) if stage.getHandleInvalid() == "keep" else math.nan
+    return keras.ops.where(is_label, keras.ops.cast(index, _NUMBERS), other)
 
 
-def _one_hot(stage: OneHotEncoderModel, columns: _ColumnTensors) -> None:
-    keeps = stage.getHandleInvalid() == "keep"
-    for (name, new), size in zip(_pairs(stage), stage.categorySizes, strict=True):
-        index = columns.get(name)
-        category = keras.ops.cast(keras.ops.where(index < size, index, size), "int32")  # also of NaN
-        encoded = keras.ops.one_hot(category, size + 1, dtype=_NUMBERS)[:, 0, : size + keeps - stage.getDropLast()]
-        is_known = keras.ops.equal(index, index) if keeps else index < size
-        columns[new] = keras.ops.where(is_known, encoded, math.nan)
+def _one_hot(stage: OneHotEncoderModel, names: Sequence[str], new: str, columns: _ColumnTensors) -> Any:
+    size = {made: each for (_, made), each in zip(_makes(stage), stage.categorySizes, strict=True)}[new]
+    keeps, index = stage.getHandleInvalid() == "keep", columns.get(names[0])
+    is_category = keras.ops.logical_and(index >= 0, index < size)
+    category = keras.ops.cast(keras.ops.where(is_category, index, size), "int32")
+    encoded = keras.ops.one_hot(category, size + 1, dtype=_NUMBERS)[:, 0, : size + keeps - stage.getDropLast()]
+    return keras.ops.where(keras.ops.equal(index, index) if keeps else is_category, encoded, math.nan)
 
 
-def _assemble(stage: VectorAssembler, columns: _ColumnTensors) -> None:
-    columns[stage.getOutputCol()] = columns.together(stage.getInputCols(), None, stage)
+def _assemble(stage: VectorAssembler, names: Sequence[str], new: str, columns: _ColumnTensors) -> Any:
+    return columns.together(names, None, stage)
 
 
-def _scale(stage: StandardScalerModel, columns: _ColumnTensors) -> None:
+def _scale(stage: StandardScalerModel, names: Sequence[str], new: str, columns: _ColumnTensors) -> Any:
     mean, deviation = stage.mean.toArray(), stage.std.toArray()
-    values = columns.together([stage.getInputCol()], len(mean), stage)
+    values = columns.together(names, len(mean), stage)
     if stage.getWithMean():
         values = keras.layers.Rescaling(1.0, -mean, dtype=_NUMBERS)(values)
     if stage.getWithStd():
         factor = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation != 0)
         values = keras.layers.Rescaling(factor, dtype=_NUMBERS)(values)
-    columns[stage.getOutputCol()] = values
+    return values
 
 
-_STAGES: dict[type, Callable[[Any, _ColumnTensors], None]] = {
+_STAGES: dict[type, Callable[[Any, Sequence[str], str, _ColumnTensors], Any]] = {
     ImputerModel: _impute,
     StringIndexerModel: _index,
     OneHotEncoderModel: _one_hot,
     VectorAssembler: _assemble,
     StandardScalerModel: _scale,
 }
-"""What adds the columns that a stage makes, for each kind of stage."""
+"""What makes the tensor of a column, for each kind of stage, of the stage, the columns that it takes, and the new one."""
 
 
-def _predictions(stage: KerasTransformer, columns: _ColumnTensors) -> Any:
-    """The outputs of the Keras model; NaN for a row with a feature that is NaN, which has no prediction in Spark."""
-    model = stage.get_model()
+def _predictions(
+    stage: KerasTransformer, model: keras.Model, given: Mapping[str, list[str]], columns: _ColumnTensors
+) -> Any:
+    """The outputs of the Keras model; NaN for a row with a feature that Spark rejects."""
     for param in ("loader", "batch_transform"):
         if stage.getOrDefault(param) is not None:
             raise ConfigurationError(f"{stage!r} has a {param}, which is code of Python: put it into the model as layers.")
-    schema, inputs, are_nan = schema_of(model), [], []
-    given = _feature_columns(stage.getOrDefault("featuresCol"), schema)
-    for spec, tensor in zip(schema.inputs, input_tensors(model), strict=True):
+    inputs, invalid = [], []
+    for spec, tensor in zip(schema_of(model).inputs, input_tensors(model), strict=True):
         names, shape = given[spec.name], tensor.shape[1:]
+        if None in shape or (spec.text and len(names) > 1):
+            raise ConfigurationError(
+                f"{stage!r}: the model's {spec.title} has rows of shape {shape}, of the columns {', '.join(names)}; "
+                "expected a fixed shape, and one column of strings."
+            )
         if spec.text:
             inputs.append(columns.get(names[0], dtype=STRING))
             continue
-        if None in shape:
-            raise ConfigurationError(
-                f"{stage!r}: the model's {spec.title} has rows of shape {shape}; expected a fixed shape."
-            )
         values = columns.together(names, math.prod(shape), stage)
-        is_nan = keras.ops.isnan(values)
-        are_nan.append(keras.ops.any(is_nan, axis=-1))
-        numbers = keras.ops.cast(keras.ops.where(is_nan, 0.0, values), tensor.dtype)  # NaN is no integer
+        is_valid = keras.ops.isfinite(keras.ops.cast(values, tensor.dtype) if spec.floating else values)
+        if spec.indices is not None:
+            is_valid = keras.ops.logical_and(is_valid, keras.ops.logical_and(values >= 0, values < spec.indices))
+        invalid.append(keras.ops.any(keras.ops.logical_not(is_valid), axis=-1))
+        numbers = keras.ops.cast(keras.ops.where(is_valid, values, 0.0), tensor.dtype)  # NaN is no integer
         inputs.append(keras.ops.reshape(numbers, (-1, *shape)))
     outputs = model(pack_inputs(model, inputs))
-    return keras.tree.map_structure(lambda output: _without(output, are_nan), outputs)
+    return keras.tree.map_structure(lambda output: _without(output, invalid), outputs)
 
 
 def _feature_columns(given: Any, schema: Schema) -> dict[str, list[str]]:
@@ -242,14 +315,16 @@ def _feature_columns(given: Any, schema: Schema) -> dict[str, list[str]]:
     elif len(names) == 1:
         found = {names[0]: given or "features"}
     elif isinstance(given, (list, tuple)):
-        found = dict(zip(names, given, strict=True))
+        if len(given) != len(names):
+            raise ConfigurationError(f"featuresCol={list(given)!r}, but the model has {counted(len(names), 'input')}.")
+        found = dict(zip(names, by_position("featuresCol", "input", given, names), strict=True))
     else:
         found = {name: name for name in names}
     return {name: [each] if isinstance(each, str) else list(each) for name, each in found.items()}
 
 
-def _without(output: Any, are_nan: Sequence[Any]) -> Any:
+def _without(output: Any, invalid: Sequence[Any]) -> Any:
     """An output of the model with NaN in the rows in which one of these is true."""
-    for is_nan in are_nan:
-        output = keras.ops.where(keras.ops.reshape(is_nan, (-1, *(1 for _ in output.shape[1:]))), math.nan, output)
+    for each in invalid:
+        output = keras.ops.where(keras.ops.reshape(each, (-1, *(1 for _ in output.shape[1:]))), math.nan, output)
     return output

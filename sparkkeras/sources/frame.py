@@ -50,6 +50,7 @@ class ColumnMapping:
         sample_weight: The columns of sample weights; ``None``: no weights.
         loader: Loaders for columns that hold other values than numbers, such as images.
         fits: Whether columns must fit the model; see `Leaf.fits`.
+        features_only: Whether no column holds labels, also where labels are optional.
     """
 
     features: Columns | None = None
@@ -57,6 +58,7 @@ class ColumnMapping:
     sample_weight: Columns | None = None
     loader: Loaders | None = None
     fits: bool = True
+    features_only: bool = False
 
     def select(self, frame: DataFrame, reader: Reader) -> Selection:
         """Select the columns of the model's arrays, and check that they exist and that their types fit.
@@ -72,8 +74,8 @@ class ColumnMapping:
         finder = ColumnFinder(frame)
         schema, labelled = reader.schema, reader.labelled
         if reader.labels_optional and self.label is None:
-            names, outputs = set(frame.schema.names), {spec.name for spec in schema.outputs}
-            labelled &= "label" in names or (bool(outputs) and outputs <= names)
+            labelled &= not {"label", *(spec.name for spec in schema.outputs)}.isdisjoint(frame.schema.names)
+        labelled &= not self.features_only
         loaders = self.loaders(schema)
         x, leaves = self._match_features(schema, finder)
         form = Form(x)
@@ -369,7 +371,7 @@ def _match_columns(
             f"{argument}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
             f"{{name: column(s)}} for {names}.{_in_structure(argument, expected)}"
         )
-    ordered = _by_position(argument, kind, columns, names)
+    ordered = by_position(argument, kind, columns, names)
     structure = expected if expected is not None and expected.is_nested else Structure.several(len(columns))
     return structure, [_leaf(argument, column, spec) for column, spec in zip(ordered, specs, strict=True)]
 
@@ -381,7 +383,7 @@ def _in_structure(shown: str, expected: Structure | None) -> str:
     return f" Pass {shown}={expected.shown('column')}."
 
 
-def _by_position(shown: str, kind: str, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+def by_position(shown: str, kind: str, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
     """The columns of a list in the order of the inputs or outputs; those that have their names go by name.
 
     Raises:

@@ -36,7 +36,7 @@ def stages(kept):
     return [
         Imputer(inputCols=numbers, outputCols=["age_known", "rooms_known"]),
         StringIndexer(inputCol="city", outputCol="index", handleInvalid=kept),
-        OneHotEncoder(inputCol="index", outputCol="is_city", handleInvalid=kept),
+        OneHotEncoder(inputCol="index", outputCol="is_city", handleInvalid=kept.replace("skip", "error")),
         VectorAssembler(inputCols=["age_known", "ROOMS_known", "time"], outputCol="numbers"),
         StandardScaler(inputCol="numbers", outputCol="scaled", withMean=True),
         VectorAssembler(inputCols=["scaled", "is_city"], outputCol="features"),
@@ -48,7 +48,11 @@ def arrays(rows):
     city, *numbers = zip(*rows, strict=True)
     columns = {name: np.array(values, float) for name, values in zip(("age", "rooms", "time"), numbers, strict=True)}
     found = {"city": keras.ops.convert_to_tensor([[each or ""] for each in city], "string")}
-    return found | {name: keras.ops.convert_to_tensor(values[:, None], "float64") for name, values in columns.items()}
+    return found | {name: tensor(values[:, None]) for name, values in columns.items()}
+
+
+def tensor(values):
+    return keras.ops.convert_to_tensor(np.array(values, float), "float64")
 
 
 def outputs(frame):
@@ -72,15 +76,55 @@ def test_predictions_are_those_of_the_pipeline_with_nulls_and_unseen_labels(rows
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "fused.keras")(arrays(ROWS)), predicted)
 
 
-def test_rows_that_the_pipeline_rejects_are_nan(rows):
+@pytest.mark.parametrize("kept", ["error", "skip"])
+def test_rows_that_the_pipeline_rejects_are_nan(rows, kept):
     known = rows.where("city in ('Graz', 'Linz')")
-    pipeline = fitted("error", known)
+    pipeline = fitted(kept, known)
 
     found = np.asarray(fuse(pipeline, rows)(arrays(ROWS)))
 
     is_known = np.array([row[0] in {"Graz", "Linz"} for row in ROWS])
     np.testing.assert_allclose(found[is_known], outputs(pipeline.transform(known)), rtol=1e-5)
     assert np.isnan(found[~is_known]).all()
+
+
+def test_features_that_no_model_takes_are_nan(spark):
+    inputs = {"size": keras.Input((1,), name="size"), "code": keras.Input((1,), name="code", dtype="int32")}
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(3, 2)(inputs["code"]))
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()([inputs["size"], embedded])))
+    fused = fuse(PipelineModel([KerasTransformer(model=model, featuresCol=["Code", "size"])]))
+    values = {"size": [1.0, np.inf, 1e39, 2.0, 3.0, np.nan], "Code": [2.0, 0, 0, 3, -1, 1]}
+    found = np.ravel(fused({name: tensor(np.array(each)[:, None]) for name, each in values.items()}))
+    assert np.isfinite(found[0])
+    assert np.isnan(found[1:]).all()
+    accepted = spark.createDataFrame([(1.0, 2)], "size double, code int")
+    predicted = KerasTransformer(model=model, featuresCol=["Code", "size"], outputCol="output").transform(accepted)
+    np.testing.assert_allclose(outputs(predicted).ravel(), found[:1], rtol=1e-5)
+
+
+def test_an_index_of_numbers_and_stages_for_other_columns(rows):
+    before = [
+        Bucketizer(splits=[0.0, 10.0, 20.0], inputCol="rooms", outputCol="unused"),
+        StringIndexer(inputCols=["city", "rooms", "time"], outputCols=["label", "kind", "when"], handleInvalid="keep"),
+        OneHotEncoder(inputCols=["kind", "when"], outputCols=["is_kind", "is_when"], dropLast=False),
+        VectorAssembler(inputCols=["is_kind", "is_when", "kind"], outputCol="numbers"),
+        StandardScaler(inputCol="numbers", outputCol="features", withMean=True, withStd=False),
+    ]
+    prepared = Pipeline(stages=before).fit(rows.where("rooms < 5"))
+    known = rows.where("rooms < 5").drop("city")
+    pipeline = PipelineModel(
+        [prepared, KerasTransformer(model=network(prepared.transform(rows.limit(1)).first().features.size))]
+    )
+
+    fused = fuse(pipeline, rows)
+
+    assert set(fused.input) == {"rooms", "time"}
+    data = {
+        name: keras.ops.convert_to_tensor(np.array(known.select(name).collect()).astype(float)) for name in ("rooms", "time")
+    }
+    np.testing.assert_allclose(fused(data), outputs(pipeline.transform(known)), rtol=1e-5)
+    with pytest.raises(ConfigurationError, match="strings and as numbers: .*schema"):
+        fuse(PipelineModel([prepared, KerasTransformer(model=network(2), featuresCol=["kind", "rooms"])]))
 
 
 def test_inputs_of_other_types_and_shapes(rows):
@@ -104,17 +148,19 @@ def test_inputs_of_other_types_and_shapes(rows):
 
 
 def test_a_constant_column_and_a_marked_missing_value(spark):
-    rows = spark.createDataFrame([(3.0, -1.0), (3.0, 5.0), (3.0, 8.0)], "same double, marked double").coalesce(1)
+    rows = spark.createDataFrame([(3.0, -999.9), (3.0, 5.0), (3.0, 8.0)], "same double, marked double").coalesce(1)
     before = [
-        Imputer(inputCol="marked", outputCol="imputed", missingValue=-1.0),
+        Imputer(inputCol="marked", outputCol="imputed", missingValue=-999.9),
         VectorAssembler(inputCols=["same", "imputed"], outputCol="numbers"),
         StandardScaler(inputCol="numbers", outputCol="features"),
     ]
     pipeline = PipelineModel([*Pipeline(stages=before).fit(rows).stages, KerasTransformer(model=network(2))])
 
-    data = {"same": np.full((3, 1), 3.0), "marked": np.array([[-1.0], [5.0], [8.0]])}
+    data = {"same": np.full((3, 1), 3.0), "marked": np.array([[-999.9], [5.0], [8.0]])}
 
-    np.testing.assert_allclose(fuse(pipeline).predict(data, verbose=0), outputs(pipeline.transform(rows)), rtol=1e-5)
+    fused, expected = fuse(pipeline), outputs(pipeline.transform(rows))
+    np.testing.assert_allclose(fused.predict(data, verbose=0), expected, rtol=1e-5)
+    np.testing.assert_allclose(fused({name: tensor(values) for name, values in data.items()}), expected, rtol=1e-5)
 
 
 def test_a_stage_that_cannot_become_layers_is_named(spark):
@@ -130,3 +176,5 @@ def test_a_stage_that_cannot_become_layers_is_named(spark):
     ):
         with pytest.raises(ConfigurationError, match=words):
             fuse(pipeline)
+    with pytest.raises(ConfigurationError, match="schema is "):
+        fuse(PipelineModel([KerasTransformer(model=network(1))]), "age int")
