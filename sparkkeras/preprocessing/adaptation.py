@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import keras
 import numpy as np
@@ -32,9 +32,6 @@ from sparkkeras.sources.source import Source, as_source
 from sparkkeras.weights import Array
 from sparkkeras.worker.batches import BatchOptions
 from sparkkeras.worker.predictor import Predictor
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 T = TypeVar("T")
 
@@ -103,13 +100,12 @@ def adapt(
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
     objects = arguments.custom_objects("custom_objects", custom_objects)
-    columns = ColumnMapping(features, loader=loader)
-    rows = data
+    columns, rows = ColumnMapping(features, loader=loader, features_only=True), data
     if isinstance(target, keras.utils.FeatureSpace) and features is None:
         rows = _of_features(rows, list(target.features))
 
     def learned(wanted: Sequence[_Wanted], schema: Schema, upstream: keras.Model | None = None) -> list[Any]:
-        source = as_source(rows, Reader(schema, not is_frame(data), on_invalid, labels_optional=True), columns=columns)
+        source = as_source(rows, Reader(schema, True, on_invalid, labels_optional=True), columns=columns)
         return _learned(wanted, schema, source, upstream, objects, verbose)
 
     if isinstance(target, keras.utils.FeatureSpace):

@@ -149,12 +149,12 @@ def test_a_feature_space(spark):
 
 def test_columns_with_the_names_of_outputs_are_no_labels(spark):
     inputs = {name: keras.Input((1,), name=name) for name in ("age", "size")}
-    scale = keras.layers.Normalization(name="scale")
     frame = frame_of(spark, age=NUMBERS[:, 0], size=NUMBERS[:, 1], label=CITIES)
     for other in ("size", "other"):
+        scale = keras.layers.Normalization()
         model = keras.Model(inputs, {"age": scale(inputs["age"]), other: inputs["size"]})
         adapt(model, frame, features={"age": "age", "size": "size"})
-    np.testing.assert_allclose(np.ravel(scale.mean), [NUMBERS[:, 0].mean()], rtol=1e-4)
+        np.testing.assert_allclose(np.ravel(scale.mean), [NUMBERS[:, 0].mean()], rtol=1e-4)
 
 
 def test_an_estimator_adapts_its_model(spark):
@@ -229,6 +229,11 @@ def test_invalid_rows(spark):
         adapt(keras.layers.Normalization(), frame, features="x")
     layer = adapt(keras.layers.Normalization(), frame, features="x", on_invalid="drop")
     np.testing.assert_allclose(np.ravel(layer.mean), np.delete(NUMBERS, 7, 0).mean(0), rtol=1e-3, atol=1e-3)
+    names = spark.createDataFrame([("a", 1.0), (None, 2.0), ("b", None), ("a", 6.0)], "name string, label double")
+    lookup = adapt(keras.layers.StringLookup(), names, features="name", on_invalid="drop")
+    assert lookup.get_vocabulary(include_special_tokens=False) == ["a", "b"]
+    scale = adapt(keras.layers.Normalization(), names, features="label", on_invalid="drop")
+    np.testing.assert_allclose(np.ravel(scale.mean), [3.0], rtol=1e-5)
 
 
 def test_wrong_arguments(spark):
