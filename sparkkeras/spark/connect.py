@@ -94,7 +94,13 @@ class RemoteCluster:
         self._resources, self._of_environment = resources, environment
         self._profile = None if resources is None or self.is_local else resources.profile()
         if self._profile is not None:
-            _ = self._profile.id  # makes it on the server, for which this thread has the session, and a new one none
+            try:
+                _ = self._profile.id  # makes it on the server, with the session of this thread
+            except RuntimeError as error:
+                raise ConfigurationError(
+                    "cores_per_worker= and gpus_per_worker= with Spark Connect need the thread in which the session was "
+                    f"created: call this function there. {error}"
+                ) from error
         self.task_cores = task_cores(session.conf) if resources is None else resources.cores
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         backend = self.carried_environment["KERAS_BACKEND"]

@@ -65,7 +65,7 @@ def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]
     if (
         os.environ.get("SPARKKERAS_WORKER")
         and not os.environ.get("SPARKKERAS_FORKS")
-        and not {"keras", backend} & {*missing}
+        and not {"keras", backend} & {*missing, "openvino"}  # OpenVINO: see `device.prepare`
     ):
         # Training needs it in a moment: it loads after this task, while the driver packs model and data. Not in workers that
         # fork, since other threads do not survive a fork.

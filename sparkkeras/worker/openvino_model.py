@@ -1,12 +1,13 @@
 """Predictions with OpenVINO: the model as OpenVINO's own, in float32, with as many threads as the task has cores.
 
 Keras's backend leaves both to OpenVINO, which takes all cores, and on some processors computes in bfloat16. A model is
-exported for the shapes of a batch: where rows are unknown, Keras exports layers such as LSTM and Flatten wrongly. It
-predicts itself what it cannot export.
+exported for the shapes of a batch, since Keras exports layers such as LSTM and Flatten wrongly for an unknown number of
+rows. What cannot be exported, it predicts itself.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -20,6 +21,8 @@ from sparkkeras.modeling.schema import input_structure, input_tensors, output_st
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+_log = logging.getLogger(__name__)
 
 _MOST = 4
 _exported: dict[tuple[int, int, int], OpenVinoModel] = {}
@@ -61,12 +64,12 @@ def to_predict(model: keras.Model, cores: int) -> Any:
 
 
 def _cached(cache: dict[K, V], key: K, make: Callable[[], V]) -> V:
-    """The value of a key, which is made if the cache lacks it. The cache holds the last few."""
-    if key not in cache:
-        while len(cache) >= _MOST:
-            del cache[next(iter(cache))]
-        cache[key] = make()
-    return cache[key]
+    """The value of a key, which is made if the cache lacks it. The cache holds those that were used last."""
+    value = cache.pop(key) if key in cache else make()
+    while len(cache) >= _MOST:
+        del cache[next(iter(cache))]
+    cache[key] = value
+    return value
 
 
 def _compiled(model: keras.Model, shapes: tuple[Any, ...], cores: int) -> Any:
@@ -85,11 +88,14 @@ def _compiled(model: keras.Model, shapes: tuple[Any, ...], cores: int) -> Any:
         "ENABLE_CPU_PINNING": False,  # else the workers of a machine would all use its first cores
         "ENABLE_MMAP": False,
     }
-    try:
-        exported = keras.Model(inputs, model(pack_inputs(model, list(inputs.values())), training=False))
-        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
-            path = str(Path(folder) / "model.xml")
+    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+        path = str(Path(folder) / "model.xml")
+        try:
+            exported = keras.Model(inputs, model(pack_inputs(model, list(inputs.values())), training=False))
             exported.export(path, format="openvino", verbose=False, input_signature=[signature])
             return openvino.Core().compile_model(path, "CPU", settings)
-    except Exception:  # of many kinds
-        return None
+        except (MemoryError, OSError):
+            raise
+        except Exception as error:  # of many kinds
+            _log.warning("Keras predicts for %r itself, since OpenVINO cannot read what it exports: %s", model.name, error)
+            return None

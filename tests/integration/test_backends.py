@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 import sys
+from contextlib import closing
 
 import keras
 import numpy as np
@@ -25,7 +26,7 @@ from sparkkeras.data.values import DelayedValue
 from sparkkeras.ml import KerasTransformer
 from sparkkeras.scoring import backends
 from sparkkeras.worker import other_backend
-from sparkkeras.worker.device import worker_environment
+from sparkkeras.worker.device import to_predict, worker_environment
 from sparkkeras.worker.other_backend import run_in_child
 from tests.conftest import long
 from tests.models import classifier
@@ -88,9 +89,24 @@ def test_openvino_does_without_what_takes_memory(sc, model):
         if keras.backend.backend() == "openvino":  # not here, where the first rows are tried
             assert not sys.modules.keys() & {"tensorflow", "torch", "jax", "matplotlib"}
             assert importlib.import_module("sklearn")  # which Keras has not found, but this function may use
+            x = 2 * x
         return x
 
-    SparkModel(model, num_workers=1).predict(X, backend="openvino", transform=lean)
+    found = SparkModel(model, num_workers=1).predict(X, backend="openvino", transform=lean)
+    np.testing.assert_allclose(found, model.predict(2 * X, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def exported(context, values):
+    """A task that yields whether OpenVINO predicts with a model, and not Keras's backend, which may choose bfloat16."""
+    model = keras.Sequential([keras.Input((None, 1)), keras.layers.LSTM(2), keras.layers.Flatten()])
+    for rows, steps in (4, 5), (2, 5), (4, 3):
+        assert to_predict(model, 1).predict_on_batch(np.ones((rows, steps, 1), "float32")).shape == (rows, 2)
+    yield model.ov_compiled_model is None
+
+
+def test_layers_that_keras_exports_for_a_number_of_rows_only_are_exported():
+    with closing(other_backend.OtherBackend(worker_environment(1, "openvino"))) as child:
+        assert list(child.run(DelayedValue(exported), TaskContext(0), iter(()))) == [True]
 
 
 def test_several_inputs_and_outputs_keep_their_names(sc):
