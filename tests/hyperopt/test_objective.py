@@ -124,7 +124,7 @@ def test_callbacks_set_variables_outside_the_model():
 
     def annealed(params):
         model = build(params)
-        model.compile("sgd", loss, jit_compile=False)  # JAX would compile the first value into the step
+        model.compile("sgd", loss, run_eagerly=True)  # JAX would compile the first value into the step
         return model
 
     history = run_fit(annealed, callbacks=[Anneal()]).history["loss"]
@@ -222,12 +222,11 @@ def classifier(params):
         ({"metric": "val_loss"}, "validation_split="),
         ({"epochs": 0}, "metric='loss'"),
         ({"params": {"lr": 0.1, "epochs": 2.5}}, "'epochs' is 2.5"),
-        ({"params": {"lr": 0.1, "epochs": "3"}}, "'epochs' is '3'"),
         ({"data": {**DATA, "validation_data": (X, DATA["y"])}, "validation_split": 0.5}, "one of validation_split"),
         ({"data": {"x": X[:, :1], "y": DATA["y"]}}, "Reshape"),
         ({"build": classifier, "data": {"x": X, "y": np.arange(8) % 4}}, "from 0 to 3"),
     ],
-    ids=range(12),
+    ids=range(11),
 )
 def test_errors_that_every_trial_would_raise_are_marked_as_definition_errors(given, words):
     outcome = run_fit(**given)
@@ -273,20 +272,16 @@ INVALID = "an error of every trial"
     ("given", "status", "words"),
     [
         (np.float32(0.25), OK, ""),
-        (np.array(0.25), OK, ""),
-        ({"loss": 0.25}, OK, ""),
-        ({"loss": 0.25, "status": "ok"}, OK, ""),
+        ({"loss": np.array(0.25), "status": "ok"}, OK, ""),
         ({"status": "fail", "why": "cold"}, FAILED, "'fail'"),
         ({"loss": -math.inf, "why": "cold"}, FAILED, "loss -inf"),
         ({"loss": 0.5, "model": "m"}, INVALID, "'m' as its model"),
-        ("0.5", INVALID, "returned '0.5'"),
         (None, INVALID, "return statement"),
         ({}, INVALID, "key 'loss'"),
-        ({"loss": "low" * 99}, INVALID, "... (str)"),
-        ({"loss": 0.5, "status": "yes"}, INVALID, "status 'yes'"),
+        ({"loss": "5" * 300}, INVALID, "... (str)"),
         ({"loss": 0.5, "status": "suspended"}, INVALID, "has not ended"),
     ],
-    ids=range(13),
+    ids=range(9),
 )
 def test_an_objective_may_return_a_loss_in_several_forms(given, status, words):
     outcome = run_objective(lambda params: given)
@@ -321,14 +316,12 @@ def test_further_results_of_an_objective_become_json_values_of_limited_length():
     ("reports", "end", "replies", "status", "best", "error"),
     [
         ([0.75, 0.5, 0.8], 0.0, [CONTINUE, PRUNE], PRUNED, (0.5, 2), ""),
-        ([0.75, 0.5, 0.8], 0.0, [CONTINUE, STOP], STOPPED, (0.5, 2), ""),
         ([0.75, 0.5], StopWork(), [], STOPPED, (0.5, 2), ""),
-        ([], StopWork(), [], STOPPED, (None, None), ""),
         ([0.75, 0.5], math.nan, [], OK, (0.5, 2), "the loss nan"),
         ([0.75, math.inf], 0.0, [], OK, (0.75, 1), "epoch 2 is not finite"),
         ([0.75, 0.5], SystemExit(3), [], FAILED, (None, None), "SystemExit: 3"),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 def test_an_objective_that_ends_early_keeps_its_best_report(reports, end, replies, status, best, error):
     def objective(params):
@@ -340,7 +333,7 @@ def test_an_objective_that_ends_early_keeps_its_best_report(reports, end, replie
 
     outcome = run_objective(objective, send=Driver(*replies))
     assert (outcome.status, (outcome.value, outcome.best_epoch)) == (status, best)
-    assert outcome.history == ({"loss": reports[:2]} if reports else {})
+    assert outcome.history == {"loss": reports[:2]}
     assert ("in objective" in outcome.traceback) == (status == FAILED)
     assert_error(outcome, error)
 
@@ -390,13 +383,12 @@ def test_a_callback_that_reports_more_metrics_than_the_search_has():
 @pytest.mark.parametrize(
     ("returned", "status", "words"),
     [
-        ((0.5, 7), OK, ""),
         (np.array([0.5, 7.0]), OK, ""),
         ({"loss": [np.float32(0.5), 7]}, OK, ""),
         ((0.5, math.nan), FAILED, "(0.5, nan)"),
-        *((each, INVALID, "(loss, size)") for each in (0.5, (0.5,), (0.5, "7"), "ab", {"loss": {"a": 1, "b": 2}})),
+        *((each, INVALID, "(loss, size)") for each in ((0.5,), (0.5, "7"), "ab")),
     ],
-    ids=range(9),
+    ids=range(6),
 )
 def test_an_objective_may_return_several_losses(returned, status, words):
     outcome = run_objective(lambda params: returned, metrics=("loss", "size"))
@@ -437,17 +429,16 @@ def test_the_users_exception_handlers_do_not_catch_the_end_of_a_trial():
     assert run_objective(objective, send=Driver(STOP)).status == STOPPED
 
 
-@pytest.mark.parametrize(("reply", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])
-def test_fit_may_be_called_for_one_epoch_at_a_time(reply, status):
+def test_fit_may_be_called_for_one_epoch_at_a_time():
     def objective(epochs):
         model, callback = build({"lr": 0.01}), ReportCallback("loss")
         for _ in range(epochs):
             model.fit(**DATA, batch_size=8, verbose=0, callbacks=[callback])
         return 7.0
 
-    outcome = run_objective(objective, 9, send=Driver(CONTINUE, reply))
-    assert (outcome.status, outcome.best_epoch, len(outcome.history["loss"])) == (status, 2, 2)
-    assert run_objective(objective, 2, send=Driver(CONTINUE, reply)).status == OK  # it was the last epoch
+    outcome = run_objective(objective, 9, send=Driver(CONTINUE, PRUNE))
+    assert (outcome.status, outcome.best_epoch, len(outcome.history["loss"])) == (PRUNED, 2, 2)
+    assert run_objective(objective, 2, send=Driver(CONTINUE, PRUNE)).status == OK  # it was the last epoch
 
 
 def test_other_metrics_may_be_lists_or_not_finite():

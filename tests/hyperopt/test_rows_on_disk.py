@@ -44,7 +44,7 @@ def test_fit_trains_as_on_arrays(block):
     def history(arguments):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         return model.fit(**arguments, epochs=2, verbose=0).history
 
     given = {"batch_size": 8, "validation_split": 0.3, "shuffle": False}
