@@ -63,6 +63,7 @@ def test_values_are_asked_for_once_and_have_the_distributions_of_the_calls():
         return {"c": "y", "b": False}.get(name, 2)
 
     hp = HyperParameters({"given": 3}, ask)
+    assert not hasattr(hp, "name_scope")
     assert hp.Int("given", 1, 9) == 3
     assert (hp.Int("i", 1, 9, step=2), hp.Int("j", 1, 9, sampling="log")) == (2, 2)
     assert (hp.Float("f", 0, 1, step=0.5), hp.Float("h", 1, 2, sampling="log", default=1.5)) == (2.0, 2.0)
@@ -81,14 +82,6 @@ def test_values_are_asked_for_once_and_have_the_distributions_of_the_calls():
         "d": choice(1, 2),
     }
     assert asked == [(name, type(each), vars(each)) for name, each in expected.items()]
-
-
-def test_an_object_with_a_method_build_is_accepted():
-    class Tuned:
-        def build(self, hp):
-            return hp.Int("n", 1, 2)
-
-    assert HyperModel(Tuned())({"n": 2}) == 2
 
 
 @pytest.mark.parametrize(
@@ -113,10 +106,6 @@ def test_what_cannot_be_searched_ends_the_search(function, words):
     assert len(search.trials) == 1
 
 
-def test_code_can_ask_whether_a_method_is_supported():
-    assert not hasattr(HyperParameters({}), "name_scope")
-
-
 def test_a_trial_fails_if_a_hyper_parameter_has_another_range_than_before():
     first, *others = minimize(lambda hp: hp.Int("n", 1, hp.Int("size", 3, 9)), 12, algo="random").trials
     same = [trial for trial in others if trial.params["size"] == first.params["size"]]
@@ -128,6 +117,11 @@ def test_a_trial_fails_if_a_hyper_parameter_has_another_range_than_before():
 
 
 def test_a_model_is_rebuilt_with_the_same_hyper_parameters():
+    class Tuned:
+        def build(self, hp):
+            return hp.Int("n", 1, 2)
+
+    assert HyperModel(Tuned())({"n": 2}) == 2
     with pytest.raises(ConfigurationError, match="trial has no 'units'"):
         HyperModel(lambda hp: hp.Int("units", 1, 2))({"x": 0.7})
 

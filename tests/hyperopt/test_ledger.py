@@ -318,27 +318,23 @@ def test_the_timeout_ends_running_trials_and_assigns_no_more():
     assert bench.failure is None
 
 
-@pytest.mark.parametrize(
-    ("sign", "threshold", "value", "ends"),
-    [(1.0, 0.3, 0.31, False), (1.0, 0.3, 0.3, True), (-1.0, 0.3, 0.29, False), (-1.0, 0.3, 7, True), (1.0, 0.0, 0.0, True)],
-)
-def test_loss_threshold_ends_the_search(sign, threshold, value, ends):
+@pytest.mark.parametrize(("sign", "threshold", "value"), [(1.0, 0.3, 0.3), (-1.0, 0.3, 7), (1.0, 0.0, 0.0)])
+def test_loss_threshold_ends_the_search(sign, threshold, value):
     bench = Bench(sign=sign, loss_threshold=threshold)
     bench.run(sign, None)
     assert not bench.is_over
     bench.run(value)
-    assert bench.is_over is ends
-    assert (f"loss_threshold={threshold:g}" in bench.reason) is ends
+    assert bench.is_over
+    assert f"loss_threshold={threshold:g}" in bench.reason
 
 
-@pytest.mark.parametrize("most", [0, 2])
-def test_max_failures_ends_the_search(most):
-    bench = Bench(max_failures=most)
-    bench.run(*[None] * most, 0.5)
+def test_max_failures_ends_the_search():
+    bench = Bench(max_failures=2)
+    bench.run(None, None, 0.5)
     bench.end(bench.start()[1], 0.5, PRUNED)
     assert bench.reason == ""
     bench.run(None)
-    assert f"max_failures={most}" in bench.reason
+    assert "max_failures=2" in bench.reason
     assert bench.is_over
 
 

@@ -37,7 +37,6 @@ def picture(search, folder):
     ("search", "charts"),
     [
         (search_of, 5),  # history, importances, parallel coordinates, two rows of hyper-parameters
-        (lambda: search_of(LINE, 1), 2),
         (
             lambda: search_of(
                 {"x": hp.qlognormal("x", 0, 1, 1), "y": hp.pchoice("y", [(0.1, 1), (0.9, 2)])}, 4, lambda _: 1.0
@@ -47,7 +46,7 @@ def picture(search, folder):
         (lambda: search_of(LINE, 4, lambda params: (params["dropout"], 1.0), metric=("loss", "size"), mode="min"), 4),
         (lambda: search_of(LINE, 4, lambda params: (params["dropout"],) * 4, metric=("a", "b", "c", "d"), mode="max"), 3),
     ],
-    ids=["values", "one trial", "hyperopt", "two metrics", "four metrics"],
+    ids=["values", "hyperopt", "two metrics", "four metrics"],
 )
 @pytest.mark.filterwarnings("error")
 def test_a_picture_has_all_charts(search, charts, tmp_path, caplog):

@@ -76,14 +76,6 @@ def trial_numbers(written):
 # Without a terminal
 
 
-def test_verbose_0_writes_nothing(capsys, bench):
-    search = bench(0)
-    search.end(0.5)
-    search.end(None, FAILED, error="it raised")
-    search.close()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_without_a_terminal_there_is_a_line_for_each_new_best_trial_and_the_first_failure(capsys, bench):
     search = bench(1)
     search.end(None, FAILED, 1, error="ValueError: too large\nsecond line")
