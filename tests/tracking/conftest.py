@@ -1,32 +1,27 @@
-"""A real MLflow with an SQLite store in the folder of the test."""
-
-import shutil
+"""A real MLflow with an SQLite store."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
-    """The file of a store without runs: creating one takes seconds."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
+def database(tmp_path_factory):
+    """The URI of a store: creating one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
 @pytest.fixture
-def store(empty_store, tmp_path):
-    """The client of a new store, whose experiment is the current one."""
+def store(database, tmp_path):
+    """The client of the store, which has one experiment besides the default one, the current one."""
     import mlflow
 
-    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    experiment = mlflow.MlflowClient().create_experiment("tests", artifact_location=f"file://{tmp_path}/artifacts")
+    mlflow.set_tracking_uri(database)
+    client = mlflow.MlflowClient()
+    experiment = client.create_experiment(str(tmp_path), artifact_location=f"file://{tmp_path}/artifacts")
     mlflow.set_experiment(experiment_id=experiment)
     try:
-        yield mlflow.MlflowClient()
+        yield client
     finally:
         while mlflow.active_run():
             mlflow.end_run()
+        client.delete_experiment(experiment)
         mlflow.set_tracking_uri(None)

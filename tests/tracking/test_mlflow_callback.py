@@ -9,6 +9,7 @@ import keras
 import mlflow
 import numpy as np
 import pytest
+from mlflow.models import Model
 
 from sparkkeras import ConfigurationError, MLflowCallback, TrainingInterruptedError, UnknownArgumentError
 from sparkkeras import events as happened
@@ -22,7 +23,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 def runs(store):
     """All runs of the experiment by name."""
-    (experiment,) = [each for each in store.search_experiments() if each.name == "tests"]
+    (experiment,) = [each for each in store.search_experiments() if each.name != "Default"]
     found = store.search_runs([experiment.experiment_id])
     named = {run.info.run_name: run for run in found}
     assert len(named) == len(found)
@@ -36,6 +37,15 @@ def curve(store, run, metric):
 
 def text(run, file):
     return Path(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=file)).read_text()
+
+
+def fit(model, *callbacks, epochs=1, **given):
+    """Fit a model for a training of plain Keras."""
+    return model.fit(X, Y, epochs=epochs, verbose=0, callbacks=callbacks, **given)
+
+
+def linear():
+    return regression(run_eagerly=True)
 
 
 def driven(callback, epochs=({"loss": 2.0}, {"loss": 1.0}), error=None, model=None, **settings):
@@ -53,8 +63,8 @@ def driven(callback, epochs=({"loss": 2.0}, {"loss": 1.0}), error=None, model=No
 
 class TestFit:
     def test_a_plain_fit_is_a_run_with_parameters_metrics_history_and_model(self, store):
-        model, callback = regression(), MLflowCallback()
-        history = model.fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), callbacks=[callback])
+        model, callback = linear(), MLflowCallback(registered_model_name="ours", input_example=X[:2])
+        history = fit(model, callback, epochs=3, validation_data=(X, Y))
         run = runs(store)["regression"]
         assert (run.info.run_id, run.info.status) == (callback.run_id, "FINISHED")
         assert run.data.params["optimizer_learning_rate"] == "0.05000000074505806"
@@ -64,8 +74,11 @@ class TestFit:
             assert curve(store, run, metric) == list(enumerate(history.history[metric]))
         assert json.loads(text(run, "history.json")) == {"epoch": [0, 1, 2], "history": history.history}
         assert "y (Dense)" in text(run, "model_summary.txt")
-        loaded = mlflow.pyfunc.load_model(callback.model_uri)
+        (version,) = store.search_model_versions("name='ours'")
+        assert version.run_id == callback.run_id
+        loaded = mlflow.pyfunc.load_model(f"models:/ours/{version.version}")
         np.testing.assert_allclose(loaded.predict(X), model.predict(X, verbose=0), rtol=1e-6)
+        np.testing.assert_allclose(Model.load(callback.model_uri).load_input_example(callback.model_uri), X[:2])
         assert mlflow.active_run() is None
 
     def test_the_active_run_is_used_and_stays_active_unless_another_one_is_given(self, store):
@@ -99,11 +112,11 @@ class TestFit:
             def on_epoch_end(self, epoch, logs=None):
                 raise RuntimeError
 
-        callback, model = MLflowCallback(log_model=False), regression()
+        callback, model = MLflowCallback(log_model=False), linear()
         with pytest.raises(RuntimeError):
-            model.fit(X, Y, verbose=0, callbacks=[callback, Fails()])
+            fit(model, callback, Fails())
         failed = callback.run_id
-        model.fit(X, Y, verbose=0, callbacks=[callback])
+        fit(model, callback)
         assert store.get_run(failed).info.status == "FAILED"
         assert store.get_run(callback.run_id).info.status == "FINISHED"
 
@@ -204,18 +217,9 @@ class TestSearch:
         assert found["trial 2"].data.tags["sparkkeras.error"] == "ValueError: no"
         assert text(found["trial 2"], "traceback.txt") == "Traceback: no"
 
-    def test_the_best_trial_of_a_metric_to_maximize(self, store):
+    def test_events_from_several_threads_with_a_metric_to_maximize(self, store):
         callback = MLflowCallback()
         callback.on_event(self.started(metric="val_accuracy", minimizes=False))
-        for number, value in enumerate([0.1, 0.9, 0.5]):
-            callback.on_event(happened.TrialChanged(Trial(number, {}, status="ok", value=value), {"u": number}))
-        callback.on_event(happened.RunEnded())
-        assert runs(store)["search"].data.metrics == {"best_val_accuracy": 0.9}
-        assert runs(store)["search"].data.params["best_u"] == "1"
-
-    def test_events_from_several_threads(self, store):
-        callback = MLflowCallback()
-        callback.on_event(self.started())
 
         def work(number):
             for epoch in range(5):
@@ -235,8 +239,10 @@ class TestSearch:
         assert {run.info.status for run in found.values()} == {"FINISHED"}
         for number in range(4):
             run = found[f"trial {number}"]
-            assert curve(store, run, "val_loss") == [(epoch, float(number)) for epoch in range(5)]
+            assert curve(store, run, "val_accuracy") == [(epoch, float(number)) for epoch in range(5)]
             assert run.data.params == {"number": str(number)}
+        assert found["search"].data.metrics == {"best_val_accuracy": 3}
+        assert found["search"].data.params["best_number"] == "3"
 
     def test_members_of_an_ensemble_are_nested_runs(self, store):
         callback = MLflowCallback()
@@ -268,9 +274,8 @@ class TestErrors:
     def test_a_store_that_cannot_be_opened_is_a_warning(self, store, tmp_path):
         (tmp_path / "file").write_text("")
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/file/mlflow.db")
-        model = regression()
         with pytest.warns(UserWarning, match="MLflow: .* Training goes on") as caught:
-            history = model.fit(X, Y, epochs=2, verbose=0, callbacks=[MLflowCallback()])
+            history = fit(linear(), MLflowCallback(), epochs=2)
         assert sum("MLflow: " in str(each.message) for each in caught) == 1
         assert len(history.history["loss"]) == 2
 
@@ -282,7 +287,7 @@ class TestErrors:
 
         callback = MLflowCallback()
         with pytest.warns(UserWarning, match="'active' state") as caught:
-            regression().fit(X, Y, epochs=8, verbose=0, callbacks=[callback, Deletes()])
+            fit(linear(), callback, Deletes(), epochs=8)
         assert sum("MLflow: " in str(each.message) for each in caught) == 1
 
     def test_a_model_that_cannot_be_saved_is_a_warning_and_the_run_ends(self, store):
@@ -313,7 +318,7 @@ class TestSlowStores:
         monkeypatch.setattr(type(store), "log_batch", waits)
         ends = keras.callbacks.LambdaCallback(on_train_end=lambda logs: at_end.set())
         callback = MLflowCallback(log_model=False)
-        regression().fit(X, Y, epochs=3, verbose=0, callbacks=[ends, callback])
+        fit(linear(), ends, callback, epochs=3)
         assert len(store.get_metric_history(callback.run_id, "loss")) == 3
 
     def test_a_store_is_lost_after_some_failures_in_a_row(self):

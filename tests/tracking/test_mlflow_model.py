@@ -82,8 +82,7 @@ class TestLogging:
         assert "sparkkeras" not in requirements
 
     def test_custom_code_is_stored_with_the_model(self, store):
-        model = keras.Sequential([keras.Input((3,)), Halves()])
-        uri = logged(model)
+        uri = logged(keras.Sequential([keras.Input((3,)), Halves()]))
         assert Model.load(uri).flavors["python_function"]["loader_module"] == "sparkkeras.tracking.mlflow_model"
         np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), X / 2)
         loaded = mlflow.keras.load_model(uri, custom_objects={"Halves": Halves})
@@ -96,14 +95,13 @@ class TestLogging:
         np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), 2 * X)
         np.testing.assert_allclose(Model.load(uri).load_input_example(uri), X)
 
-    @pytest.mark.parametrize("example", [False, True], ids=["zeros", "rows"])
-    def test_nested_inputs_and_outputs(self, store, example):
+    def test_nested_inputs_and_outputs(self, store):
         a, c, d = (keras.Input((size,), name=name) for name, size in (("a", 3), ("c", 1), ("d", 2)))
         dense = keras.layers.Dense
         outputs = {"u": dense(1)(c), "v": (dense(2)(a), dense(2)(d))}
         model = keras.Model({"a": a, "b": {"d": d, "c": c}}, outputs)
         rows = {"a": X, "b": {"c": X[:, :1], "d": X[:, 1:]}}
-        uri = logged(model, input_example=rows if example else None)
+        uri = logged(model, input_example=rows)
         signature = Model.load(uri).signature
         assert signature.inputs.input_names() == ["a", "b.d", "b.c"]  # fields of structs in Spark
         assert [each.name for each in signature.outputs] == ["u", "v_0", "v_1"]
@@ -122,20 +120,10 @@ class TestLogging:
         expected = model.predict(keras.ops.convert_to_tensor(rows.tolist(), "string"), verbose=0)
         np.testing.assert_allclose(mlflow.pyfunc.load_model(logged(model)).predict(rows), expected, rtol=1e-6)
 
-    def test_registering(self, store):
-        model, callback = regression(), MLflowCallback(registered_model_name="ours", input_example=X[:2])
-        model.fit(X, X[:, :1], verbose=0, callbacks=[callback])
-        (version,) = store.search_model_versions("name='ours'")
-        assert version.run_id == callback.run_id
-        uri = f"models:/ours/{version.version}"
-        np.testing.assert_allclose(mlflow.pyfunc.load_model(uri).predict(X), model.predict(X, verbose=0), rtol=1e-6)
-        np.testing.assert_allclose(Model.load(callback.model_uri).load_input_example(callback.model_uri), X[:2])
-
 
 @pytest.mark.parametrize(
     ("model", "example"),
     [
-        (regression(), X),
         (two_inputs(), [X, np.zeros((4, 1))]),
         (two_inputs(), {"a": X, "b": np.zeros(4), "unused": X}),
         (keras.Sequential([keras.Input((None, 3)), keras.layers.GlobalMaxPooling1D()]), np.zeros((2, 7, 3))),

@@ -7,6 +7,7 @@ import pytest
 
 from sparkkeras import MLflowCallback, SparkModel, WorkerTensorBoard
 from tests.models import regression
+from tests.tracking.test_mlflow_model import logged
 from tests.tracking.test_worker_tensorboard import curves
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
@@ -35,7 +36,7 @@ def scored(spark, uri, frame, *columns):
 def test_training_is_a_run_whose_model_scores_a_column_and_has_curves_of_the_workers(store, spark, frame, tmp_path):
     model, mlflow_run = regression(), MLflowCallback()
     spark_model, callbacks = SparkModel(model), [mlflow_run, WorkerTensorBoard(tmp_path)]
-    history = spark_model.fit(frame, epochs=3, batch_size=8, verbose=0, validation_split=0.2, callbacks=callbacks)
+    history = spark_model.fit(frame, epochs=2, batch_size=8, verbose=0, validation_split=0.2, callbacks=callbacks)
     assert store.get_run(mlflow_run.run_id).info.status == "FINISHED"
     for metric in ("loss", "val_loss"):
         values = [each.value for each in store.get_metric_history(mlflow_run.run_id, metric)]
@@ -53,10 +54,8 @@ def test_custom_code_and_several_inputs_and_outputs(store, spark, frame):
     a, b = keras.Input((3,), name="features"), keras.Input((1,), name="label")
     joint = Halves()(keras.layers.Concatenate()([a, b]))
     outputs = {"one": keras.layers.Dense(1)(joint), "two": keras.layers.Dense(2)(joint)}
-    model, callback = keras.Model([a, b], outputs), MLflowCallback()
-    model.compile("sgd", {"one": "mse", "two": "mse"})
-    model.fit([X, Y], {"one": Y, "two": X[:, :2]}, verbose=0, callbacks=[callback])
-    kind, predicted = scored(spark, callback.model_uri, frame, "features", "label")
+    model = keras.Model([a, b], outputs)
+    kind, predicted = scored(spark, logged(model), frame, "features", "label")
     assert kind == "struct<one:float,two:array<float>>"
     expected = model.predict([X, Y], verbose=0)
     np.testing.assert_allclose([row.one for row in predicted], expected["one"][:, 0], rtol=1e-5, atol=1e-6)
@@ -73,9 +72,9 @@ def test_weights_and_biases(sc, tmp_path, monkeypatch):
     with wandb.init(project="tests", dir=tmp_path, mode="offline", settings={"console": "off"}) as run:
         spark_model = SparkModel(regression(), num_workers=2)
         with pytest.warns(UserWarning, match="on_batch_end"):  # it is needed for log_freq="batch" only
-            history = spark_model.fit(X, Y, epochs=3, verbose=0, callbacks=[WandbMetricsLogger()])
+            history = spark_model.fit(X, Y, epochs=2, verbose=0, callbacks=[WandbMetricsLogger()])
         summary = dict(run.summary)
     wandb.teardown()
-    assert summary["epoch/epoch"] == 2
+    assert summary["epoch/epoch"] == 1
     assert summary["epoch/loss"] == pytest.approx(history.history["loss"][-1])
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -4,25 +4,19 @@ import os
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, StorageError, UnknownArgumentError, WorkerTensorBoard
 from sparkkeras import events as happened
-from tests.models import regression
 
 
 def curves(folder):
     """The scalars in a folder: ``{tag: [(step, value)]}``."""
-    found = read(folder)
-    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-
-
-def read(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    return EventAccumulator(str(folder)).Reload()
+    found = EventAccumulator(str(folder)).Reload()
+    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
 def report(callback, epoch, *logs):
@@ -45,20 +39,6 @@ def test_each_worker_has_a_folder_with_its_metrics_which_further_training_contin
         "epoch_rows_per_second": [(0, 5.0), (1, 5.0)],
     }
     assert curves(tmp_path / "worker-1")["epoch_loss"] == [(0, 4.0), (1, 3.0)]
-
-
-def test_tags_are_those_of_keras(tmp_path):
-    """So that one chart has the curves of the workers and of `keras.callbacks.TensorBoard`."""
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("Keras's callback needs TensorFlow")
-    x = np.ones((4, 3), np.float32)
-    regression().fit(x, x[:, :1], verbose=0, callbacks=[keras.callbacks.TensorBoard(tmp_path)])
-    callback = WorkerTensorBoard(tmp_path)
-    report(callback, 0, {"loss": 1.0})
-    callback.on_train_end()
-    tags = read(tmp_path / "train").Tags()
-    assert "epoch_loss" in {*tags["scalars"], *tags["tensors"]}
-    assert "epoch_loss" in read(tmp_path / "worker-0").Tags()["scalars"]
 
 
 def test_it_does_not_import_tensorflow():
