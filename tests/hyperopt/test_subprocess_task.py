@@ -97,11 +97,6 @@ def test_an_error_of_the_answer_or_of_a_heartbeat_is_raised_here_and_ends_the_ch
         run(lambda ask: time.sleep(600), heartbeat=lambda: 1 / 0)
 
 
-class NoPickleError(Exception):
-    def __reduce__(self):
-        raise TypeError("not this one")
-
-
 def test_a_result_that_cannot_be_pickled_is_reported():
     with pytest.raises(TypeError, match="result of .*[lL]ock"):
         run(lambda ask: threading.Lock())
@@ -114,12 +109,11 @@ class OneWayError(Exception):
         super().__init__(one)
 
 
-@pytest.mark.parametrize("error", [NoPickleError("text"), OneWayError("text", 2)], ids=["one", "other"])
-def test_an_error_that_cannot_be_pickled_is_described(error):
+def test_an_error_that_cannot_be_pickled_is_described():
     def work(ask):
-        raise error
+        raise OneWayError("text", 2)
 
-    with pytest.raises(TypeError, match=f"cannot be pickled .* {type(error).__name__}: text"):
+    with pytest.raises(TypeError, match="cannot be pickled .* OneWayError: text"):
         run(work)
 
 
@@ -278,7 +272,7 @@ def test_a_stop_request_interrupts_the_child_anywhere(work):
 
 @pytest.mark.usefixtures("patient")
 def test_a_stop_request_may_arrive_before_the_work_starts():
-    for _ in range(20):
+    for _ in range(8):
         with pytest.raises(ChildStoppedError):
             run(lambda ask: time.sleep(500), heartbeat=lambda: False, interval=0.0005)
 
@@ -434,9 +428,10 @@ class Logs:
         return iter([context.cores, os.environ["SET"], *blocks])
 
 
-@pytest.mark.parametrize(("killed", "runs", "error"), [(0, 1, "'it raised'"), (1, 2, ""), (4, 4, "lost 4 times: .*SIGKILL")])
+@pytest.mark.parametrize(("killed", "runs", "error"), [(0, 1, "'it raised'"), (1, 2, ""), (2, 2, "lost 2 times: .*SIGKILL")])
 def test_a_task_runs_again_if_its_new_python_is_lost(killed, runs, error, tmp_path, monkeypatch):
     monkeypatch.setenv(FILES, str(tmp_path))
+    monkeypatch.setattr(subprocess_task, "_ATTEMPTS", 2)
     path = tmp_path / "runs"
     call = pickle.loads(pickle.dumps(InNewPython(DelayedValue(Logs(str(path), killed)), 3, {"SET": "here"})))
     found = list(call(0, iter([1, 2])))
