@@ -74,12 +74,11 @@ def test_an_epoch_has_its_rows_and_seconds_without_start_up():
     assert (updates["count"], updates["per_second"], updates["staleness"]) == (30, 20.0, {"0": 20, "2": 10})
 
 
-@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
-def test_a_changed_system_clock_changes_no_duration(seconds):
+def test_a_changed_system_clock_changes_no_duration():
     bench = Bench(epochs=4)
     bench.epoch(0, RowsTrained(100, 1.0, 0.0), seconds=2.0)
     bench.reporter.epoch_begins(1)
-    bench.clock_error = seconds
+    bench.clock_error = -3600.0
     bench.handle(RowsTrained(50, 0.5, 0.0), seconds=1.0)
     (progress,) = bench.of("progress")
     assert (progress["done"], progress["rows_per_second"], progress["seconds_left"]) == (0.5, 50.0, 5.0)
@@ -92,7 +91,7 @@ def test_a_changed_system_clock_changes_no_duration(seconds):
     bench.now += 5.0
     assert bench.messages.age == 5.0
     bench.begin(RunStarted("fit", "second"))
-    assert bench.all()[-1]["time"] == 1010.0 + seconds  # what the clock shows then
+    assert bench.all()[-1]["time"] == 1010.0 - 3600.0  # what the clock shows then
 
 
 def test_progress_replaces_itself_twice_a_second():

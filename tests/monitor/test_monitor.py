@@ -36,6 +36,16 @@ def monitor(tmp_path):
         yield made
 
 
+def fit_linear(*callbacks, **given):
+    model = regression(run_eagerly=True)
+    return model.fit(X, Y, verbose=0, callbacks=callbacks, **given)
+
+
+@pytest.fixture(scope="module")
+def history():
+    return fit_linear(epochs=2)
+
+
 def live(monitor):
     with urllib.request.urlopen(monitor.url + "messages?after=0", timeout=10) as response:
         return json.load(response)["messages"]
@@ -51,7 +61,7 @@ def of(messages, kind):
 
 
 def test_a_training_of_keras_is_shown_and_saved(monitor, tmp_path):
-    regression().fit(X, Y, epochs=3, batch_size=8, validation_split=0.25, verbose=0, callbacks=[monitor])
+    fit_linear(monitor, epochs=3, batch_size=8, validation_split=0.25)
     messages = live(monitor)
     assert messages == saved(tmp_path / "run.html")
     (run,) = of(messages, "run")
@@ -64,8 +74,7 @@ def test_a_training_of_keras_is_shown_and_saved(monitor, tmp_path):
 
 
 def test_a_notebook_shows_a_link(monitor):
-    url = monitor.url
-    assert monitor._repr_html_() == f'Monitor: <a href="{url}" target="_blank" rel="noopener noreferrer">{url}</a>'
+    assert f'<a href="{monitor.url}"' in monitor._repr_html_()
     monitor.url = """http://host"><script>'&"""
     assert "<script>" not in monitor._repr_html_()
     assert monitor._repr_html_().count('"') == 6
@@ -78,7 +87,7 @@ def test_runs_have_the_name_that_the_monitor_has_when_they_begin(tmp_path):
             monitor.on_event(RunStarted("fit", "model", {"rule": "mean", "seed": None}, 2))
             monitor.name = "too late for this run"
             monitor.on_event(RunEnded())
-        regression().fit(X, Y, verbose=0, callbacks=[monitor])
+        fit_linear(monitor)
         with pytest.raises(ConfigurationError, match="name=' '"):
             monitor.name = " "
         assert monitor.name == "too late for this run"
@@ -90,7 +99,7 @@ def test_runs_have_the_name_that_the_monitor_has_when_they_begin(tmp_path):
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_strategies_report_to_a_monitor(mode, monitor):
     monitor.on_event(RunStarted("fit", "linear", {"mode": mode}, 2))
-    fit(Model(optimizer=keras.optimizers.SGD(0.1)), partitions(8, 8), mode, epochs=2, callbacks=[monitor])
+    fit(Model(optimizer=keras.optimizers.SGD(0.1), run_eagerly=True), partitions(8, 8), mode, epochs=2, callbacks=[monitor])
     monitor.on_event(RunEnded())
     messages = live(monitor)
     assert len(of(messages, "run")) == 1
@@ -151,7 +160,7 @@ def test_a_failure_is_shown_and_saved(monitor, tmp_path):
             raise RuntimeError("a callback of the user")
 
     with pytest.raises(RuntimeError), monitor:
-        regression().fit(X, Y, verbose=0, callbacks=[monitor, Raises()])
+        fit_linear(monitor, Raises())
     (end,) = of(saved(tmp_path / "run.html"), "end")
     assert (end["status"], end["error"]) == ("failed", "RuntimeError: a callback of the user")
     assert "on_epoch_end" in end["traceback"]
@@ -175,16 +184,14 @@ def test_a_monitor_shows_one_run_at_a_time(monitor):
     monitor.on_event(RunStarted("fit", "third"))
 
 
-def test_histories_are_saved_and_compared(tmp_path):
-    first = regression().fit(X, Y, epochs=2, verbose=0)
-    second = regression().fit(X, Y, epochs=3, verbose=0)
-    Monitor.save(first, tmp_path / "one.html")
-    Monitor.save({"small": first, "large": second}, str(tmp_path / "two.html"))
-    assert [each["logs"]["loss"] for each in of(saved(tmp_path / "one.html"), "epoch")] == first.history["loss"]
+def test_histories_are_saved_and_compared(history, tmp_path):
+    Monitor.save(history, tmp_path / "one.html")
+    Monitor.save({"small": history, "large": history}, str(tmp_path / "two.html"))
+    assert [each["logs"]["loss"] for each in of(saved(tmp_path / "one.html"), "epoch")] == history.history["loss"]
     messages = saved(tmp_path / "two.html")
     assert [each["name"] for each in of(messages, "run")] == ["small", "large"]
     assert len({each["run"] for each in messages}) == 2
-    assert len(of(messages, "epoch")) == 5
+    assert len(of(messages, "epoch")) == 4
 
 
 def test_a_page_that_cannot_be_written_is_a_warning_and_hides_no_error_of_the_block(tmp_path):
@@ -256,9 +263,8 @@ def test_the_address_is_printed_and_a_closed_monitor_warns(tmp_path, capsys):
         assert repr(monitor).endswith("closed)")
 
 
-def test_paths_of_users_and_uris(sc, tmp_path, monkeypatch):
+def test_paths_of_users_and_uris(sc, history, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    history = regression().fit(X, Y, verbose=0)
     Monitor.save(history, "~/mine.html")
     assert (tmp_path / "mine.html").exists()
     Monitor.save(history, f"file://{tmp_path}/other.html")

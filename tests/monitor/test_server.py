@@ -1,7 +1,9 @@
-"""The server of the monitor: who may read what, floods, slow viewers."""
+"""The server of the monitor: who may read what, floods, slow viewers; and the files of its page."""
 
+import hashlib
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -16,7 +18,8 @@ import pytest
 from sparkkeras import ConfigurationError
 from sparkkeras.monitor import server
 from sparkkeras.monitor.messages import Messages
-from sparkkeras.monitor.server import PageServer, RateLimit
+from sparkkeras.monitor.server import SCRIPTS, PageServer, RateLimit
+from tests.monitor.pages import PAGE, page, read
 
 
 @pytest.fixture
@@ -62,15 +65,14 @@ def test_messages_arrive_in_pieces_and_nonsense_numbers_begin_anew(served, messa
         assert (answer["next"], answer["more"]) == ((numbers[-1] + 1, numbers[-1] < 4) if numbers else (5, False))
 
 
-@pytest.mark.parametrize("path", ["/", "/messages?after=0", "/{other}/", "/{part}/", "/{token}x/"])
-def test_without_the_token_everything_is_forbidden(served, messages, path):
+def test_without_the_token_everything_is_forbidden(served, messages):
     messages.add({"secret": 1})
-    other, token = "A" * len(served.token), served.token
-    url = served.url.removesuffix(f"/{token}/") + path.format(other=other, token=token, part=token[:-1])
-    status, headers, body = get(url)
-    assert status == 403
-    assert b"secret" not in body
-    assert token not in str(headers) + body.decode()
+    token = served.token
+    for path in ("/", "/messages?after=0", f"/{'A' * len(token)}/", f"/{token[:-1]}/", f"/{token}x/"):
+        status, headers, body = get(served.url.removesuffix(f"/{token}/") + path)
+        assert status == 403, path
+        assert b"secret" not in body
+        assert token not in str(headers) + body.decode()
 
 
 def test_pages_of_other_origins_can_read_nothing(served):
@@ -130,12 +132,12 @@ def test_a_flood_without_the_token_does_not_lock_out_who_has_it(served):
 
 
 def test_a_client_that_sends_a_request_slowly_is_disconnected(served, monkeypatch):
-    monkeypatch.setattr(server, "TIMEOUT", 0.5)
+    monkeypatch.setattr(server, "TIMEOUT", 0.2)
     sent = 0
     with closing(connect(served)) as slow, suppress(ConnectionError):
         for sent in range(100):  # noqa: B007
             slow.sendall(b"G")
-            time.sleep(0.1)
+            time.sleep(0.05)
     assert sent < 50
 
 
@@ -173,7 +175,7 @@ def test_a_slow_viewer_is_disconnected(served, messages, monkeypatch):
     with closing(connect(served)) as slow:
         slow.sendall(f"GET /{served.token}/messages?after=0 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         received = len(slow.recv(1000))
-        time.sleep(1.5)
+        time.sleep(0.7)
         with suppress(ConnectionResetError):
             while piece := slow.recv(1 << 20):
                 received += len(piece)
@@ -210,3 +212,34 @@ def test_a_closed_server_answers_no_more_on_open_connections(messages):
         with suppress(ConnectionError):
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert connection.recv(1) == b""
+
+
+# --- the files
+
+
+def test_the_page_is_one_document_that_loads_nothing():
+    html = page([{"type": "phase", "run": "1", "time": 0, "text": "</script><script>"}])
+    assert html.count("</script>") == 3
+    assert "\\u003c/script>" in html
+    ours = html.replace(read("echarts.min.js"), "")
+    assert not re.search(r"<(?:link|script|img|iframe)[^>]+(?:src|href)=(?![\"']data:)", ours)
+
+
+def test_scripts_never_make_markup_of_text():
+    for name in SCRIPTS:
+        assert not re.search(r"(?:inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\b|new Function", read(name)), (
+            name
+        )
+    assert not re.search(r"\son\w+=", read("page.html"))
+
+
+def test_all_scripts_are_in_the_page():
+    assert {path.name for path in PAGE.glob("*.js")} == {*SCRIPTS, "echarts.min.js"}
+
+
+def test_the_chart_library_is_the_released_one_with_its_license():
+    digest = hashlib.sha256((PAGE / "echarts.min.js").read_bytes()).hexdigest()
+    assert (
+        digest == "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
+    )  # of echarts@6.1.0 in the npm registry
+    assert "Apache License" in read("echarts.LICENSE")
