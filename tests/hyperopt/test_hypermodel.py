@@ -9,6 +9,7 @@ import pytest
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import HyperModel, HyperParameters, HyperParamModel, choice, integer, loguniform, uniform
+from sparkkeras.hyperopt.distributions import to_json
 from sparkkeras.hyperopt.workers import LocalWorkers
 from tests.hyperopt.test_study import cut_off
 
@@ -59,7 +60,7 @@ def test_values_are_asked_for_once_and_have_the_distributions_of_the_calls():
     asked = []
 
     def ask(name, distribution):
-        asked.append((name, type(distribution), vars(distribution)))
+        asked.append((name, to_json(distribution)))
         return {"c": "y", "b": False}.get(name, 2)
 
     hp = HyperParameters({"given": 3}, ask)
@@ -81,7 +82,7 @@ def test_values_are_asked_for_once_and_have_the_distributions_of_the_calls():
         "b": choice(False, True),
         "d": choice(1, 2),
     }
-    assert asked == [(name, type(each), vars(each)) for name, each in expected.items()]
+    assert asked == [(name, to_json(each)) for name, each in expected.items()]
 
 
 @pytest.mark.parametrize(

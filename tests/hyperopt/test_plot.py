@@ -85,12 +85,9 @@ def test_figures_style_and_backend_of_the_user_do_not_change(tmp_path, monkeypat
     pyplot.switch_backend("agg")
 
 
-def test_without_a_complete_trial_there_is_nothing_to_plot(tmp_path):
+def test_what_cannot_be_plotted_or_written(tmp_path, monkeypatch):
     with pytest.raises(SearchError, match="with a value"):
-        search_of(count=0).plot(tmp_path / "search.png")
-
-
-def test_files_that_cannot_be_written(tmp_path, monkeypatch):
+        search_of(LINE, 0).plot(tmp_path / "search.png")
     search = search_of(LINE, 1)
     with pytest.raises(ConfigurationError, match=r"ends in \.png"):
         search.plot(tmp_path / "search.pdf")
