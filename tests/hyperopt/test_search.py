@@ -28,7 +28,6 @@ from sparkkeras.hyperopt import (
     HyperParamModel,
     ReportCallback,
     Search,
-    choice,
     report,
 )
 from sparkkeras.hyperopt.arguments import sign_of
@@ -209,15 +208,12 @@ def test_a_function_in_the_style_of_keras_tuner(rows):
     assert losses_of([search.best_model]) == pytest.approx([search.best_value])
 
 
-def test_a_trial_that_raises_is_recorded():
+def test_too_many_failures_are_an_error_with_the_first_one():
     def objective(params, data):
         if params["x"] < 0:
             raise KeyError("no such thing")
         return params["x"]
 
-    failed = [trial for trial in search_of(objective=objective, max_evals=8).trials if trial.params["x"] < 0]
-    assert {(trial.status, trial.value, trial.error) for trial in failed} == {("failed", None, "KeyError: 'no such thing'")}
-    assert "objective(params" in failed[0].traceback
     with pytest.raises(SearchError, match="failed.*no such thing"):
         search_of(objective=objective, max_evals=8, max_failures=0)
 
@@ -405,12 +401,9 @@ class TestBadInput:
                 access()
 
 
-def test_progress_lines_show_names_of_options(capsys):
-    space = {"fit": {"optimizer": choice("adam", "sgd")}}
-    search = search_of(objective=lambda params: 1.0, space=space, max_evals=3, verbose=2)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trial ")]
-    for trial, line in zip(search.trials, lines, strict=False):
-        assert line.startswith(f"trial {trial.number} loss 1 fit.optimizer={trial.params['fit']['optimizer']} (")
+def test_progress_is_written(capsys):
+    search_of(objective=lambda params: 1.0, max_evals=1, verbose=2)
+    assert "trial 0 loss 1 x=" in capsys.readouterr().out
 
 
 def test_several_searches_share_a_storage(tmp_path):
