@@ -1,7 +1,6 @@
 """The progress of a search on standard output."""
 
 import functools
-import sys
 
 import pytest
 
@@ -13,9 +12,8 @@ from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 from sparkkeras.progress import status_line
 from sparkkeras.progress.status_line import format_duration
 from tests.hyperopt.test_ledger import Bench as LedgerBench
-from tests.terminals import manual_clock
+from tests.terminals import Terminal, manual_clock, write_to
 
-CLEAR = "\r\033[K"
 SPACE = Space({"lr": uniform(0, 1)})
 
 
@@ -57,11 +55,11 @@ def bench(monkeypatch):
 
 
 @pytest.fixture
-def terminal(capsys, monkeypatch):
-    """Make standard output look like a terminal, on which every update is shown."""
+def terminal(monkeypatch):
+    """A terminal on which every update is shown."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(status_line, "UPDATE_SECONDS", 0.0)
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
+    return write_to(Terminal(), monkeypatch)
 
 
 def lines(capsys):
@@ -146,16 +144,16 @@ def test_a_resumed_search_without_trials_to_run_says_so_and_shows_the_best_ones(
 # On a terminal
 
 
-def test_on_a_terminal_one_line_is_updated(capsys, terminal, bench):
+def test_on_a_terminal_one_line_is_updated(terminal, bench):
     """It estimates the time left from the trials of this call."""
     search = bench(1, max_evals=3, earlier=[Trial(0, {}, OK, 0.5, ended=1000.0)])
     search.end(0.4)
-    assert capsys.readouterr().out.endswith("2/3 trials - best val_loss 0.4 (trial 1) - 2.0s, about 2.0s left")
+    assert terminal.line == "2/3 trials - best val_loss 0.4 (trial 1) - 2.0s, about 2.0s left"
     search.end(0.5)
-    assert capsys.readouterr().out == f"{CLEAR}3/3 trials - best val_loss 0.4 (trial 1) - 4.0s"
+    assert terminal.line == "3/3 trials - best val_loss 0.4 (trial 1) - 4.0s"
 
 
-def test_the_summary_counts(capsys, terminal, bench):
+def test_the_summary_counts(terminal, bench):
     search = bench(max_evals=None)
     for value, status in ((0.5, OK), (0.3, PRUNED), (None, FAILED)):
         search.end(value, status)
@@ -166,7 +164,7 @@ def test_the_summary_counts(capsys, terminal, bench):
         search.ledger.end(lease, value, STOPPED)
     search.tick()
     expected = "5 trials - 1 running - 1 pruned - 2 stopped - 1 failed - best val_loss 0.25 (trial 4) - 10.0s"
-    assert capsys.readouterr().out.endswith(expected)
+    assert terminal.line == expected
 
 
 def test_the_table_has_columns():
