@@ -42,11 +42,11 @@ LABELS = {
 
 
 @pytest.mark.parametrize("kind", LABELS)
-@pytest.mark.parametrize("parts", [2, 40])
-def test_rows_sorted_by_their_label_differ(kind, parts):
-    found = difference(noise(1000), LABELS[kind](), parts)
-    assert found.array == 1
-    assert found.low[1] < found.high[1]
+def test_rows_sorted_by_their_label_differ(kind):
+    for parts in (2, 40):
+        found = difference(noise(1000), LABELS[kind](), parts)
+        assert found.array == 1
+        assert found.low[1] < found.high[1]
 
 
 def test_a_difference_names_the_class_or_value_and_its_partitions():
@@ -67,13 +67,15 @@ def test_rows_sorted_by_a_string_differ():
     assert difference({"a": noise(1000), "b": rare}, RNG.integers(0, 2, 1000), 10) is None
 
 
-def test_small_differences_of_many_rows_are_harmless():
+def test_small_differences_of_many_rows_and_periodic_rows_are_harmless():
     y = RNG.random(200_000) < np.linspace(0.45, 0.55, 200_000)
     x = np.linspace(0, 1, 200_000)[:, None] + RNG.normal(size=(200_000, 1))
     assert difference(x, y, 4) is None
+    hours = (np.arange(4 * 24 * 4096) + 7 * (np.arange(4 * 24 * 4096) >= 2 * 24 * 4096)) % 24
+    assert difference(hours[:, None].astype(np.float32), RNG.integers(0, 2, len(hours)), 2) is None
 
 
-@pytest.mark.parametrize("repetitions", [30, long(2000)])
+@pytest.mark.parametrize("repetitions", [15, long(2000)])
 def test_shuffled_rows_do_not_differ(repetitions):
     """Also with few rows, rare classes, outliers and tiny partitions: at most one of 1,000 data sets."""
     alarms = total = 0
@@ -107,11 +109,6 @@ def test_gaps_and_infinite_values_hide_no_difference():
     x[5], x[6] = np.inf, 1e30
     found = difference(x.astype(np.float64) ** 9, RNG.integers(0, 2, 1000), 4)
     assert (found.array, found.value) == (0, 0)
-
-
-def test_periodic_rows_do_not_differ():
-    hours = (np.arange(4 * 24 * 4096) + 7 * (np.arange(4 * 24 * 4096) >= 2 * 24 * 4096)) % 24
-    assert difference(hours[:, None].astype(np.float32), RNG.integers(0, 2, len(hours)), 2) is None
 
 
 def test_shuffled_strings_nan_constants_and_missing_labels_do_not_differ():

@@ -52,12 +52,11 @@ def test_slices_and_pieces_have_the_size_of_their_strings():
     assert [piece.rows for piece in rows.pieces(10_240)] == [10] * 10
 
 
-@pytest.mark.parametrize("dtype", ["U", "S", object, "T"])
-def test_arrays_of_every_type_of_string(dtype):
-    if dtype == "T" and not hasattr(np.dtypes, "StringDType"):
-        pytest.skip("NumPy 1 has no StringDType")
-    rows = np.array(["a\0b", "", "three"]).astype(np.dtypes.StringDType() if dtype == "T" else dtype)
-    assert words(block(rows)) == words(block(rows[:, None])) == ["a\0b", "", "three"]
+def test_arrays_of_every_type_of_string():
+    variable = [np.dtypes.StringDType()] if hasattr(np.dtypes, "StringDType") else []  # not in NumPy 1
+    for dtype in ("U", "S", object, *variable):
+        rows = np.array(["a\0b", "", "three"]).astype(dtype)
+        assert words(block(rows)) == words(block(rows[:, None])) == ["a\0b", "", "three"]
 
 
 @pytest.mark.parametrize(
