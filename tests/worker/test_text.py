@@ -33,7 +33,7 @@ def model(*first, shape=(4,), dtype="int32"):
         inner = layer(inner)
     inner = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(6, 3)(inner))
     made = keras.Model(entry, keras.layers.Dense(1, activation="sigmoid")(inner))
-    made.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    made.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", run_eagerly=dtype != "string")
     return made
 
 
@@ -48,9 +48,8 @@ def equals_keras(mine, theirs, rows, options, folder, *data):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_model_of_strings_trains_as_in_keras(shape, tmp_path):
-    mine, theirs = (model(vectorization(), shape=shape, dtype="string") for _ in range(2))
+def test_a_model_of_strings_trains_as_in_keras(tmp_path):
+    mine, theirs = (model(vectorization(), shape=(1,), dtype="string") for _ in range(2))
     rows = Reader(schema_of(mine)).read_arrays(X, Y, None)
     equals_keras(mine, theirs, rows, FitOptions(4, shuffle=False), tmp_path, X, Y)
 

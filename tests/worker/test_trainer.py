@@ -168,14 +168,9 @@ def test_what_is_random_depends_only_on_seed_worker_and_epoch():
     assert run(seed=2, shuffle=False)[2] != weights
 
 
-@pytest.mark.parametrize(
-    "batch_range", [BatchRange(0, 0, 0, 6), BatchRange(0, 22, 6, 9), BatchRange(0, 8, 2, 4), BatchRange(0, 22, 3, 3)]
-)
-def test_without_rows_there_is_no_replica(linear, batch_range):
-    assert linear.fit(batch_range=batch_range) is None
-
-
-def test_without_rows_there_are_no_metrics_and_predictions(linear):
+def test_without_rows_there_is_no_replica_and_there_are_no_metrics_and_predictions(linear):
+    for batch_range in (BatchRange(0, 0, 0, 6), BatchRange(0, 8, 2, 4)):
+        assert linear.fit(batch_range=batch_range) is None
     for blocks in ([], [ROWS[:0]]):
         assert linear.evaluate(blocks, BatchOptions(BATCH)) is None
     assert list(linear.predictor(BatchOptions(BATCH)).in_parts([])) == []
@@ -252,8 +247,7 @@ def at_a_cache_line(array):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("what", ["fit", "evaluate", "predict"])
-def test_training_does_not_change_the_rows(what):
+def test_the_rows_are_not_changed():
     """They belong to the user or another task, or are in a read-only file: writing to it kills the process."""
     inputs = keras.Input((16,))  # the first operations are elementwise: a backend may compute them in place
     first = [keras.layers.Normalization(mean=1.0, variance=2.0)(inputs), keras.layers.Activation("relu")(inputs)]
@@ -262,14 +256,14 @@ def test_training_does_not_change_the_rows(what):
     x = RNG.normal(size=(61, 16)).astype(np.float32)
     given = from_arrays(*map(at_a_cache_line, (x, x.sum(1, keepdims=True), x[:, 0] ** 2)))
     before, mine, options = copied(given), Model(model), FitOptions(16, shuffle=False)
-    for _ in range(3):
-        if what == "fit":
-            mine.trainer().fit(mine.state, given, BatchRange(0, 61, 0, 99), options)
-        elif what == "evaluate":
-            mine.trainer().evaluate(mine.state, iter([given]), options)
-        else:
-            mine.predictor(options).predict(from_arrays(given.x, None, None))
-    assert all(map(np.array_equal, given.arrays, before.arrays))
+    for call in (
+        lambda: mine.trainer().fit(mine.state, given, BatchRange(0, 61, 0, 99), options),
+        lambda: mine.trainer().evaluate(mine.state, iter([given]), options),
+        lambda: mine.predictor(options).predict(from_arrays(given.x, None, None)),
+    ):
+        for _ in range(3):
+            call()
+        assert all(map(np.array_equal, given.arrays, before.arrays))
 
 
 # Steps per execution
@@ -332,10 +326,11 @@ def test_weighted_evaluation_over_workers_works_as_in_keras(linear):
 
 
 def test_evaluation_uses_the_given_weights(linear):
-    """Not the weights that training left in the process."""
-    linear.fit()
+    """Not those that training left in the process, and the other way around."""
+    replica = linear.fit()
     linear.evaluates_as_keras(X, Y, [ROWS])
     assert np.array_equal(ModelState.take(linear.archive.cached()).weights.vector, linear.state.weights.vector)
+    assert np.array_equal(linear.fit().state.weights.vector, replica.state.weights.vector)
 
 
 def test_features_that_do_not_fit_raise_an_error(linear):
@@ -434,14 +429,6 @@ def test_predictions_are_streamed(linear, monkeypatch):
     assert len(next(parts)) == 2 * BATCH
     assert given == [1]
     assert [len(part) for part in parts] == [8, 6]
-
-
-def test_prediction_before_training_does_not_affect_it(linear):
-    """The same cached model predicts, evaluates and trains in turn."""
-    before = linear.fit()
-    predicted(linear, [from_arrays(X, None, None)])
-    linear.evaluate([ROWS], BatchOptions(BATCH))
-    assert np.array_equal(before.state.weights.vector, linear.fit().state.weights.vector)
 
 
 # Outputs without a loss
