@@ -190,7 +190,7 @@ def adapted():
     inputs = keras.Input((3,))
     both = keras.layers.Concatenate()([scale(inputs), cut(inputs)])
     model = keras.Model(inputs, keras.layers.Dense(1)(both))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", run_eagerly=True)
     return model
 
 
@@ -369,7 +369,6 @@ NOT_COPIED = {
     "name as a string": (lambda: dense(loss=mse, metrics=["mse"]), CustomObjectError, "mse"),
     "name as a string, after fit": (lambda: trained(loss="mse", metrics=[mse]), CustomObjectError, "mse"),
     "lambda as loss": (lambda: dense(loss=lambda y, p: keras.ops.abs(y - p)), ModelError, "Define it with def"),
-    "lambda as activation": (lambda: dense(activation=lambda x: keras.ops.abs(x)), ModelError, "Define it with def"),
     # Keras saves the code of a lambda without its globals: it would fail on the workers.
     "lambda with a global": (lambda: dense(keras.layers.Lambda(lambda x: x * GLOBAL)), ModelError, "Define it with def"),
     "lambda set by compile": (own_compile, ModelError, "factor .* 'stepping'.*with def"),
@@ -402,18 +401,14 @@ def test_a_model_that_was_trained_is_not_packed_again(ready):
     assert ModelArchive.pack(model) is archive
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"optimizer": "sgd"}, {"metrics": ["mae"]}, {"steps_per_execution": 4}, {"loss": weighted_error(3.0)}],
-    ids=["optimizer", "metrics", "steps", "code"],
-)
-def test_compiling_again_changes_the_digest(changed):
+def test_compiling_again_changes_the_digest():
     """The configurations of the losses are equal."""
     compiled = {"optimizer": "adam", "loss": weighted_error(2.0)}
     model = dense(run_eagerly=False, **compiled)
     before = ModelArchive.pack(model).digest
-    model.compile(**compiled | changed)
-    assert ModelArchive.pack(model).digest != before
+    for changed in ({"optimizer": "sgd"}, {"metrics": ["mae"]}, {"steps_per_execution": 4}, {"loss": weighted_error(3.0)}):
+        model.compile(**compiled | changed)
+        assert ModelArchive.pack(model).digest != before, changed
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_state_is_read_atomically_while_another_thread_writes_it(monkeypatch):
         assign_all(variables[:1], values[:1])
         if reader.ident is None:
             reader.start()
-            reader.join(0.5)  # it has to wait for the lock
+            reader.join(0.2)  # it has to wait for the lock
         assign_all(variables[1:], values[1:])
 
     monkeypatch.setattr(backends, "assign_all", interrupted)
@@ -108,7 +108,7 @@ def test_an_ensemble_waits_for_a_state_that_another_thread_writes():
     @locks_state
     def write():
         reader.start()
-        reader.join(0.5)
+        reader.join(0.2)
         for member in members:
             member.set_weights([np.full(weight.shape, 7.0) for weight in member.weights])
 
@@ -127,7 +127,7 @@ def test_a_copy_is_of_one_state_while_another_thread_writes_the_model(monkeypatc
     def interrupted(model):
         data = save_bytes(model)
         writer.start()
-        writer.join(0.5)  # it has to wait for the lock
+        writer.join(0.2)  # it has to wait for the lock
         return data
 
     monkeypatch.setattr(models, "save_bytes", interrupted)

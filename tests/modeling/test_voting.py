@@ -53,10 +53,6 @@ def test_majorities_of_exclusive_classes(members, shares, expected):
     assert vote(members, shares, majority=True).tolist() == expected
 
 
-def test_the_mean_does_not_count_votes():
-    assert vote(TIED).argmax() == 2
-
-
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
