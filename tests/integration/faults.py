@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -22,6 +23,8 @@ from sparkkeras import SparkModel
 from sparkkeras.parameter.service import ParameterService
 from sparkkeras.rpc.options import ParameterServerOptions
 from sparkkeras.rpc.transport import RefusedError
+from sparkkeras.sources.spark_dataset import SparkResults
+from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from tests.models import classifier
 
 ROWS, WORKERS, BATCH_SIZE, EPOCHS = 240, 2, 8, 3
@@ -219,6 +222,26 @@ class WaitForMark(keras.callbacks.Callback):
             await_mark(self.mark)
 
 
+def interrupted_at_the_first_member(monkeypatch):
+    """Interrupts the training of ensembles, once, when a first member has its checkpoint.
+
+    Returns:
+        The members whose training is started from now on, and those that get a checkpoint.
+    """
+    started, kept = [], []
+    of, keep = SparkResults.of, MemberCheckpoints.keep
+
+    def interrupted(checkpoints, trained):
+        keep(checkpoints, trained)
+        kept.append(trained.member)
+        if len(kept) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SparkResults, "of", lambda results, member: (started.append(member), of(results, member))[1])
+    monkeypatch.setattr(MemberCheckpoints, "keep", interrupted)
+    return started, kept
+
+
 # --- What remains ----------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +268,18 @@ def leftovers(sc):
 
 
 @contextlib.contextmanager
+def jobs_of(sc):
+    """The numbers of the jobs that the body starts, in a list that is filled at its end."""
+    group, found = uuid.uuid4().hex, []
+    sc.setJobGroup(group, "")
+    try:
+        yield found
+    finally:
+        found += sc.statusTracker().getJobIdsForGroup(group)
+        sc.setLocalProperty("spark.jobGroup.id", None)
+
+
+@contextlib.contextmanager
 def nothing_left(sc, seconds=60):
     """Check that nothing remains, whether the body succeeds or fails; a cancelled job needs some time to end."""
     SparkModel(classifier()).predict(np.zeros((1, 64), np.float32))  # starts Spark's accumulator server and other threads
@@ -267,7 +302,6 @@ class RecordedCall:
     name: str
     worker: int | None
     lease: int | None
-    attempt: int | None
     status: str
     rejected: bool
 
@@ -292,8 +326,8 @@ class Witness:
                 raise
             finally:
                 lease = reply.fields.get("lease") if status == "granted" else call.fields.get("lease")
-                details = (call.fields.get("worker"), lease, call.fields.get("attempt"), status, rejected)
-                self.calls.append(RecordedCall(time.monotonic(), call.name, *details))
+                worker = call.fields.get("worker")
+                self.calls.append(RecordedCall(time.monotonic(), call.name, worker, lease, status, rejected))
 
         self._patch = mock.patch.object(ParameterService, "__call__", witnessed)
         self._patch.start()
@@ -305,11 +339,6 @@ class Witness:
     def leases(self, worker):
         """The leases that were granted to a worker's attempts, in order."""
         return [call for call in self.calls if call.name == "lease" and call.worker == worker and call.status == "granted"]
-
-    def asked(self, worker, attempt):
-        """The answers to an attempt's requests for a lease."""
-        found = [call for call in self.calls if call.name == "lease" and call.worker == worker]
-        return [call for call in found if call.attempt == attempt]
 
     def silence(self, worker):
         """The seconds from the last call with the first lease until the second lease was granted."""
