@@ -22,7 +22,7 @@ from sparkkeras import (
 )
 from sparkkeras.mllib.conversions import to_matrix, to_vector
 from sparkkeras.mllib.model import SparkMLlibModel
-from tests.conftest import settle
+from tests.integration.faults import jobs_of
 from tests.models import classifier, regression
 
 X = np.arange(12, dtype=np.float64).reshape(4, 3)
@@ -104,12 +104,6 @@ def test_training_and_evaluation_equal_those_of_a_spark_model_on_pairs(sc, digit
 
 def test_errors_are_raised_before_a_job(sc):
     points = to_labeled_point(sc, X, Y)
-
-    def last_job():
-        settle(sc)
-        return max(sc.statusTracker().getJobIdsForGroup(), default=-1)  # Spark forgets old ones
-
-    before = last_job()
     model = SparkMLlibModel(classifier(width=3, classes=3, loss="categorical_crossentropy"))
     one_unit = SparkMLlibModel(regression())
     for call, error, words in [
@@ -122,9 +116,9 @@ def test_errors_are_raised_before_a_job(sc):
         (lambda: model.predict(to_matrix(X[:, :2])), DataError, r"rows of shape \(3,\).*\(2,\)"),
         (lambda: model.predict(to_vector([1, np.nan, 2])), DataError, "NaN"),
     ]:
-        with pytest.raises(error, match=words):
+        with jobs_of(sc) as jobs, pytest.raises(error, match=words):
             call()
-    assert last_job() == before
+        assert jobs == []
 
 
 def test_rows_that_are_not_labeled_points_are_reported(sc):
@@ -161,22 +155,15 @@ UNUSED_ARGUMENTS = {
 """Arguments of SparkModel that do not apply to LabeledPoints, matrices and vectors."""
 
 
-@pytest.mark.parametrize(
-    ("name", "extra"),
-    [
-        ("__init__", set()),
-        ("fit", {"lp_rdd", "categorical", "nb_classes"}),
-        ("evaluate", {"lp_rdd", "categorical", "nb_classes"}),
-        ("predict", {"data"}),
-        ("save", set()),
-    ],
-)
-def test_arguments_are_those_of_a_spark_model(name, extra):
-    def arguments(owner, without):
-        found = inspect.signature(getattr(owner, name)).parameters.values()
+def test_arguments_are_those_of_a_spark_model():
+    def arguments(function, without):
+        found = inspect.signature(function).parameters.values()
         return {one.name: (one.kind, one.default) for one in found if one.name not in without}
 
-    assert arguments(SparkMLlibModel, extra) == arguments(SparkModel, UNUSED_ARGUMENTS)
+    mine = {"lp_rdd", "categorical", "nb_classes", "data"}
+    for name in ("__init__", "fit", "evaluate", "predict", "save"):
+        found = arguments(getattr(SparkMLlibModel, name), mine)
+        assert found == arguments(getattr(SparkModel, name), UNUSED_ARGUMENTS), name
 
 
 def test_an_unknown_argument_is_reported():
