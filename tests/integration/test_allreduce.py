@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 
 import keras
 import numpy as np
@@ -13,7 +14,8 @@ from sparkkeras import SparkModel, WorkerError
 from sparkkeras.data.placement import even_slices
 from sparkkeras.spark.cluster import Cluster
 from tests.conftest import long, settle
-from tests.models import classifier
+from tests.connect.cases import Once
+from tests.models import classifier, same
 from tests.processes import interrupted_when
 
 BATCH = 16
@@ -102,21 +104,9 @@ def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits, 
     assert spark_model.parameter_server_stats is None
 
 
-class Once(keras.callbacks.Callback):
-    """Sends a signal to the process of a rank in the second epoch, once."""
-
-    def __init__(self, path, action):
-        super().__init__()
-        self.path, self.action, self.epoch = path, action, 0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.epoch == 1 and batch == 1 and os.environ["RANK"] == "1" and not self.path.exists():
-            self.path.touch()
-            os.kill(os.getpid(), self.action)
-            time.sleep(60)
+def signalled(action):
+    os.kill(os.getpid(), action)
+    time.sleep(60)
 
 
 def trained(digits, epochs=3, max_restarts=3, **arguments):
@@ -142,13 +132,13 @@ def uninterrupted(contexts, digits):
 def test_training_continues_from_the_last_epoch_with_the_same_result(digits, uninterrupted, tmp_path, action, reason):
     begun = []
     noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    once = Once(tmp_path, partial(signalled, action), epoch=1, rank="1")
     started = time.monotonic()
     with pytest.warns(UserWarning, match=f"beginning of epoch 2 .*{reason}"):
-        spark_model, history = trained(digits, worker_callbacks=[Once(tmp_path / "done", action)], callbacks=[noted])
+        spark_model, history = trained(digits, worker_callbacks=[once], callbacks=[noted])
     assert time.monotonic() - started < 40
     assert begun == history.epoch == [0, 1, 2]
-    for mine, theirs in zip(spark_model.model.get_weights(), uninterrupted.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert same(spark_model, uninterrupted)
     assert len(spark_model.training_histories) == 6
 
 
