@@ -11,17 +11,12 @@ import pytest
 
 from sparkkeras import (
     ConfigurationError,
-    EnsembleModel,
     ParameterServerOptions,
     SparkModel,
-    WorkerError,
     load_spark_model,
-    to_simple_rdd,
 )
 from tests.conftest import long
-from tests.integration.faults import nothing_left
 from tests.models import classifier, regression
-from tests.processes import interrupted_when
 
 
 def distributed(model=None, mode="asynchronous", frequency=10, num_workers=2, *, transport="socket", options=(), **settings):
@@ -167,60 +162,14 @@ def test_partitions_are_coalesced_to_the_number_of_slots(sc, num_workers):
     assert sum(report["rows"] for report in spark_model.training_histories) == 2 * 120
 
 
-# Failures
-
-
-def test_nothing_remains_and_the_next_fit_works(sc, digits):
-    x, y = digits[0][:200], digits[1][:200]
-
-    class Fail(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                raise RuntimeError("kaboom")
-
-    spark_model = distributed(frequency=2)
-    with nothing_left(sc):
-        spark_model.fit(to_simple_rdd(sc, x, y), epochs=2, validation_split=0.1, verbose=0)
-        with pytest.raises(WorkerError, match="kaboom") as raised:
-            spark_model.fit(to_simple_rdd(sc, x, y), epochs=3, verbose=0, worker_callbacks=Fail())
-        assert "in on_epoch_end" in raised.value.worker_traceback
-        assert np.isfinite(spark_model.fit(x, y, verbose=0, validation_data=(x, y)).history["val_loss"]).all()
-
-
-def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path):
-    """Ctrl-C during the second epoch."""
-    x, y = digits[0][:200], digits[1][:200]
-    mark = tmp_path / "mark"
-
-    class Slow(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1:
-                time.sleep(60)
-
-    kept, spark_model = [], distributed(frequency=3)
-    noted = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: mark.touch() if epoch == 1 else None,
-        on_epoch_end=lambda epoch, logs: kept.append(spark_model.model.get_weights()),
-    )
-    with nothing_left(sc):
-        with interrupted_when(mark.exists, seconds=45):
-            spark_model.fit(x, y, epochs=3, verbose=0, callbacks=[noted], worker_callbacks=[Slow()])
-        assert len(kept) == 1
-        for mine, other in zip(spark_model.model.get_weights(), kept[0], strict=True):
-            np.testing.assert_array_equal(mine, other)
-        assert spark_model.parameter_server_stats.pushes >= 2
-        spark_model.fit(x, y, verbose=0)
-
-
 def test_calls_from_callbacks_that_would_deadlock_are_rejected(sc):
     """Workers that are several epochs ahead wait for the driver, and occupy their slots meanwhile."""
     x = np.random.default_rng(0).random((32, 3)).astype(np.float32)
     y = x.sum(1)
-    other, ensemble = SparkModel(regression()), EnsembleModel([regression()], voting="average")
+    other = SparkModel(regression())
     calls = [
         lambda: spark_model.predict(x),
         lambda: spark_model.evaluate(sc.parallelize(list(zip(x, y, strict=True)), 2)),
-        lambda: ensemble.predict(sc.parallelize(list(x), 2)),
         lambda: other.fit(x, y, verbose=0),
     ]
     rejected, found = [], []
