@@ -16,9 +16,8 @@ from sparkkeras import (
     to_data_frame,
     to_simple_rdd,
 )
-from sparkkeras.sources.spark_dataset import SparkResults
-from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from tests.conftest import settle
+from tests.integration.faults import interrupted_at_the_first_member
 from tests.models import classifier
 
 
@@ -112,17 +111,7 @@ def test_trained_members_are_not_trained_again(sc, digits, tmp_path, monkeypatch
         return spark_ensemble, [history.history for history in histories], weights
 
     whole, *expected = fit()
-    jobs, kept = [], []
-    of, keep = SparkResults.of, MemberCheckpoints.keep
-
-    def interrupted(checkpoints, trained):
-        keep(checkpoints, trained)
-        kept.append(trained.member)
-        if len(kept) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(SparkResults, "of", lambda results, partition: (jobs.append(partition), of(results, partition))[1])
-    monkeypatch.setattr(MemberCheckpoints, "keep", interrupted)
+    jobs, kept = interrupted_at_the_first_member(monkeypatch)
     arguments = {"checkpoint": Checkpoint(tmp_path / "run")}
     with pytest.raises(KeyboardInterrupt):
         fit(**arguments)
