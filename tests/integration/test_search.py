@@ -41,7 +41,7 @@ def search_of(sc, num_workers=None, transport="socket", **arguments):
     # Lost workers are noticed by their closed connection; a machine that pauses for seconds must not look lost.
     options = ServerOptions(lease_seconds=100)
     search = HyperParamModel(sc, num_workers, transport=transport, server_options=options)
-    search.minimize(**{"space": LINE, "max_evals": 6, "seed": 1, "verbose": 0, **arguments})
+    search.minimize(**{"space": LINE, "max_evals": 5, "seed": 1, "verbose": 0, **arguments})
     return search
 
 
@@ -60,7 +60,7 @@ def test_the_best_model_and_an_ensemble(sc, digits):
 
 
 def test_http_transport(sc):
-    assert len(search_of(sc, objective=lambda params: params["x"] ** 2, transport="http").trials) == 6
+    assert len(search_of(sc, objective=lambda params: params["x"] ** 2, transport="http", max_evals=2).trials) == 2
 
 
 # Data
@@ -91,8 +91,8 @@ def test_an_objective_gets_all_rows_in_their_order_from_one_file_if_there_are_ma
 
     assert search_of(sc, objective=compared, max_evals=1, **given).best_trial.extra["same"]
     request.getfixturevalue("large")
-    trials = search_of(sc, objective=compared, max_evals=4, **given).trials
-    assert [trial.extra["same"] for trial in trials] == [True] * 4
+    trials = search_of(sc, objective=compared, max_evals=2, **given).trials
+    assert [trial.extra["same"] for trial in trials] == [True] * 2
     (file,) = {trial.extra["file"] for trial in trials}
     assert not Path(file).parent.parent.exists()
 
@@ -137,7 +137,7 @@ def test_a_trial_has_as_many_threads_as_its_task_has_cores(sc, cores):
 
 
 def test_resources_that_the_master_does_not_have(sc):
-    """tests/integration/test_recovery.py has separate executors."""
+    """tests/integration/test_worker_size.py has separate executors."""
     for arguments, words in (
         ({"cores_per_trial": 3}, r"'local\[2\]' has 2 cores"),
         ({"gpus_per_trial": 1}, "gpus_per_trial=1: .* not with the master"),
@@ -215,7 +215,7 @@ def test_workers_do_not_wait_for_the_slowest_trial(sc, tmp_path):
         except FileExistsError:
             (tmp_path / f"done-{params['x']}").touch()
             return params["x"]
-        while len(list(tmp_path.glob("done-*"))) < 5:
+        while len(list(tmp_path.glob("done-*"))) < 4:
             time.sleep(0.05)
         return 100.0
 
@@ -269,7 +269,7 @@ def test_a_cancelled_job_is_not_started_again(sc, tmp_path):
 
 
 def test_a_search_leaves_nothing_behind(sc, digits):
-    search_of(sc, objective=lambda params: params["x"], max_evals=4)  # starts the Python workers
+    search_of(sc, objective=lambda params: params["x"], max_evals=2)  # starts the Python workers
     before = len(threading.enumerate())
     children = len(psutil.Process().children(recursive=True))
     descriptors = psutil.Process().num_fds()
@@ -303,12 +303,12 @@ def test_a_killed_trial_or_worker_runs_again_and_counts_once(sc, tmp_path, lost)
                 time.sleep(60)
         return params["x"]
 
-    trials = search_of(sc, objective=objective, max_evals=8).trials
+    trials = search_of(sc, objective=objective, max_evals=4).trials
     assert mark.exists()
-    assert sorted(trial.number for trial in trials) == list(range(8))
+    assert sorted(trial.number for trial in trials) == list(range(4))
     assert all(trial.status == "ok" for trial in trials)
     attempts = sorted(trial.attempts for trial in trials)
-    assert attempts == [1] * 7 + [2] if lost == "trial" else attempts[-1] >= 2
+    assert attempts == [1] * 3 + [2] if lost == "trial" else attempts[-1] >= 2
 
 
 @pytest.mark.soak
@@ -335,7 +335,7 @@ def test_spark_trials(sc):
     trials = SparkTrials(parallelism=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        best = hyperopt.fmin(objective, LINE, hyperopt.tpe.suggest, 6, trials=trials, verbose=False)
-    assert len(trials.trials) == 6
+        best = hyperopt.fmin(objective, LINE, hyperopt.tpe.suggest, 4, trials=trials, verbose=False)
+    assert len(trials.trials) == 4
     assert trials.best_trial["result"] == {"loss": min(trials.losses()), "status": "ok", "note": "here"}
     assert trials.argmin == trials.search.best_params == best
