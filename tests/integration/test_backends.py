@@ -128,43 +128,38 @@ class OfTensorFlow(keras.layers.Layer):
         return tf.raw_ops.Relu(features=inputs)
 
 
-class OfBackend(keras.layers.Layer):
+CHANGES = {
+    "twice": lambda inputs: 2 * inputs,
+    "narrow": lambda inputs: inputs[:, 1:],
+    "broken": lambda inputs: (inputs - inputs) / (inputs - inputs),
+    "nearly": lambda inputs: 1.0001 * inputs,
+}
+
+
+class OnJax(keras.layers.Layer):
+    """Changes its inputs on JAX, as its name says."""
+
     def call(self, inputs):
-        return inputs * (2 if keras.backend.backend() == "jax" else 1)
-
-
-class Narrow(keras.layers.Layer):
-    def call(self, inputs):
-        return inputs[:, 1:] if keras.backend.backend() == "jax" else inputs
-
-
-class Broken(keras.layers.Layer):
-    def call(self, inputs):
-        return (inputs - inputs) / (inputs - inputs) if keras.backend.backend() == "jax" else inputs
-
-
-class Nearly(keras.layers.Layer):
-    def call(self, inputs):
-        return inputs * (1.0001 if keras.backend.backend() == "jax" else 1)
+        return CHANGES[self.name](inputs) if keras.backend.backend() == "jax" else inputs
 
 
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (OfTensorFlow, r"backend='jax'.*OfTensorFlow.call"),
-        (OfBackend, r"backend='jax' differ .* by up to 1 "),
-        long(Narrow, "by up to inf"),
-        (Broken, "by up to nan"),
+        (OfTensorFlow(), r"backend='jax'.*OfTensorFlow.call"),
+        (OnJax(name="twice"), r"backend='jax' differ .* by up to 1 "),
+        long(OnJax(name="narrow"), "by up to inf"),
+        (OnJax(name="broken"), "by up to nan"),
     ],
 )
 def test_a_backend_that_cannot_predict_the_same_is_an_error_before_a_job(layer, words, sc):
-    model = keras.Sequential([keras.Input((5,)), layer()])
+    model = keras.Sequential([keras.Input((5,)), layer])
     with pytest.raises(ModelError, match=words):
         SparkModel(model).predict(X, backend="jax")
 
 
 def test_small_differences_give_a_warning(sc):
-    model = keras.Sequential([keras.Input((5,)), Nearly()])
+    model = keras.Sequential([keras.Input((5,)), OnJax(name="nearly")])
     with pytest.warns(UserWarning, match=r"by up to 0\.0001"):
         found = SparkModel(model).predict(X, backend="jax")
     np.testing.assert_allclose(found, X * 1.0001, rtol=1e-6)
