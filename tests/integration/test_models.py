@@ -8,7 +8,7 @@ import pytest
 
 from sparkkeras import ConfigurationError, SparkModel, StorageError, load_spark_model
 from sparkkeras.parameter.rules import DiLoCo
-from tests.models import classifier, gan
+from tests.models import classifier, gan, same
 from tests.processes import clean_environment
 from tests.scripts import Script, run_scripts
 
@@ -33,17 +33,18 @@ def test_several_inputs_and_outputs(sc, generator):
     y = {"amount": x["wide"].sum(1), "kind": x["ids"][:, 0] % 3}
     spark_model = SparkModel(model, num_workers=2)
     rows = [({k: v[i] for k, v in x.items()}, {k: v[i] for k, v in y.items()}) for i in range(120)]
-    for data in ((x, y), (sc.parallelize(rows, 3),)):
-        history = spark_model.fit(*data, epochs=2, validation_split=0.1, verbose=0).history
-        assert history["loss"][-1] < history["loss"][0]
-        assert {"amount_loss", "kind_loss", "kind_accuracy", "val_kind_accuracy"} <= history.keys()
-        # In Keras, the loss of each output is a mean over batches, so it is the same only if all batches are full.
-        expected = model.evaluate(x, y, batch_size=20, verbose=0, return_dict=True)
+    rdd = sc.parallelize(rows, 3)
+    history = spark_model.fit(rdd, epochs=2, validation_split=0.1, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert {"amount_loss", "kind_loss", "kind_accuracy", "val_kind_accuracy"} <= history.keys()
+    # In Keras, the loss of each output is a mean over batches, so it is the same only if all batches are full.
+    expected = model.evaluate(x, y, batch_size=20, verbose=0, return_dict=True)
+    for data in ((x, y), (rdd,)):
         found = spark_model.evaluate(*data, batch_size=20, return_dict=True)
         assert found == pytest.approx(expected, rel=1e-5)
     expected = model.predict(x, verbose=0)
     in_order = spark_model.predict((x["wide"], x["ids"]))
-    lazy = spark_model.predict(sc.parallelize(rows, 3), collect=False).collect()
+    lazy = spark_model.predict(rdd, collect=False).collect()
     for name in expected:
         np.testing.assert_allclose(in_order[name], expected[name], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose([row[name] for row in lazy], expected[name], rtol=1e-4, atol=1e-5)
@@ -184,8 +185,7 @@ def test_a_model_is_saved_and_loaded_with_its_settings_and_states(sc, digits, tm
     # Optimizer, rule and seed continue from their saved states.
     for spark_model in (saved, loaded):
         spark_model.fit(x, y, verbose=0)
-    for mine, other in zip(loaded.model.get_weights(), saved.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, other)
+    assert same(loaded, saved)
 
 
 def test_paths_to_which_no_model_can_be_saved_are_reported(sc, tmp_path):
