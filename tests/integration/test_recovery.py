@@ -15,12 +15,19 @@ import keras
 import numpy as np
 import psutil
 import pytest
+from pyspark.sql import functions as F
 
-from sparkkeras import Checkpoint, ConfigurationError, DataError, DriverConnectionError, SparkModel, WorkerError
+from sparkkeras import (
+    Checkpoint,
+    DataError,
+    DriverConnectionError,
+    SparkModel,
+    WorkerError,
+    to_data_frame,
+)
 from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.hyperopt import HyperParamModel, uniform
 from sparkkeras.rpc.acceptor import _ConnectionAcceptor
-from sparkkeras.sources import partitions, spark_dataset
+from sparkkeras.sources import spark_dataset
 from sparkkeras.spark import filesystem
 from tests.conftest import long
 from tests.integration.faults import (
@@ -40,7 +47,6 @@ from tests.integration.faults import (
     check,
     executor_of_this_worker,
     folders_of_an_executor,
-    leftovers,
     nothing_left,
     rdd,
     spark_model,
@@ -52,36 +58,30 @@ from tests.processes import free_port, interrupted_when
 # --- Synchronous training --------------------------------------------------------------------------------------------
 
 
-def train(*data, epochs=3, **arguments):
-    trained = SparkModel(classifier(8, 16, 4), seed=4)
+def small():
+    return classifier(8, 16, 4, run_eagerly=True)
+
+
+def train(*data, epochs=3, mode="synchronous", **arguments):
+    trained = SparkModel(small(), mode, seed=4)
     trained.fit(*data, epochs=epochs, batch_size=16, verbose=0, **arguments)
     return trained.model.get_weights()
 
 
-def assert_same_bits(mine, other):
-    for one, two in zip(mine, other, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
-def test_missing_files_are_written_again(sc, monkeypatch):
-    names, removed, store = [], [], partitions.StoreRows
-
-    def noted(name):
-        names.append(name)
-        return store(name)
+def test_missing_files_are_written_again(sc):
+    removed = []
 
     def remove(epoch, logs):
         """As a job that cleans temporary folders might."""
         if epoch == 0:
-            removed.extend(path for name in names for path in folder.rglob(f"{name}/part-0-*"))
+            removed.extend(folder.rglob("sparkkeras-*/part-0-*"))
             for path in removed:
                 shutil.rmtree(path)
 
-    monkeypatch.setattr(partitions, "StoreRows", noted)
     expected = train(rdd(sc, *arrays()))
     folder = Path(sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first())
     remover = keras.callbacks.LambdaCallback(on_epoch_end=remove)
-    assert_same_bits(train(rdd(sc, *arrays()), callbacks=[remover]), expected)
+    np.testing.assert_equal(train(rdd(sc, *arrays()), callbacks=[remover]), expected)
     assert len(removed) == 1
 
 
@@ -130,7 +130,7 @@ def test_a_killed_worker_or_executor_changes_no_bit(sc, tmp_path, executor, epoc
     mark = tmp_path / "mark"
     killed = train(rdd(sc, *arrays()), worker_callbacks=[Kill(str(mark), epoch, batch, executor)], shuffle=shuffle)
     assert mark.exists()
-    assert_same_bits(killed, expected)
+    np.testing.assert_equal(killed, expected)
 
 
 class Fail(keras.callbacks.Callback):
@@ -140,7 +140,7 @@ class Fail(keras.callbacks.Callback):
 
 @pytest.mark.cluster
 def test_arrays_reach_separate_executors_on_which_no_files_remain(sc):
-    trained = SparkModel(classifier(8, 16, 4), num_workers=2)
+    trained = SparkModel(small(), num_workers=2)
     trained.fit(*arrays(), validation_data=arrays(), verbose=0)
     assert sorted(report["rows"] for report in trained.training_histories) == [120, 120]
     with pytest.raises(WorkerError):
@@ -148,27 +148,41 @@ def test_arrays_reach_separate_executors_on_which_no_files_remain(sc):
     assert sc.parallelize(range(4), 4).flatMap(folders_of_an_executor).collect() == []
 
 
-def test_nothing_remains(sc):
+def test_nothing_remains_and_the_next_fit_works(sc, spark):
+    """Also of a function so large that Spark sends it in a file; rows that the user caches stay cached."""
+    table = np.zeros(800_000)
+
+    def unchanged(x, y):
+        return x + table[0].astype(np.float32), y
+
     def state():
-        closures = len(list(Path(sc._temp_dir).iterdir()))
-        return leftovers(sc), closures, threading.active_count(), dict(sc.environment)
+        return len(list(Path(sc._temp_dir).iterdir())), threading.active_count(), dict(sc.environment)
 
     train(rdd(sc, *arrays()), epochs=1)
-    before = state()
-    assert before[0]["files"] == []
-    train(rdd(sc, *arrays()), validation_split=0.1, epochs=1)
-    train(*arrays(), validation_data=arrays(), epochs=1)
-    for data in ([rdd(sc, *arrays())], arrays()):
-        with pytest.raises(WorkerError):
-            train(*data, worker_callbacks=[Fail()])
-    with pytest.raises(DataError):
-        train(rdd(sc, *arrays()).map(lambda row: (row[0] * np.nan, row[1])))
-    SparkModel(classifier(8, 16, 4)).predict(arrays()[0])
-    SparkModel(classifier(8, 16, 4)).evaluate(*arrays())
+    frame = to_data_frame(spark, *arrays())
+    with nothing_left(sc):
+        before = state()
+        train(rdd(sc, *arrays()), validation_split=0.1, epochs=1, transform=unchanged)
+        cached = frame.cache()
+        train(cached, validation_data=cached, epochs=1)
+        assert cached.is_cached
+        cached.unpersist(blocking=True)
+        with pytest.raises(DataError, match=r"'features' does not fit .* 'pixels'.*\(8,\).*\(3,\)"):
+            train(frame.withColumn("features", F.slice("features", 1, 3)))
+        with pytest.raises(DataError):
+            train(rdd(sc, *arrays()).map(lambda row: (row[0] * np.nan, row[1])))
+        for mode in ("synchronous", "asynchronous"):
+            with pytest.raises(WorkerError, match="on purpose") as raised:
+                train(rdd(sc, *arrays()), mode=mode, worker_callbacks=[Fail()])
+            assert "in on_epoch_end" in raised.value.worker_traceback
+            train(*arrays(), mode=mode, validation_data=arrays(), epochs=1)
+        SparkModel(small()).predict(arrays()[0], transform=unchanged)
+        SparkModel(small()).evaluate(*arrays())
     assert state() == before
 
 
-def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous", "parameter_server_mode": "socket"}], ids=str)
+def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, tmp_path, settings):
     """Ctrl-C during the second epoch."""
     mark = tmp_path / "mark"
 
@@ -180,18 +194,20 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, tmp_path):
 
     kept = []
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(trained.model.get_weights()))
-    trained = SparkModel(classifier(8, 16, 4), seed=4)
+    trained = SparkModel(small(), seed=4, **settings)
     data = rdd(sc, *arrays())
-    with nothing_left(sc), interrupted_when(mark.exists, seconds=20):
-        trained.fit(data, epochs=3, verbose=0, callbacks=[keep], worker_callbacks=[Slow()])
-    assert len(kept) == 1
-    assert_same_bits(trained.model.get_weights(), kept[0])
-    trained.fit(data, verbose=0)
+    with nothing_left(sc):
+        with interrupted_when(lambda: kept and mark.exists(), seconds=45 if settings else 20):
+            trained.fit(data, epochs=3, verbose=0, callbacks=[keep], worker_callbacks=[Slow()])
+        assert len(kept) == 1
+        assert not settings or trained.parameter_server_stats.pushes >= 2
+        np.testing.assert_equal(trained.model.get_weights(), kept[0])
+        trained.fit(data, verbose=0)
 
 
 def test_a_partition_larger_than_memory_is_trained_on(sc):
     """240 MB of rows in one partition, and a limit of 160 MB more than an idle worker uses."""
-    count, width, allowance = 240_000, 250, 160 * 1024 * 1024
+    count, width, allowance = 60_000, 1000, 160 * 1024 * 1024
 
     def limit():
         import resource
@@ -223,7 +239,7 @@ def test_a_partition_larger_than_memory_is_trained_on(sc):
 
     trained = SparkModel(classifier(width=width, units=4), seed=1)
     large = sc.parallelize([0], 1).mapPartitions(generate)
-    history = trained.fit(large, epochs=2, batch_size=2000, verbose=0, worker_callbacks=[Limit()])
+    history = trained.fit(large, epochs=2, batch_size=500, verbose=0, worker_callbacks=[Limit()])
     assert history.history["loss"][1] < history.history["loss"][0]
     assert trained.training_histories[0]["rows"] == count
 
@@ -235,45 +251,33 @@ def test_a_source_is_read_once(sc):
         read.add(1)
         return row
 
-    train(rdd(sc, *arrays()).map(count), epochs=3, validation_split=0.1)
+    train(rdd(sc, *arrays()).map(count), epochs=2, validation_split=0.1)
     assert read.value == 240
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
-class Interrupt(keras.callbacks.Callback):
-    """Interrupts training like Ctrl-C."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-
 def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, tmp_path):
     x, y = arrays(120)
 
-    def fit(spark_model, epochs=3, **arguments):
+    def fit(spark_model, epochs=2, **arguments):
         return spark_model.fit(x, y, epochs=epochs, validation_split=0.1, verbose=0, **arguments).history
 
     def new(seed=3):
-        return SparkModel(classifier(8, 16, 4), num_workers=2, batch_size=16, seed=seed, rule="slowmo")
+        return SparkModel(small(), num_workers=2, batch_size=16, seed=seed, rule="slowmo")
 
     whole = new()
     expected = fit(whole)
     checkpoint = Checkpoint(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        fit(new(), checkpoint=checkpoint, callbacks=[Interrupt()])
-    assert len(CheckpointStore(str(tmp_path / "run")).names()) == 2
-    with pytest.raises(ConfigurationError, match="rule.name: .* in the checkpoint"):
-        fit(SparkModel(classifier(8, 16, 4), num_workers=2, batch_size=16), checkpoint=checkpoint, resume=True)
+    fit(new(), epochs=1, checkpoint=checkpoint)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     resumed, again = SparkModel.from_checkpoint(tmp_path / "run"), new(seed=4)  # the seed of the checkpoint counts
     assert fit(resumed, checkpoint=checkpoint, resume=True) == expected
     assert fit(again, checkpoint=Checkpoint(tmp_path / "copy"), resume=True) == expected
     for continued in (whole, resumed):
         fit(continued, epochs=1)  # with the seed and the state of the rule that follow
-    assert_same_bits(resumed.model.get_weights(), whole.model.get_weights())
+    np.testing.assert_equal(resumed.model.get_weights(), whole.model.get_weights())
 
 
 def test_checkpoints_in_object_stores_need_no_renames(hadoop_uri, tmp_path, monkeypatch):
@@ -316,24 +320,6 @@ PATIENT = 120.0
 LAST = EPOCHS - 1
 
 
-@pytest.fixture
-def witness():
-    with Witness() as witness:
-        yield witness
-
-
-def assert_taken_over(witness, worker, transport, lease_seconds):
-    """Check when the second attempt got the lease: at once if the closed connection shows the failure, else at expiry."""
-    first, second = witness.leases(worker)
-    assert first.attempt != second.attempt
-    asked = witness.asked(worker, second.attempt)
-    if transport == "socket":
-        assert [call.status for call in asked] == ["granted"]
-    else:
-        assert witness.silence(worker) >= lease_seconds - 1.0
-        assert {call.status for call in asked[:-1]} <= {"wait"}
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("transport", "frequency", "one", "other"),
@@ -346,15 +332,14 @@ def assert_taken_over(witness, worker, transport, lease_seconds):
         long("socket", "epoch", ("batch_end", 1, BATCHES - 1), ("train_end",)),
     ],
 )
-def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency, one, other):
-    """Each of the two workers is killed once, at different points."""
+def test_killed_workers_are_replaced(sc, tmp_path, transport, frequency, one, other):
+    """Each of the two workers is killed once, at different points: at once, if the closed connection shows the failure."""
     lease_seconds = PATIENT if transport == "socket" else 6.0
     trained = spark_model(transport, frequency, lease_seconds=lease_seconds)
-    kill = KillWorkers(tmp_path, {0: one, 1: other})
+    kill, started = KillWorkers(tmp_path, {0: one, 1: other}), time.monotonic()
     history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[kill])
-    for worker in range(2):
-        assert (tmp_path / f"fault-{worker}").exists()
-        assert_taken_over(witness, worker, transport, lease_seconds)
+    assert time.monotonic() - started < PATIENT
+    assert {path.name for path in tmp_path.iterdir()} == {"fault-0", "fault-1"}
     check(trained, history)
     assert int(trained.model.optimizer.iterations) == EPOCHS * BATCHES
 
@@ -362,7 +347,7 @@ def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency
 @pytest.mark.filterwarnings("ignore:the rows seem to be sorted")  # those to validate on are marked
 @pytest.mark.cluster
 @pytest.mark.parametrize(("transport", "split"), [("socket", True), long("http", False)])
-def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, witness, transport, split):
+def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, transport, split):
     kill = KillInValidation(str(tmp_path), 0, 4)  # 3 batches of each epoch, 4 with validation_data
     trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
     if split:
@@ -373,13 +358,12 @@ def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, witness, tr
         data, how = rdd(sc, *arrays()), {"validation_data": (x, y)}
     history = trained.fit(data, epochs=EPOCHS, verbose=0, transform=kill, **how)
     assert (tmp_path / "fault-0").exists()
-    assert len(witness.leases(0)) == 2
     steps = dict.fromkeys(range(2), EPOCHS * (12 if split else BATCHES))
     check(trained, history, steps=steps, rows=192 if split else ROWS, validated=48 if split else 64)
 
 
 @pytest.mark.cluster
-def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witness, monkeypatch):
+def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, monkeypatch):
     """The partition is read again immediately, while the other worker continues training."""
     repairs = []
     from_source = spark_dataset.SparkResults.from_source
@@ -396,8 +380,6 @@ def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witnes
     wait = WaitForMark(LAST, tmp_path / "repaired")  # no worker ends its last epoch before the partition is read again
     history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[wait, kill])
     assert repairs[0] == ([0], False)
-    assert len(witness.leases(0)) == 3  # killed; without files; with files
-    assert sum(call.name == "release" for call in witness.calls) == 1
     check(trained, history)
 
 
@@ -424,15 +406,6 @@ def test_a_server_that_does_not_respond_is_reported(sc, tmp_path):
         trained.fit(data, epochs=4, verbose=0, worker_callbacks=[WaitForMark(1, mark)], **given)
     trained.training_histories.clear()
     check(trained, trained.fit(data, verbose=0), epochs=1)
-
-
-# --- Separate executors ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-def test_trials_with_more_cores_than_an_executor_has_are_refused(sc):
-    with pytest.raises(ConfigurationError, match="no executor has"):
-        HyperParamModel(sc, cores_per_trial=2).minimize(objective=abs, space={"x": uniform(0, 1)}, max_evals=1)
 
 
 # --- Executors that hang, and speculative copies ---------------------------------------------------------------------
@@ -532,7 +505,7 @@ def hung_into_the_next(sc, folder, transport, port):
         history = trained.fit(data, epochs=3, verbose=0, callbacks=[Continue(folder, 0, is_gone)])
         check(trained, history)
         return {
-            "leases": [[call.attempt for call in witness.leases(worker)] for worker in range(2)],
+            "leases": [len(witness.leases(worker)) for worker in range(2)],
             "rejected_requests": trained.parameter_server_stats.rejected_requests,
         }
 
@@ -561,5 +534,5 @@ def test_late_updates_of_a_worker_that_hung_are_rejected(standalone, tmp_path, s
 @pytest.mark.soak
 def test_an_executor_that_recovers_during_the_next_fit_does_not_affect_it(standalone, tmp_path):
     found = standalone.run(hung_into_the_next, IMPATIENT, folder=str(tmp_path), transport="socket", port=free_port())
-    assert [len(attempts) for attempts in found["leases"]] == [1, 1]
+    assert found["leases"] == [1, 1]
     assert found["rejected_requests"] == {}
