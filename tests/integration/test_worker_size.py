@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import Checkpoint, ConfigurationError, SparkEnsemble, SparkModel, SparkRunner, to_data_frame, to_simple_rdd
-from sparkkeras.ml import KerasEstimator
+from sparkkeras.hyperopt import HyperParamModel, uniform
 from tests.models import regression
 from tests.processes import clean_environment
 
@@ -64,8 +64,8 @@ def fit(data, folder, mode="synchronous", **settings):
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])
 def test_a_worker_of_a_local_master_has_all_cores_alone(mode, sc, spark, tmp_path):
-    rows = list(zip(X, Y, strict=True))
-    for data in (X, Y), sc.parallelize(rows, 3), to_data_frame(spark, X, Y).repartition(3):
+    rows = sc.parallelize(list(zip(X, Y, strict=True)), 3)
+    for data in [(X, Y), rows, to_data_frame(spark, X, Y).repartition(3)] if mode == "synchronous" else [rows]:
         model = fit(data, tmp_path, mode, cores_per_worker=2)
         assert sizes(tmp_path) == ([("2", "")], 1)
         assert {each["worker"] for each in model.training_histories} == {0}
@@ -90,12 +90,6 @@ def test_members_of_an_ensemble_take_turns_on_the_cores_of_a_local_master(sc, tm
     found = sorted(noted(tmp_path), key=lambda each: each["began"])
     assert [each["size"] for each in found] == [["2", ""]] * 3
     assert all(one["ended"] <= other["began"] for one, other in itertools.pairwise(found))
-
-
-def test_the_estimator_has_the_params(spark, tmp_path):
-    estimator = KerasEstimator(model=regression(), cores_per_worker=2, worker_callbacks=[Noted(str(tmp_path))], verbose=0)
-    estimator.fit(to_data_frame(spark, X, Y).repartition(3))
-    assert sizes(tmp_path) == ([("2", "")], 1)
 
 
 def test_the_size_of_workers_is_saved_and_may_change_when_training_is_resumed(sc, tmp_path):
@@ -129,6 +123,8 @@ FOUR_CORES = "local-cluster[2,4,1024]"
 def test_a_size_that_no_executor_has_is_an_error(sc):
     with pytest.raises(ConfigurationError, match="2 CPU cores: no executor"):
         SparkModel(regression(), cores_per_worker=2).fit(X, Y, verbose=0)
+    with pytest.raises(ConfigurationError, match="no executor has"):
+        HyperParamModel(sc, cores_per_trial=2).minimize(objective=abs, space=uniform(0, 1), max_evals=1)
 
 
 @pytest.mark.soak
