@@ -162,6 +162,7 @@ QUICK = {
     "validation_frame",
     "arrays_of_three",
     "global_shuffle",
+    "allreduce",
     "batches",
     "nested",
     "anneal",

@@ -16,7 +16,7 @@ import sparkkeras.spark.connect
 from sparkkeras import ConfigurationError, SparkModel
 from tests.connect import cases
 from tests.connect.conftest import server, stored
-from tests.models import regression, same
+from tests.models import same
 from tests.rpc.test_transports import eventually
 
 BATCH = 16
@@ -60,26 +60,8 @@ def fitted(data, *labels, model=None, epochs=3, **arguments):
     return spark_model, history
 
 
-def test_two_workers_train_like_one_on_all_rows(spark):
-    """Gradient descent with all rows in each step, computed by hand: this process need not trace a model."""
-    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    y = x @ np.array([[1], [-2], [3]], np.float32)
-    model, begun = regression(), []
-    kernel, bias = model.get_weights()
-    noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
-    spark_model = SparkModel(model, "allreduce", batch_size=20)
-    given = {"validation_data": (x[:9], y[:9]), "callbacks": [noted]}
-    history = spark_model.fit(x, y, epochs=2, verbose=0, **given).history
-    for epoch in range(2):
-        error = x @ kernel + bias - y
-        kernel, bias = kernel - 0.1 * x.T @ error / 40, bias - 0.1 * error.mean()
-        assert history["loss"][epoch] == pytest.approx((error**2).mean(), rel=1e-4)
-    for found, expected in zip(model.get_weights(), (kernel, bias), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-4)
-    held_out = ((x @ kernel + bias - y)[:9] ** 2).mean()
-    assert history["val_loss"][-1] == pytest.approx(held_out, rel=1e-4)
-    assert begun == [0, 1]
-    assert [each["rows"] for each in spark_model.training_histories] == [20] * 4
+def test_training_is_bit_identical_to_a_classic_session(spark, classic):
+    classic.check("allreduce", *cases.CASES["allreduce"].train(spark))
 
 
 @pytest.fixture(scope="module")
