@@ -8,22 +8,15 @@ import pytest
 
 from sparkkeras import Checkpoint, ConfigurationError, SparkEnsemble, SparkModel, StorageError
 from sparkkeras.checkpoints.store import CheckpointStore
-from sparkkeras.sources.spark_dataset import SparkResults
 from sparkkeras.spark import filesystem
-from sparkkeras.training.member_checkpoints import MemberCheckpoints
 from sparkkeras.training.saved_run import SavedRun
 from tests.connect import cases
 from tests.connect.conftest import stored
+from tests.integration.faults import interrupted_at_the_first_member
 from tests.models import classifier
 from tests.processes import interrupted_when
 
 # Files
-
-
-@pytest.fixture(params=["file:", "memory:/"])
-def folder(request, tmp_path):
-    """The URI of a folder, of this machine and of fsspec; more of these is in tests/spark/test_filesystem.py."""
-    return f"{request.param}{tmp_path}"
 
 
 @pytest.mark.parametrize(("path", "words"), [("nothing://a/b", "nothing"), ("hdfs://nowhere/a", "webhdfs://")])
@@ -35,8 +28,9 @@ def test_uris_that_cannot_be_written_are_errors(spark, path, words):
 # Stores
 
 
-def test_a_store_on_a_uri(spark, folder):
-    store = CheckpointStore(f"{folder}/run", keep=2)
+def test_a_store_on_a_uri(spark, tmp_path):
+    """Of fsspec; more of these is in tests/spark/test_filesystem.py."""
+    store = CheckpointStore(f"memory:/{tmp_path}/run", keep=2)
     assert store.newest() is None
     store.check_writable()
     thread = threading.Thread(target=lambda: [store.write("a test", (number, np.arange(5))) for number in range(3)])
@@ -108,17 +102,7 @@ def members(**given):
 
 
 def test_trained_members_are_not_trained_again(spark, tmp_path, local_dir, monkeypatch):
-    trained, kept = [], []
-    of, keep = SparkResults.of, MemberCheckpoints.keep
-
-    def interrupted(checkpoints, member):
-        keep(checkpoints, member)
-        kept.append(member.member)
-        if len(kept) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(SparkResults, "of", lambda results, number: (trained.append(number), of(results, number))[1])
-    monkeypatch.setattr(MemberCheckpoints, "keep", interrupted)
+    trained, kept = interrupted_at_the_first_member(monkeypatch)
     given = {"checkpoint": place(tmp_path / "run", True)}
     with pytest.raises(KeyboardInterrupt):
         members(**given)

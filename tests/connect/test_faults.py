@@ -6,7 +6,7 @@ import time
 import keras
 import pytest
 
-from sparkkeras import ConfigurationError, DataError, SparkModel, WorkerError
+from sparkkeras import ConfigurationError, SparkModel, WorkerError
 from sparkkeras.spark import connect
 from tests.connect import cases
 from tests.connect.conftest import server, stored
@@ -68,12 +68,6 @@ def test_a_long_error_is_reported_in_full(spark):
     with pytest.raises(WorkerError) as raised:
         fitted(spark, transform=fail_with_long_message)
     assert LONG.strip() in raised.value.worker_traceback
-
-
-def test_errors_about_rows_keep_their_type_and_message(spark):
-    frame = cases.frame(spark).selectExpr("features", "label + 2 AS label")
-    with pytest.raises(DataError, match="from 2 to 5"):
-        SparkModel(cases.model()).fit(frame)
 
 
 def test_what_spark_connect_lacks_is_rejected(spark):

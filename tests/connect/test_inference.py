@@ -70,7 +70,7 @@ def test_another_backend_scores_in_processes_beside_the_workers(spark, model, ex
     assert SparkModel(model).evaluate(x, y, backend="jax") == pytest.approx(wanted, rel=1e-5)
 
 
-def test_evaluate_equals_keras(spark, bounds, model):
+def test_evaluate_equals_keras(spark, small_bounds, model):
     x, y = cases.arrays()
     wanted = model.evaluate(x, y, verbose=0)
     close(SparkModel(model).evaluate(cases.frame(spark)), wanted)
@@ -80,7 +80,7 @@ def test_evaluate_equals_keras(spark, bounds, model):
     close(SparkModel(model).evaluate(cases.frame(spark), sample_weight="weight"), wanted)
 
 
-def test_a_model_is_a_function_of_sql(spark, bounds, model, expected):
+def test_a_model_is_a_function_of_sql(spark, small_bounds, model, expected):
     function = register_keras_udf(spark, "classify", model)
     cases.frame(spark).createOrReplaceTempView("rows_of_connect")
     found = spark.sql("SELECT classify(features)[1] AS second FROM rows_of_connect")

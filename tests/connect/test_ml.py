@@ -6,7 +6,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 
-from sparkkeras import CustomObjectError, StorageError, load_spark_model
+from sparkkeras import StorageError
 from sparkkeras.ml import KerasEstimator, KerasTransformer
 from tests.models import classifier
 
@@ -48,21 +48,6 @@ def test_a_pipeline_is_fitted_and_saved(frame, tmp_path):
         pipeline.save(f"{tmp_path}/pipeline")
     loaded = Pipeline.load(f"{tmp_path}/pipeline").getStages()[-1]
     assert (loaded.uid, loaded.getEpochs(), loaded.getValidationData()) == (estimator.uid, 2, None)
-
-
-def test_a_saved_stage_is_only_replaced_on_request(spark, tmp_path):
-    path = str(tmp_path / "here")
-    first, second = (KerasTransformer(model=classifier(4, 5, 3, seed=seed)) for seed in (0, 1))
-    first.save(path)
-    with pytest.raises(StorageError, match="already exists"):
-        second.save(path)
-    with pytest.raises(CustomObjectError, match="a lambda"):  # found before anything is removed
-        KerasTransformer(model=classifier(4, 5, 3), batch_transform=lambda x, y: x).write().overwrite().save(path)
-    np.testing.assert_array_equal(KerasTransformer.load(path).get_model()(ROWS), first.get_model()(ROWS))
-    second.write().overwrite().save(f"file:{path}")
-    found = load_spark_model(f"{path}/model.keras").model  # without Spark
-    np.testing.assert_array_equal(found(ROWS), second.get_model()(ROWS))
-    assert sorted(each.name for each in (tmp_path / "here").iterdir()) == ["metadata", "model.keras"]
 
 
 def test_places_where_a_stage_cannot_be_saved_are_reported(spark, tmp_path):

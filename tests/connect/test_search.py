@@ -4,16 +4,14 @@ import os
 import signal
 import time
 
-import hyperopt
 import keras
 import numpy as np
 import pytest
-from hyperopt import hp
 
 from sparkkeras import to_data_frame
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
-from sparkkeras.hyperopt import HyperParamModel, SparkTrials, choice, uniform
+from sparkkeras.hyperopt import HyperParamModel, choice, uniform
 from sparkkeras.spark import connect, connectivity
 
 
@@ -76,13 +74,6 @@ def test_a_search_on_a_uri_is_resumed(spark):
     first = minimized(max_evals=2, **given)
     again = minimized(max_evals=3, **given)
     assert [trial.extra["time"] for trial in again.trials[:2]] == [trial.extra["time"] for trial in first.trials]
-
-
-@pytest.mark.soak
-def test_spark_trials(spark):
-    trials = SparkTrials()
-    best = hyperopt.fmin(abs, hp.uniform("x", -1, 1), hyperopt.rand.suggest, 4, trials=trials, verbose=False)
-    assert abs(best["x"]) == min(trials.losses())
 
 
 def test_workers_that_cannot_connect_end_the_search_before_a_trial(spark, monkeypatch):
