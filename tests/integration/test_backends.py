@@ -47,10 +47,11 @@ def test_rows_of_all_kinds_have_the_predictions_of_this_backend(backend, sc, spa
     def same(found):
         np.testing.assert_allclose(np.array(found), expected[: len(found)], rtol=1e-5, atol=1e-6)
 
-    spark_model, df = SparkModel(model), to_data_frame(spark, X).repartition(1)
+    # One worker: each has a process of its own that loads the backend.
+    spark_model, df = SparkModel(model, num_workers=1), to_data_frame(spark, X).repartition(1)
     same(spark_model.predict(X, backend=backend))
-    keyed = sc.parallelize(list(enumerate(X[:20])), 2)
-    same([value for _, value in sorted(spark_model.predict(keyed, keyed=True, backend=backend), key=lambda pair: pair[0])])
+    keyed = sc.parallelize(list(enumerate(X[:20])), 1)
+    same([value for _, value in spark_model.predict(keyed, keyed=True, backend=backend)])
     same([row.prediction for row in spark_model.predict(df, backend=backend).collect()])
     scorer = KerasTransformer(model=model, backend=backend)
     same([row.output for row in scorer.transform(df).collect()])
@@ -63,10 +64,10 @@ def test_rows_of_all_kinds_have_the_predictions_of_this_backend(backend, sc, spa
 
 
 def test_metrics_are_those_of_this_backend(spark, model):
-    spark_model = SparkModel(model)
+    spark_model = SparkModel(model, num_workers=1)
     expected = spark_model.evaluate(X, Y)
     assert spark_model.evaluate(X, Y, backend="jax") == pytest.approx(expected, rel=1e-5)
-    logs = KerasTransformer(model=model, backend="jax").evaluate(to_data_frame(spark, X, Y))
+    logs = KerasTransformer(model=model, backend="jax").evaluate(to_data_frame(spark, X, Y).repartition(1))
     assert list(logs.values()) == pytest.approx(expected, rel=1e-5)
 
 
@@ -116,7 +117,7 @@ def test_several_inputs_and_outputs_keep_their_names(sc):
     model = keras.Model({"second": second, "first": first}, outputs)
     rows = {"first": X[:, :2], "second": X[:, 2:]}
     expected = model.predict(rows, verbose=0)
-    found = SparkModel(model).predict(rows, backend="openvino")
+    found = SparkModel(model, num_workers=1).predict(rows, backend="openvino")
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
 
@@ -161,14 +162,15 @@ def test_a_backend_that_cannot_predict_the_same_is_an_error_before_a_job(layer, 
 def test_small_differences_give_a_warning(sc):
     model = keras.Sequential([keras.Input((5,)), OnJax(name="nearly")])
     with pytest.warns(UserWarning, match=r"by up to 0\.0001"):
-        found = SparkModel(model).predict(X, backend="jax")
+        found = SparkModel(model, num_workers=1).predict(X, backend="jax")
     np.testing.assert_allclose(found, X * 1.0001, rtol=1e-6)
 
 
 def test_the_driver_checks_a_model_once(sc, model, monkeypatch):
-    SparkModel(model).predict(X, backend="jax")
+    spark_model = SparkModel(model, num_workers=1)
+    spark_model.predict(X, backend="jax")
     monkeypatch.setattr(backends, "OtherBackend", None)
-    SparkModel(model).predict(X[:3], backend="jax")
+    spark_model.predict(X[:3], backend="jax")
 
 
 def test_names_of_backends_are_checked(sc, model, monkeypatch):
