@@ -169,7 +169,7 @@ def scaled_by(variable):
     def scaled(y, predicted):
         return keras.ops.mean(variable) * keras.ops.mean(keras.ops.square(y - predicted))
 
-    return Model(optimizer=keras.optimizers.SGD(0.05), loss=scaled, jit_compile=False)
+    return Model(optimizer=keras.optimizers.SGD(0.05), loss=scaled, run_eagerly=True)
 
 
 def noted(path):

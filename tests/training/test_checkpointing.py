@@ -472,8 +472,7 @@ def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
         return len(stored(tmp_path / name).names())
 
     with pytest.warns(UserWarning, match="training continues: the disk"):
-        assert trained("once", [1]) == EPOCHS - 1
-    assert trained("last", [EPOCHS]) == EPOCHS  # the last one is tried again
+        assert trained("some", [1, EPOCHS]) == EPOCHS - 1  # the last one is tried again
     with (
         pytest.warns(UserWarning, match="training continues"),
         pytest.raises(StorageError, match="training was completed.*disk"),
@@ -503,18 +502,16 @@ def test_training_does_not_wait_for_a_slow_store(tmp_path, averaged, monkeypatch
     assert store.newest().value.progress.finished
 
 
-def test_all_reduce_continues_with_other_rounds(tmp_path, averaged):
+def test_all_reduce_continues_with_other_rounds_of_which_worker_callbacks_see_nothing(tmp_path, averaged):
     arguments = {"mode": "allreduce", "dataset": partitions(13)}
-    train(averaged, tmp_path, every=2, epochs=1, **arguments)
-    with pytest.warns(UserWarning, match="every=2, .* every='epoch'"):
-        assert train(averaged, tmp_path, resume=True, every="epoch", epochs=2, **arguments).epoch == [0, 1]
-
-
-def test_worker_callbacks_see_epochs_and_not_rounds(tmp_path, averaged):
-    arguments = {"mode": "allreduce", "dataset": partitions(13), "every": 3, "epochs": 2}
-    train(averaged, tmp_path / "run", worker_callbacks=noted(tmp_path / "calls"), **arguments)
+    train(averaged, tmp_path / "run", every=3, epochs=2, worker_callbacks=noted(tmp_path / "calls"), **arguments)
     epochs = "epoch0 batch batch batch batch end epoch1 batch batch batch batch end"
     assert (tmp_path / "calls").read_text() == f"train {epochs} trained "
+    with pytest.warns(UserWarning, match="every=3, .* every='epoch'"):
+        assert train(averaged, tmp_path / "run", resume=True, every="epoch", **arguments).epoch == [0, 1, 2]
+    of_unknown_length = {"every": 2, "split": TrainValidationSplit((None,), (0,))}
+    with pytest.raises(ConfigurationError, match='function.*Use every="epoch"'):
+        train(averaged, tmp_path / "other", **of_unknown_length, **arguments)
 
 
 @pytest.mark.skipif(not hasattr(keras.callbacks, "OrbaxCheckpoint"), reason="an earlier version of Keras")
@@ -524,12 +521,6 @@ def test_the_state_of_orbax_checkpoints():
     before.best = 0.5
     callback_states.put(callback_states.take([before]), [after])
     assert after.best == 0.5
-
-
-def test_rounds_of_data_of_unknown_length_are_an_error(tmp_path, averaged):
-    arguments = {"mode": "allreduce", "dataset": partitions(13), "every": 2, "split": TrainValidationSplit((None,), (0,))}
-    with pytest.raises(ConfigurationError, match='function.*Use every="epoch"'):
-        train(averaged, tmp_path, **arguments)
 
 
 class Rates(keras.callbacks.LearningRateScheduler):
@@ -547,36 +538,27 @@ class Rates(keras.callbacks.LearningRateScheduler):
 SIZES, REVERSED = partitions(4, 4, 5), LocalDataset(tuple(block[::-1] for block in partitions(8, 5).blocks))
 
 
-@pytest.mark.parametrize(
-    ("dataset", "kept", "words"),
-    [
-        (SIZES, 2, "workers had 8, 5 rows"),
-        (SIZES, 1, "first 1 batch of epoch 2"),
-        (REVERSED, 2, "same in another order"),  # as after a shuffle of Spark
-    ],
-)
-def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged, dataset, kept, words):
+def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged):
     """Training continues from the end of an epoch, or trains batches again; the learning rate is changed once."""
-    expected, found = Rates(), Rates()
+    expected = Rates()
     train(averaged, tmp_path / "run", callbacks=[expected])  # two rounds in an epoch
-    cut(tmp_path / "run", tmp_path / "cut", 3)
-    for name in stored(tmp_path / "cut").names()[kept:]:
-        shutil.rmtree(tmp_path / "cut" / name)
-    averaged.reset()
-    with pytest.warns(UserWarning, match=words):
-        history = train(averaged, tmp_path / "cut", resume=True, dataset=dataset, callbacks=[found])
-    assert found.rates == {epoch: expected.rates[epoch] for epoch in (1, 2)}
-    assert [round(float(rate), 6) for rate in history.history["rate"]] == list(expected.rates.values())
-    assert int(averaged.model.optimizer.iterations) == 2 + 2 * 2 + (kept == 1)
-
-
-def test_the_learning_rate_is_that_of_the_checkpoint_and_the_one_with_which_training_began_is_kept(tmp_path, averaged):
-    """So that the first script is still accepted after one with another rate has continued."""
-    train(averaged, tmp_path, epochs=1)
-    averaged.model.optimizer.learning_rate = 0.3
-    with pytest.warns(UserWarning, match="learning rate 0.3.* 0.05"):
-        train(averaged, tmp_path, epochs=2, resume=True)
-    assert newest(tmp_path).work.rates == {"learning_rate": pytest.approx(0.05)}
+    for number, (dataset, kept, words) in enumerate(
+        (
+            (SIZES, 2, "workers had 8, 5 rows"),
+            (SIZES, 1, "first 1 batch of epoch 2"),
+            (REVERSED, 2, "same in another order"),  # as after a shuffle of Spark
+        )
+    ):
+        path, found = tmp_path / str(number), Rates()
+        cut(tmp_path / "run", path, 3)
+        for name in stored(path).names()[kept:]:
+            shutil.rmtree(path / name)
+        averaged.reset()
+        with pytest.warns(UserWarning, match=words):
+            history = train(averaged, path, resume=True, dataset=dataset, callbacks=[found])
+        assert found.rates == {epoch: expected.rates[epoch] for epoch in (1, 2)}
+        assert [round(float(rate), 6) for rate in history.history["rate"]] == list(expected.rates.values())
+        assert int(averaged.model.optimizer.iterations) == 2 + 2 * 2 + (kept == 1)
 
 
 def test_a_variable_outside_the_model_continues_with_its_value(at_once, tmp_path, averaged):
@@ -607,34 +589,34 @@ class Halving(keras.callbacks.Callback):
         self.variable.assign(self.variable * 0.5)
 
 
-@pytest.mark.parametrize(("hook", "expected"), [("on_epoch_end", 3), ("on_epoch_begin", 3), (None, 0.5**EPOCHS)])
-def test_workers_continue_with_their_own_variable_unless_the_driver_has_set_it(
-    at_once, monkeypatch, tmp_path, hook, expected
-):
+def test_workers_continue_with_their_own_variable_unless_the_driver_has_set_it(at_once, monkeypatch, tmp_path):
     alpha = keras.Variable(1.0)
     monkeypatch.setattr(outside, "_known", VariablesOfWorker(alpha))
     given = scaled_by(alpha)
 
-    def set_once(epoch, logs):
-        if epoch == (hook == "on_epoch_begin"):
-            alpha.assign(3.0)
+    def trained(path, hook, resume=False):
+        def set_once(epoch, logs):
+            if epoch == (hook == "on_epoch_begin"):
+                alpha.assign(3.0)
 
-    def trained(name, resume=False):
         alpha.assign(1.0)
         given.reset()
         callbacks = [keras.callbacks.LambdaCallback(**{hook: set_once})] if hook else []
-        on_workers = dump_callbacks([Halving(alpha, tmp_path / name)], [given.model])
+        on_workers = dump_callbacks([Halving(alpha, path)], [given.model])
         settings = {"mode": "asynchronous", "every": "epoch", "dataset": partitions(8), "worker_callbacks": on_workers}
-        train(given, tmp_path / name, resume=resume, callbacks=callbacks, **settings)
+        train(given, path, resume=resume, callbacks=callbacks, **settings)
         return float(alpha)
 
-    assert trained("run") == pytest.approx(expected)
-    cut(tmp_path / "run", tmp_path / "cut", 1)
-    assert trained("cut", resume=True) == pytest.approx(expected)
+    for hook, expected in (("on_epoch_end", 3), ("on_epoch_begin", 3), (None, 0.5**EPOCHS)):
+        whole, part = tmp_path / f"run {hook}", tmp_path / f"cut {hook}"
+        assert trained(whole, hook) == pytest.approx(expected)
+        cut(whole, part, 1)
+        assert trained(part, hook, resume=True) == pytest.approx(expected)
 
 
-def test_the_wrong_data_or_model(tmp_path, averaged, scheduled):
-    train(averaged, tmp_path, epochs=1, every="epoch")
+def test_what_has_changed_since_the_checkpoint(tmp_path, averaged, scheduled):
+    """The rate with which training began is kept: the first script is accepted after one with another has continued."""
+    train(averaged, tmp_path, epochs=1, every="epoch", callbacks=[Own()])
     before = sorted(each.name for each in tmp_path.iterdir())
     for given, more, message in (
         (averaged, {"dataset": partitions(8, 4), "epochs": 2}, "other data.*rows: 13.*12 now"),
@@ -644,6 +626,13 @@ def test_the_wrong_data_or_model(tmp_path, averaged, scheduled):
         with pytest.raises(ConfigurationError, match=message):
             train(given, tmp_path, **{"resume": True} | more)
     assert sorted(each.name for each in tmp_path.iterdir()) == before
+    averaged.model.optimizer.learning_rate = 0.3
+    with (
+        pytest.warns(UserWarning, match="learning rate 0.3.* 0.05"),
+        pytest.warns(UserWarning, match="state of Own, but callbacks="),
+    ):
+        train(averaged, tmp_path, epochs=2, every="epoch", resume=True)
+    assert newest(tmp_path).work.rates == {"learning_rate": pytest.approx(0.05)}
 
 
 def test_differences_are_named_with_both_values():
@@ -702,7 +691,3 @@ def test_callbacks_that_cannot_be_resumed(tmp_path, averaged):
         averaged.reset()
         with pytest.raises(ConfigurationError, match=message):
             train(averaged, tmp_path / type(callback).__name__, callbacks=[callback])
-    averaged.reset()
-    train(averaged, tmp_path / "run", callbacks=[Own()], epochs=1)
-    with pytest.warns(UserWarning, match="state of Own, but callbacks="):
-        train(averaged, tmp_path / "run", resume=True, epochs=2)
