@@ -1,6 +1,7 @@
 """The conformance suite of strategies, on in-memory datasets; a new strategy is a name in STRATEGIES."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import keras
 import numpy as np
@@ -182,24 +183,30 @@ class CustomStep(keras.Sequential):
         return {"largest": keras.ops.max(keras.ops.abs(data[1]))}
 
 
+@pytest.fixture(scope="module")
+def custom():
+    return Model(optimizer="sgd", kind=CustomStep)
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
-def test_logs_of_a_custom_train_step_reach_the_history(mode):
-    given = Model(optimizer="sgd", kind=CustomStep)
-    history, _ = fit(given, partitions(4), mode, epochs=2)
-    found = weights_of(given.model)
-    expected = plain(given, 2, 4).history
-    assert close(given.model, found)
+def test_logs_of_a_custom_train_step_reach_the_history(custom, mode):
+    custom.reset()
+    history, _ = fit(custom, partitions(4), mode, epochs=2)
+    found = weights_of(custom.model)
+    expected = plain(custom, 2, 4).history
+    assert close(custom.model, found)
     assert set(history.history) == set(expected) == {"largest"}
     assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
-def test_logs_of_a_custom_train_step_in_step_with_others_are_about_rows_of_the_worker():
+def test_logs_of_a_custom_train_step_in_step_with_others_are_about_rows_of_the_worker(custom):
     def of_workers(dataset):
         histories = []
-        history, _ = fit(Model(optimizer="sgd", kind=CustomStep), dataset, "allreduce", histories=histories)
+        history, _ = fit(custom, dataset, "allreduce", histories=histories)
         return [record["largest"] for record in histories], history.history["largest"]
 
+    custom.reset()
     first, second = (float(np.abs(Y[part]).max()) for part in (slice(4, 8), slice(44, 48)))
     each, mean = of_workers(partitions(8, 40))
     assert each == pytest.approx([first, second])
@@ -242,7 +249,7 @@ def test_a_stream_trains_like_stored_rows(linear, strategy, frequency):
 def test_optimizer_variables_of_streams_are_weighted_by_their_rows(mode):
     if mode == "allreduce":
         pytest.skip("they are the same on all workers")
-    given = Model(optimizer=keras.optimizers.Adam(0.0))  # the moments depend on the rows only
+    given = Model(optimizer=keras.optimizers.Adam(0.0), run_eagerly=True)  # the moments depend on the rows only
 
     def moments(*parts):
         given.reset()
@@ -265,7 +272,7 @@ def test_steps_per_epoch_ends_a_stream(linear, mode):
 def test_labels_of_a_stream_are_checked(strategy):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
     classes = np.array([0, 1, 7])
-    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
     metrics.prepare(model, rows(X[:1], classes[:1]).spec.zeros())
     stream = LocalStream((rows(X[:2], classes[:2]), rows(X[2:3], classes[2:])))
     with pytest.raises(DataError, match="7"):
@@ -309,15 +316,17 @@ class Annealing(keras.callbacks.Callback):
         self.variable.assign(1 / (epoch + 1))
 
 
-KNOWN = VariablesOfWorker(ALPHA)
+@pytest.fixture(scope="module")
+def annealed_once():
+    with mock.patch.object(outside, "_known", VariablesOfWorker(ALPHA)):
+        yield Model(optimizer=keras.optimizers.SGD(0.05), loss=annealed, jit_compile=False)
 
 
 @pytest.fixture
-def annealing(monkeypatch):
-    """A model whose loss has a factor."""
-    monkeypatch.setattr(outside, "_known", KNOWN)
-    ALPHA.assign(1.0)
-    yield Model(optimizer=keras.optimizers.SGD(0.05), loss=annealed, jit_compile=False)
+def annealing(annealed_once):
+    """A model whose loss has a factor, 1 before and after a test."""
+    annealed_once.reset()
+    yield annealed_once
     ALPHA.assign(1.0)
 
 
@@ -382,13 +391,18 @@ class Spread(keras.Sequential):
         return found | {"spread": keras.ops.max(y_pred) - keras.ops.min(y_pred)}
 
 
+@pytest.fixture(scope="module")
+def spread():
+    return Model(optimizer=keras.optimizers.SGD(0.05), kind=Spread)
+
+
 @pytest.mark.core
-def test_values_of_compute_metrics_are_validated_as_in_keras(strategy):
-    given = Model(optimizer=keras.optimizers.SGD(0.05), kind=Spread)
+def test_values_of_compute_metrics_are_validated_as_in_keras(spread, strategy):
+    spread.reset()
     validation = Validation(partitions(14), BatchOptions(BATCH))
-    found = fit(given, partitions(22), strategy, epochs=2, validation=validation)[0].history
-    expected = plain(given, 2, validation_data=(X[:14], Y[:14])).history
+    found = fit(spread, partitions(22), strategy, epochs=2, validation=validation)[0].history
+    expected = plain(spread, 2, validation_data=(X[:14], Y[:14])).history
     assert set(found) == set(expected) == {f"{part}{name}" for part in ("", "val_") for name in ("loss", "mae", "spread")}
     assert all(found[name] == pytest.approx(expected[name], rel=1e-4) for name in expected)
-    logs = given.model.evaluate(X[:14], Y[:14], verbose=0, return_dict=True)
-    assert inference.reported(given.model, logs, False, 0) == given.model.evaluate(X[:14], Y[:14], verbose=0)
+    logs = spread.model.evaluate(X[:14], Y[:14], verbose=0, return_dict=True)
+    assert inference.reported(spread.model, logs, False, 0) == spread.model.evaluate(X[:14], Y[:14], verbose=0)
