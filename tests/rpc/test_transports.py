@@ -88,7 +88,7 @@ class RecordingHandler:
         return Reply({"given": call.fields["size"]}, (memoryview(random_bytes(call.fields["size"])),), sent)
 
     def _fail(self, call, sent):
-        raise ZeroDivisionError(call.fields.get("message", "seven by zero") * call.fields.get("times", 1))
+        raise ZeroDivisionError("‰" * 100_000)  # longer than a header may be
 
     def _refuse(self, call, sent):
         raise RefusedError("closed today", "Come again tomorrow, “early”.")
@@ -261,66 +261,44 @@ def test_fields_and_bodies_of_any_size_arrive_unchanged(name, encrypt):
 
 
 @encrypts
-@pytest.mark.parametrize("size", [MB - 1, MB])
 @every_transport
-def test_a_reply_is_received_into_the_given_buffer_if_that_has_its_length(name, size, encrypt):
+def test_a_reply_is_received_into_the_given_buffer_if_that_has_its_length(name, encrypt):
     buffer = bytearray(b"\x55" * MB)
     with serving(name, RecordingHandler(), encrypt=encrypt) as address, calling(address) as caller:
-        _, received = caller.call("give", {"size": size}, (), memoryview(buffer))
-    assert received == random_bytes(size)
-    assert buffer == (received if size == MB else b"\x55" * MB)
+        for size in (MB - 1, MB):
+            _, received = caller.call("give", {"size": size}, (), memoryview(buffer))
+            assert received == random_bytes(size)
+            assert buffer == (received if size == MB else b"\x55" * MB)
 
 
 # Rejected calls
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        ("refuse", "closed today", "Come again tomorrow, “early”."),
-        ("nothing", "unknown", "there is no call 'nothing'."),
-    ],
-)
-@every_transport
-def test_a_rejection_arrives_with_its_kind_and_message(name, call, kind, message):
-    with serving(name, RecordingHandler()) as address, calling(address) as caller:
-        for _ in range(3):
-            with pytest.raises(RefusedError) as caught:
-                caller.call(call, {})
-            assert (caught.value.kind, str(caught.value)) == (kind, message)
-            assert echo(caller, {}, b"still here") == b"still here"
+REFUSED = [
+    ("refuse", 0, "closed today", "^Come again tomorrow, “early”.$"),
+    ("nothing", 0, "unknown", "^there is no call 'nothing'.$"),
+    ("small", 4 * MB, "too large", f"'small' .*10 bytes, received {4 * MB}"),
+    ("echo", 8 * MB + 1, "too large", f"'echo' .*{8 * MB} bytes, received {8 * MB + 1}"),
+    ("fail", 4, "failed", f"ZeroDivisionError: {'‰' * 100}"),
+    ("unserializable", 4, "failed", "float32"),
+]
 
 
-@pytest.mark.parametrize(("call", "limit", "size"), [("small", 10, 4 * MB), ("echo", 8 * MB, 8 * MB + 1)])
 @every_transport
-def test_a_body_larger_than_its_limit_is_rejected_and_not_handled(name, call, limit, size):
+def test_a_call_that_is_refused_or_fails_is_reported_and_keeps_the_connection(name, caplog):
     handler = RecordingHandler()
     with serving(name, handler) as address, calling(address) as caller:
-        for _ in range(3):
-            with pytest.raises(RefusedError, match=f"{call!r} .*{limit} bytes, received {size}"):
-                caller.call(call, {}, (memoryview(bytes(size)),))
-            assert echo(caller, {}, b"here") == b"here"
-        assert caller.call("small", {}, (memoryview(bytes(10)),))[0] == {}
-    assert [called for called, _, _ in handler.calls] == ["echo"] * 3 + ["small"]
-
-
-@pytest.mark.parametrize(
-    ("call", "fields", "message"),
-    [
-        ("fail", {"message": "seven by zero"}, "ZeroDivisionError: seven by zero"),
-        ("fail", {"message": "‰", "times": 100_000}, f"ZeroDivisionError: {'‰' * 100}"),  # longer than a header may be
-        ("unserializable", {}, "float32"),
-    ],
-)
-@every_transport
-def test_an_error_in_the_handler_is_reported_and_keeps_the_connection(name, caplog, call, fields, message):
-    handler = RecordingHandler()
-    with serving(name, handler) as address, calling(address) as caller:
-        for _ in range(3):
+        for call, size, kind, message in REFUSED * 2:
             with pytest.raises(RefusedError, match=message) as caught:
-                caller.call(call, fields, (memoryview(b"body"),))
-            assert caught.value.kind == "failed"
-            assert echo(caller) == b""
+                caller.call(call, {}, (memoryview(bytes(size)),) if size else ())
+            assert caught.value.kind == kind
+            assert echo(caller, {}, b"still here") == b"still here"
+        assert caller.call("small", {}, (memoryview(bytes(10)),))[0] == {}
+        caller.call("give", {"size": 3 * MB})
+        assert eventually(lambda: len(handler.sent) == 16)
+    handled = Counter(called for called, _, _ in handler.calls)
+    assert handled == {"echo": 12, "small": 1, "give": 1, "refuse": 2, "fail": 2, "unserializable": 2}
+    assert set(handler.sent.values()) == {1}, "each reply is released once"
     assert len(set(handler.peers)) == 1
     assert "Traceback" in caplog.text
 
@@ -334,20 +312,6 @@ def test_the_longest_possible_header_arrives_in_both_directions(name):
 
 
 # The end of a reply and of a connection
-
-
-@every_transport
-def test_every_reply_is_released_once(name):
-    handler = RecordingHandler()
-    with serving(name, handler) as address, calling(address) as caller:
-        for size in (0, 1, 100, MB, 3 * MB):
-            caller.call("give", {"size": size})
-            caller.call("small", {})
-            for call in ("refuse", "unserializable"):
-                with pytest.raises(RefusedError):
-                    caller.call(call, {})
-        assert eventually(lambda: len(handler.sent) == 15)
-    assert set(handler.sent.values()) == {1}
 
 
 @over_tcp
@@ -395,7 +359,7 @@ def test_a_caller_works_with_the_next_server_at_its_address(name):
     with serving(name, first, secret, port=port) as address:
         caller = connect(address)
         assert echo(caller) == b""
-    with pytest.raises(TransportError):
+    with pytest.raises(TransportError, match=rf"{name}://127\.0\.0\.1:{port}: "):
         caller.call("echo", {})
     with serving(name, second, secret, port=port):
         assert echo(caller, {}, b"again") == b"again"
@@ -423,15 +387,6 @@ def test_a_caller_reconnects_wherever_the_connection_breaks(name):
             cuts.append(("none", 0))
             assert echo(caller, {}, body) == body
     assert {call[2] for call in handler.calls} == {body}
-
-
-@over_tcp
-def test_an_address_without_a_server_is_reported_at_once(name):
-    with calling(Address(name, "127.0.0.1", free_port(), Secret.fresh(), timeout=20.0)) as caller:
-        started = time.monotonic()
-        with pytest.raises(TransportError, match=rf"{name}://127\.0\.0\.1:\d+: "):
-            caller.call("echo", {})
-        assert time.monotonic() - started < 15
 
 
 def test_a_client_says_what_to_do_without_a_reply():
@@ -541,22 +496,21 @@ UNAUTHENTICATED_BYTES = {
 }
 
 
-@pytest.mark.parametrize("data", UNAUTHENTICATED_BYTES.values(), ids=UNAUTHENTICATED_BYTES)
 @over_tcp
-def test_unauthenticated_clients_get_nothing_and_do_no_harm(name, data):
+def test_unauthenticated_clients_get_nothing_and_do_no_harm(name):
     """They get an error status of HTTP at most, and no text that an error or a library has written."""
     handler = RecordingHandler()
     with serving(name, handler, timeout=1.0) as address, calling(patient(address)) as caller:
         echo(caller)
-        for _ in range(3):
+        for what, data in UNAUTHENTICATED_BYTES.items():
             response = raw_response(address, data)
-            assert len(response) < (KB if name == "http" else 1)
-            assert not response.startswith((b"HTTP/1.1 2", b"HTTP/1.0 2"))
-            assert not any(word in response.lower() for word in (b"traceback", b"python/"))
-            assert echo(caller, {}, b"still here") == b"still here"
+            assert len(response) < (KB if name == "http" else 1), what
+            assert not response.startswith((b"HTTP/1.1 2", b"HTTP/1.0 2")), what
+            assert not any(word in response.lower() for word in (b"traceback", b"python/")), what
+            assert echo(caller, {}, b"still here") == b"still here", what
         with calling(patient(address)) as another:
             assert echo(another) == b""
-    assert len(handler.calls) == 5
+    assert len(handler.calls) == 2 + len(UNAUTHENTICATED_BYTES)
 
 
 @over_tcp
@@ -605,7 +559,7 @@ def mutate(draw, data):
     return bytes(changed)
 
 
-cases = pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.soak)])
+cases = pytest.mark.parametrize("cases", [60, pytest.param(5000, marks=pytest.mark.soak)])
 
 
 @contextmanager
@@ -716,12 +670,11 @@ def test_the_server_limits_the_number_of_sessions():
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", "0.0.0.0"])
-@over_tcp
-def test_a_second_server_cannot_listen_on_the_same_port(name, listen):
-    with serving(name, RecordingHandler(), listen=listen) as address, calling(address) as caller:
+def test_a_second_server_cannot_listen_on_the_same_port(listen):
+    with serving("socket", RecordingHandler(), listen=listen) as address, calling(address) as caller:
         for again in ("127.0.0.1", "0.0.0.0"):
             with pytest.raises(OSError, match="in use"):
-                with serving(name, RecordingHandler(), port=address.port, listen=again):
+                with serving("socket", RecordingHandler(), port=address.port, listen=again):
                     pass
         assert echo(caller) == b""
 
@@ -824,7 +777,7 @@ def test_calls_are_served_beside_idle_connections(name, idle):
                     connection.sendall(b"sparkkeras" if name == "socket" else b"POST /hello")
             else:
                 echo(stack.enter_context(calling(address)))
-        for _ in range(20):
+        for _ in range(5):
             started = time.monotonic()
             echo(caller, {}, bytes(MB))
             assert time.monotonic() - started < 20
