@@ -1,5 +1,6 @@
 """All-reduce training without processes: what the driver changes, rows of several partitions, arguments that do not fit."""
 
+import functools
 import pickle
 from types import SimpleNamespace
 
@@ -68,7 +69,8 @@ def block(start, stop):
 def test_a_rank_trains_and_validates_on_the_rows_of_several_partitions(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(LocalHosts, "size", lambda hosts: 1)
-    given, dataset = Model(optimizer="sgd"), partitions(10, None, 15)
+    given, dataset = shared(), partitions(10, None, 15)
+    given.reset()
     split = TrainValidationSplit.split([10, 0, 15], 0.2)
     validation = Validation(dataset, BatchOptions(BATCH), 1, split.validation_spans)
     history, _ = fit(given, dataset, "allreduce", epochs=2, split=split, validation=validation)
@@ -102,21 +104,19 @@ def test_the_default_frequency_is_that_of_the_mode():
 
 
 @pytest.mark.parametrize(
-    ("mode", "arguments", "message"),
+    ("arguments", "message"),
     [
-        ("allreduce", {"frequency": 5}, "frequency=5 does not fit"),
-        ("allreduce", {"rule": "average"}, "rule='average' does not"),
-        ("allreduce", {"gradient_dtype": "float8"}, "'float8'.*Known: 'bfloat16'"),
-        ("allreduce", {"max_restarts": -1}, "max_restarts=-1"),
-        ("allreduce", {"parameter_server_mode": "http"}, "use mode='asynchronous'"),
-        ("allreduce", {"server_options": ParameterServerOptions(host="a")}, "server_options=.*does not fit"),
-        ("hogwild", {"gradient_dtype": "float16"}, "does not fit mode='hogwild'"),
-        ("hogwild", {"max_restarts": 3}, "does not fit mode='hogwild'"),
+        ({"frequency": 5}, "frequency=5 does not fit"),
+        ({"rule": "average"}, "rule='average' does not"),
+        ({"gradient_dtype": "float8"}, "'float8'.*Known: 'bfloat16'"),
+        ({"max_restarts": -1}, "max_restarts=-1"),
+        ({"parameter_server_mode": "http"}, "use mode='asynchronous'"),
+        ({"server_options": ParameterServerOptions(host="a")}, "server_options=.*does not fit"),
     ],
 )
-def test_arguments_that_do_not_fit(mode, arguments, message):
+def test_arguments_that_do_not_fit(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
-        SparkModel(classifier(), mode, **arguments)
+        SparkModel(classifier(), "allreduce", **arguments)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_loss_of_the_whole_batch_is_an_error(loss, instead):
 
 
 def test_a_mask_that_reaches_the_loss_is_an_error():
-    model = Model(optimizer="sgd").model
+    model = Model(optimizer="sgd", run_eagerly=True).model
     model._compile_loss._sparkkeras_mask = True
     with pytest.raises(ModelError, match="an output with a mask"):
         train(SimpleNamespace(mode="allreduce", model=model))
@@ -228,6 +228,11 @@ class InRounds(Recorder):
     every_steps = 1
 
 
+@functools.cache
+def shared():
+    return Model(optimizer="sgd")
+
+
 class Training(_RankTraining):
     """The decisions of the driver for ranks that do what a test says: finish epochs or rounds (``"epoch"``), and fail.
 
@@ -239,7 +244,7 @@ class Training(_RankTraining):
     report_is_finite = True
 
     def __init__(self, *groups, slots=(2,) * 9, epochs=3, max_restarts=3, callbacks=(), recorder=Recorder):
-        model = Model(optimizer="sgd").model
+        model = shared().reset()
         more = {"max_restarts": max_restarts, "recorder": recorder()}
         run = stored_run([model], partitions(8, 8), FitOptions(4), given={"epochs": epochs}, **more)
         run.callbacks = DriverCallbacks(callbacks, model, epochs, 2, run.events)
