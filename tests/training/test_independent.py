@@ -20,20 +20,15 @@ from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentS
 from sparkkeras.training.validation import Validation
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 from sparkkeras.worker.batches import BatchOptions, FitOptions
+from tests.models import regression
 from tests.training.runs import BATCH, X, Y, partitions, rows, stored_run, weights_of
 
 
-def linear(seed=0, optimizer=None, **compiled):
-    keras.utils.set_random_seed(seed)
-    model = keras.Sequential([keras.Input((3,), name="x"), keras.layers.Dense(1, name="y")], name="linear")
-    model.compile(optimizer or keras.optimizers.Adam(0.05), "mse", metrics=["mae"], **compiled)
+def quick(seed=0, optimizer=None):
+    """A linear model that runs fast for a few steps: without graphs, whose tracing takes longer than the steps."""
+    model = regression(seed=seed, optimizer=optimizer or keras.optimizers.SGD(0.05), metrics=["mae"], run_eagerly=True)
     metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
     return model
-
-
-def quick(seed=0, optimizer=None):
-    """Like `linear`, but compiled to run fast for a few steps: without graphs, whose tracing takes longer than the steps."""
-    return linear(seed, optimizer or keras.optimizers.SGD(0.05), run_eagerly=True)
 
 
 def train(
@@ -71,7 +66,7 @@ def train(
 )
 def test_each_member_trains_and_validates_on_its_rows(sampling, sizes, rows, held_out):
     def model():
-        return linear(0, keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
+        return quick(0, keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
 
     models = [model(), model()]
     train(models, partitions(*sizes), sampling, shuffle=False, split=0.25, frequency=2)
@@ -148,7 +143,7 @@ def test_a_diverging_member_is_reported_and_no_member_is_changed():
 @pytest.mark.parametrize("sizes", [(20, None), (10, 10, 10)], ids=str)
 def test_too_few_partitions_for_the_members_are_reported(sizes):
     with pytest.raises(ConfigurationError, match="each of the 2 members"):
-        train([linear(0), linear(1)], partitions(*sizes), "partition")
+        train([quick(0), quick(1)], partitions(*sizes), "partition")
 
 
 def test_members_that_exceed_the_result_limit_are_rejected_before_training():
@@ -159,7 +154,7 @@ def test_members_that_exceed_the_result_limit_are_rejected_before_training():
             raise AssertionError("nothing may run")
 
     with pytest.raises(ConfigurationError, match=r"spark\.driver\.maxResultSize"):
-        train([linear(0), linear(1)], Bounded(partitions(20).blocks))
+        train([quick(0), quick(1)], Bounded(partitions(20).blocks))
 
 
 class Shuffled:
@@ -212,4 +207,4 @@ def stateful():
 )
 def test_members_with_a_fixed_batch_size_need_whole_batches(sampling, sizes, given, reason):
     with pytest.raises(ConfigurationError, match=reason):
-        train([linear(), stateful()], partitions(*sizes), sampling, **given)
+        train([quick(), stateful()], partitions(*sizes), sampling, **given)
