@@ -9,8 +9,7 @@ from sparkkeras.data.placement import TrainValidationSplit
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import worker_reports
-from sparkkeras.training.worker_reports import Mean, Report, merge, merges_on_workers
-from sparkkeras.weights import Flat
+from sparkkeras.training.worker_reports import merges_on_workers
 from tests.training.runs import BATCH, Model, X, Y, close, fit, partitions, plain, weights_of
 
 
@@ -94,26 +93,6 @@ def test_moving_averages_replace_the_weights_at_the_end():
     found = weights_of(given.model)
     plain(given, 2, 20)
     assert close(given.model, found)
-
-
-# Means of means, computed by hand
-
-
-def replica(worker, weights, rows, slots, steps, sums):
-    state = Flat(np.array(weights, np.float32)), Flat(np.array(slots, np.float32), (np.array(steps),))
-    report = Report(worker, rows, steps, 0.5, 0.1, {"loss": 1.0}, True)
-    return Mean(rows, state, tuple(np.array(value, np.float32) for value in sums), (report,))
-
-
-def test_means_are_weighted_by_rows_also_if_they_are_merged_in_steps():
-    parts = [replica(0, [1, 2], 10, [4], 3, [5]), replica(2, [5, -2], 30, [0], 8, [7]), replica(3, [0, 0], 40, [0], 1, [1])]
-    for mean in (merge(parts), merge([merge(parts[:1]), merge(parts[1:])]), merge([merge(parts[:2]), merge(parts[2:])])):
-        weights, optimizer = mean.vectors
-        np.testing.assert_allclose(weights.vector, [2, -0.5], rtol=1e-6)  # (10 + 150) / 80, (20 - 60) / 80
-        np.testing.assert_allclose(optimizer.vector, [0.5], rtol=1e-6)  # 40 / 80
-        assert [int(each) for each in optimizer.integer_variables] == [8]
-        assert [float(value) for value in mean.metrics] == [13]
-        assert (mean.rows, [report.worker for report in mean.reports]) == (80, [0, 2, 3])
 
 
 # Merged on the workers
