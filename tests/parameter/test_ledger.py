@@ -97,19 +97,6 @@ def arrays(*numbers):
 # Leases
 
 
-def test_another_attempt_gets_the_lease_if_it_asks_after_that_has_expired():
-    bench = Bench(3)
-    lease = bench.take(0, 7)
-    bench.clock.advance(LEASE_SECONDS - 0.1)
-    assert bench.ledger.lease(0, 8) == "wait"
-    bench.clock.advance(5 * LEASE_SECONDS)
-    assert bench.push(0, lease, 1)
-    assert bench.take(0, 7) == lease
-    assert bench.ledger.lease(0, 8) == "wait"
-    bench.clock.advance(LEASE_SECONDS)
-    assert bench.take(0, 8) > lease
-
-
 CALLS = {
     "lease": lambda bench, lease: bench.ledger.lease(0, 7),
     "directive": lambda bench, lease: bench.directive(0, lease),
@@ -180,10 +167,6 @@ def test_a_finished_partition_stays_finished():
     rejected(LEASE_LOST, bench.push, 0, lease, 1)
 
 
-def test_an_unknown_worker_is_rejected():
-    assert "worker 5" in rejected("unknown", Bench(3).ledger.lease, 5, 1)
-
-
 # Pushes
 
 
@@ -202,21 +185,15 @@ def test_a_new_attempt_receives_the_progress_of_the_partition():
     assert progress(8) == (3, 1, 2, (10, 5), arrays(5, 6))
 
 
-def test_a_repeated_push_is_counted_and_not_applied():
+def test_a_repeated_push_is_counted_and_not_applied_and_one_out_of_sequence_is_rejected():
     bench = Bench(3)
     lease = bench.take(0)
     assert [bench.push(0, lease, sequence) for sequence in (1, 1, 2, 1, 2, 3)] == [True, False, True, False, False, True]
+    assert "expected push 4" in rejected("out of turn", bench.push, 0, lease, 5)
     assert bench.ledger.duplicates == 3
     assert bench.ledger.rows == 3 * 4
     assert bench.ledger.steps == {0: 3}
-
-
-def test_a_push_out_of_sequence_is_rejected():
-    bench = Bench(3)
-    lease = bench.take(0)
-    bench.push(0, lease, 1)
-    assert "expected push 2" in rejected("out of turn", bench.push, 0, lease, 3)
-    assert bench.push(0, lease, 2)
+    assert bench.push(0, lease, 4)
 
 
 def test_a_push_that_failed_to_apply_may_be_repeated():
@@ -282,11 +259,8 @@ def test_the_progress_of_an_epoch():
     bench.push(0, one, 2, epoch=1, batch=4)
     bench.push(2, two, 2, batch=12, ended=True)
     assert (bench.ledger.progress(0), bench.ledger.progress(1)) == (1, 0.25)
-
-
-def test_a_ledger_without_batches():
-    ledger = Bench(0).ledger
-    assert (ledger.progress(0), ledger.rows, ledger.steps) == (0, 0, {})
+    without_batches = Bench(0).ledger
+    assert (without_batches.progress(0), without_batches.rows, without_batches.steps) == (0, 0, {})
 
 
 # Epochs
@@ -414,19 +388,12 @@ def test_only_some_epochs_are_validated():
     for epoch in range(4):
         bench.end(0, lease, epoch)
     assert bench.directive(0, lease).evaluate == (1, 3)
+    assert [end.snapshot for end in bench.ledger.undelivered()] == [f"weights of {epoch}" for epoch in range(4)]
     assert [end.epoch for end in bench.ended_epochs()] == [0]
     bench.ledger.evaluated(0, lease, 3, arrays(3))
     assert bench.ended_epochs() == []
     bench.ledger.evaluated(0, lease, 1, arrays(1))
     assert [(end.epoch, end.validation) for end in bench.ended_epochs()] == [(1, (arrays(1),)), (2, ()), (3, (arrays(3),))]
-
-
-def test_epochs_that_were_not_waited_for_are_undelivered():
-    bench = Bench(VALIDATING, epochs=range(3), validates=lambda epoch: epoch > 0)
-    lease = bench.take(0)
-    for epoch in range(3):
-        bench.end(0, lease, epoch)
-    assert [end.snapshot for end in bench.ledger.undelivered()] == ["weights of 0", "weights of 1", "weights of 2"]
 
 
 # Staying to validate later epochs

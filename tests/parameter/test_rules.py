@@ -79,11 +79,8 @@ CUSTOM = {"Damped": Damped, "Clipped": Clipped}
 SYNCHRONOUS_UNDER_TEST = [
     Average(),
     SlowMo(),
-    SlowMo(momentum=0.0, alpha=0.5),
     DiLoCo(),
-    DiLoCo(learning_rate=1.0, momentum=0.0),
     Damped(),
-    Damped(share=0.25),
 ]
 
 ASYNCHRONOUS_UNDER_TEST = [
@@ -138,20 +135,11 @@ def applied(rule, sent, staleness):
     [
         (Average(), [([3, -1], 0.1), ([0.5, 8], 0.1)], [[3, -1], [0.5, 8]]),
         (
-            SlowMo(momentum=0.5, alpha=1.0),
-            [([0, 4], 0.5), ([-1, 4], 0.5), ([-1.5, 4.5], 0.25)],
-            [
-                [0, 4],  # (C - W)/lr = [2, -4] = u; C - 0.5*u
-                [-1.5, 5],  # (C - W)/lr = [2, 0]; u = [1, -2] + [2, 0] = [3, -2]; C - 0.5*u
-                [-1.875, 4.75],  # (C - W)/lr = [0, 2]; u = [1.5, -1] + [0, 2] = [1.5, 1]; C - 0.25*u
-            ],
-        ),
-        (
             SlowMo(momentum=0.25, alpha=0.5),
-            [([0, 4], 0.5), ([0.5, 1], 0.5)],
+            [([0, 4], 0.5), ([0.5, 1], 0.25)],
             [
-                [0.5, 3],  # u = [2, -4]; C - 0.5*0.5*u
-                [0.375, 2.25],  # (C - W)/lr = [0, 4]; u = [0.5, -1] + [0, 4] = [0.5, 3]; C - 0.25*u
+                [0.5, 3],  # (C - W)/lr = [2, -4] = u; C - 0.5*0.5*u
+                [0.4375, 2.125],  # (C - W)/lr = [0, 8]; u = [0.5, -1] + [0, 8] = [0.5, 7]; C - 0.5*0.25*u
             ],
         ),
         (SlowMo(momentum=0.5), [([0, 4], 0.5), ([0, 4], 0.0), ([-1, 4], 0.5)], [[0, 4], [0, 4], [-1.5, 5]]),
@@ -187,12 +175,8 @@ SERVER = [10, 20]
     ("rule", "of_window", "sent", "following"),
     [
         (Downpour(), {}, [2, -4], [7, 0]),  # d = W - B; C + d
-        (DynSGD(), {}, [2, -4], [7, 0]),
-        (AGN(), {"steps": 1}, [2, -4], [7, 0]),
         (AGN(), {"steps": 4}, [0.5, -1], [5.5, 3]),  # d = (W - B)/4; C + d
         (EASGD(alpha=0.25), {}, [-0.5, -1.5], [3.5, -0.5]),  # E = (W - C)/4 = [-2, -6]/4; W - E
-        (EAMSGD(alpha=0.25), {}, [-0.5, -1.5], [3.5, -0.5]),
-        (EASGD(alpha=1), {}, [-2, -6], CENTER),
         # d = [2, -4]; C - B = [4, 2]; d*d*(C - B) = [16, 32]; d - [16, 32]/8/0.5
         (DCASGD(compensation=0.125), {"steps": 1, "learning_rate": 0.5}, [-2, -12], [3, -8]),
         (DCASGD(compensation=0.125), {"learning_rate": 0.0}, [2, -4], [7, 0]),
@@ -223,12 +207,11 @@ def test_the_default_alpha_of_easgd_depends_on_the_number_of_workers(num_workers
     assert np.allclose(following, [3 + 2 * alpha, -2 + 6 * alpha])
 
 
-@pytest.mark.parametrize("steps", [1, 5])
-def test_dcasgd_over_a_window_is_k_compensated_steps_of_the_mean_gradient(steps):
+def test_dcasgd_over_a_window_is_k_compensated_steps_of_the_mean_gradient():
     """For one step this is the formula of Zheng et al.: ``w = w - lr*(g + l*g*g*(w - w_bak))``."""
     draw = np.random.default_rng(1)
     gradient, base, center = draw.normal(size=(3, 50))
-    rate, compensation = 0.3, 0.7
+    steps, rate, compensation = 5, 0.3, 0.7
     _, following = DCASGD(compensation).exchange(base - steps * rate * gradient, base, center, window(steps, rate))
     expected = center - steps * rate * (gradient + compensation * gradient * gradient * (center - base))
     assert np.allclose(following, expected, rtol=0, atol=1e-12)
@@ -354,10 +337,6 @@ def test_a_rule_is_made_from_its_name(name, expected):
     assert rule_name(expected) == name
 
 
-def test_which_rules_support_hogwild():
-    assert {name for name, kind in RULES.items() if "hogwild" in kind.modes} == {"downpour", "agn"}
-
-
 def test_each_mode_has_a_default_rule():
     assert make_rule(None, "synchronous") == Average()
     assert make_rule(None, "asynchronous") == Downpour()
@@ -385,7 +364,7 @@ class WithoutStaleness(Damped):
         (3, "synchronous", "no modes, no init"),
         (WithoutStaleness(), "synchronous", r"takes \(center, state, update\)"),
         (OtherModes(), "hogwild", "'OtherModes' has no exchange"),
-        ("dynsgd", "hogwild", "supports 'asynchronous'.* 'agn', 'downpour'"),
+        ("dynsgd", "hogwild", r"supports 'asynchronous'\. The rules for mode='hogwild' are 'agn', 'downpour'\.$"),
         ("avg", "hogwild", "'agn', 'downpour'.* mean 'agn'"),
         # Names of dist-keras
         ("ADAG", "asynchronous", "mode='asynchronous' or mode='hogwild'.* mean 'agn'"),

@@ -1,5 +1,6 @@
 """The service and the client, over the in-memory transport."""
 
+import itertools
 import json
 import math
 import threading
@@ -108,16 +109,10 @@ def same(arrays, others):
 # The format of bodies
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        (),
-        (np.zeros((0, 3), np.float32), np.ones((2, 3), np.float16), np.array(True)),
-        (np.array([[1, 2], [3, 4]], np.uint8).T, np.arange(10, dtype=np.float64)[::3]),
-    ],
-    ids=["none", "empty and small ones", "views"],
-)
-def test_small_arrays_survive_packing_as_copies(arrays):
+def test_small_arrays_survive_packing_as_copies():
+    """Also empty ones, and views."""
+    views = np.array([[1, 2], [3, 4]], np.uint8).T, np.arange(10, dtype=np.float64)[::3]
+    arrays = (np.zeros((0, 3), np.float32), np.ones((2, 3), np.float16), np.array(True), *views)
     kind = ArraySpecs.like(arrays)
     data = bytearray(kind.pack(arrays))
     assert len(data) == kind.nbytes == sum(array.nbytes for array in arrays)
@@ -223,6 +218,28 @@ def test_a_push_is_applied_with_all_its_fields(bench):
     assert bench.ledger.rows == 48
 
 
+def test_calls_whose_request_or_reply_is_lost_are_repeated_and_pushes_applied_once(bench, monkeypatch):
+    client = bench.client(leased=False)
+    call, lost = client._caller.call, itertools.cycle(["request", "reply", "nothing"])
+
+    def losing(*arguments):
+        what = next(lost)
+        if what == "request":
+            raise TransportError("lost")
+        answer = call(*arguments)
+        if what == "reply":
+            raise TransportError("lost")
+        return answer
+
+    monkeypatch.setattr(client._caller, "call", losing)
+    client.lease()
+    for batch in (1, 2, 3):
+        push(client, batch=batch, logs={} if batch == 3 else None)
+    client.finish()
+    assert bench.values == [4, 5, 6, 4]
+    assert (bench.stats.pushes, bench.stats.duplicates, bench.ledger.steps[0], bench.store.version) == (3, 3, 3, 3)
+
+
 def test_a_record_survives_its_packing_without_long_vectors():
     logs = {"loss": np.float32(0.5), "each": np.ones(MAX_LOG_VALUES), "long": np.ones(MAX_LOG_VALUES + 1)}
     point = replace(POINT, logs=logs)
@@ -253,15 +270,12 @@ def test_an_update_or_a_loss_that_is_not_finite_ends_training(bench, values, log
     assert bench.stats.rejected_requests == {"diverged": 2}
 
 
-@pytest.mark.parametrize("size", [2, MAX_LOG_VALUES + 1])
-def test_the_loss_of_a_custom_train_step_may_be_a_vector(bench, size):
-    push(bench.client(), logs={"loss": np.ones(size)})
-    assert bench.store.version == 1
-
-
-def test_metrics_may_be_nan(bench):
-    push(bench.client(), metrics=(np.array(np.nan, np.float32), METRICS[1]))
-    assert bench.service.failure is None
+def test_metrics_may_be_nan_and_the_loss_of_a_custom_train_step_may_be_a_vector(bench):
+    client = bench.client()
+    push(client, metrics=(np.array(np.nan, np.float32), METRICS[1]))
+    for epoch, size in enumerate((2, MAX_LOG_VALUES + 1)):
+        push(client, epoch=epoch, logs={"loss": np.ones(size)})
+    assert (bench.store.version, bench.service.failure) == (3, None)
 
 
 def test_a_custom_rule_that_fails_ends_training_with_its_message():
@@ -289,19 +303,13 @@ def rejected(bench, kind, name, fields, body=()):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("invalid", [{"logs": 7}, {"rows": "many"}, {"steps": math.inf}, {"base": 1}])
-def test_an_update_with_an_invalid_field_is_not_applied(bench, invalid):
-    sent = fields(bench.client()._lease, **invalid)
-    for _ in range(2):
-        rejected(bench, "malformed", "update", sent, (BODY,))
-    assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
-
-
-def test_a_body_that_is_too_short_is_rejected(bench):
+def test_an_update_with_an_invalid_field_or_a_short_body_is_not_applied(bench):
     client = bench.client()
+    for invalid in ({"logs": 7}, {"rows": "many"}, {"steps": math.inf}, {"base": 1}):
+        rejected(bench, "malformed", "update", fields(client._lease, **invalid), (BODY,))
     message = rejected(bench, "malformed", "update", fields(client._lease), (BODY[:16],))
     assert f"{PAYLOAD_FORMAT.update_bytes} bytes, received 16" in message
-    assert (bench.store.version, bench.ledger.rows) == (0, 0)
+    assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
     push(client)
 
 
