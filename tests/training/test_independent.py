@@ -59,8 +59,8 @@ def train(
 @pytest.mark.parametrize(
     ("sampling", "sizes", "rows", "held_out"),
     [
-        ("all", (20, None, 12), [np.r_[0:15, 20:29]] * 2, [np.r_[15:20, 29:32]] * 2),
-        ("partition", (20, 12), [np.r_[0:15], np.r_[20:29]], [np.r_[15:20], np.r_[29:32]]),
+        ("all", (8, None, 4), [np.r_[0:6, 8:11]], [np.r_[6:8, 11]]),
+        ("partition", (8, 4), [np.r_[0:6], np.r_[8:11]], [np.r_[6:8], np.r_[11:12]]),
     ],
     ids=["all", "partition"],
 )
@@ -68,7 +68,7 @@ def test_each_member_trains_and_validates_on_its_rows(sampling, sizes, rows, hel
     def model():
         return quick(0, keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
 
-    models = [model(), model()]
+    models = [model() for _ in rows]
     train(models, partitions(*sizes), sampling, shuffle=False, split=0.25, frequency=2)
     given = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "validation_freq": 2, "verbose": 0}
     for member, trained, validated in zip(models, rows, held_out, strict=True):
