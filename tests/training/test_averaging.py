@@ -15,7 +15,7 @@ from tests.training.runs import BATCH, Model, X, Y, close, fit, partitions, plai
 
 @pytest.fixture(scope="module")
 def normalized():
-    return Model(keras.layers.BatchNormalization(), optimizer=keras.optimizers.SGD(0.05, momentum=0.5))
+    return Model(keras.layers.BatchNormalization(), optimizer=keras.optimizers.SGD(0.05, momentum=0.5), run_eagerly=True)
 
 
 def test_weights_statistics_and_optimizer_variables_are_averaged_by_rows(normalized):
@@ -38,7 +38,7 @@ def test_weights_statistics_and_optimizer_variables_are_averaged_by_rows(normali
 
 
 def test_averaging_after_each_batch_equals_keras_on_the_union_of_the_batches():
-    given = Model(optimizer=keras.optimizers.SGD(0.05))
+    given = Model(optimizer=keras.optimizers.SGD(0.05), run_eagerly=True)
     fit(given, partitions(20, 20), frequency=1, epochs=2)
     found = weights_of(given.model)
     order = np.arange(40).reshape(2, 5, BATCH).swapaxes(0, 1).ravel()
@@ -88,10 +88,10 @@ def test_the_rule_is_applied_once_per_round_and_keeps_its_state(linear):
 
 
 def test_moving_averages_replace_the_weights_at_the_end():
-    given = Model(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5))
-    fit(given, partitions(20), epochs=2)
+    given = Model(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5), run_eagerly=True)
+    fit(given, partitions(8), epochs=2)
     found = weights_of(given.model)
-    plain(given, 2, 20)
+    plain(given, 2, 8)
     assert close(given.model, found)
 
 
