@@ -96,7 +96,6 @@ def pickled():
 
 DAMAGES = {
     "empty": (lambda data: b"", r"not a \.keras archive"),
-    "zeros": (lambda data: b"\0" * 2000, r"not a \.keras archive"),
     "truncated": (lambda data: data[: len(data) * 6 // 10], "damaged"),
     "flipped": (lambda data: flipped(data, len(data) // 2), "damaged.*'model.weights.h5'"),
     "another version": (lambda data: flipped(data, entry(data) + 6), None),
