@@ -219,7 +219,8 @@ def test_a_push_is_applied_with_all_its_fields(bench):
 
 
 def test_calls_whose_request_or_reply_is_lost_are_repeated_and_pushes_applied_once(bench, monkeypatch):
-    client = bench.client(leased=False)
+    """Also while another attempt has the lease."""
+    other, client = bench.client(0, 1), bench.client(0, 2, leased=False)
     call, lost = client._caller.call, itertools.cycle(["request", "reply", "nothing"])
 
     def losing(*arguments):
@@ -229,6 +230,7 @@ def test_calls_whose_request_or_reply_is_lost_are_repeated_and_pushes_applied_on
         answer = call(*arguments)
         if what == "reply":
             raise TransportError("lost")
+        other.release()
         return answer
 
     monkeypatch.setattr(client._caller, "call", losing)
