@@ -1,6 +1,7 @@
 """The design held by tests: the order of the layers, which packages use which libraries, and the public names."""
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -90,6 +91,8 @@ LIBRARIES = {
 """Which packages import which of the libraries that not every process needs or has."""
 
 
+DYNAMIC = {"import_module", "__import__"}
+
 MAY_IMPORT_ANYTHING = {"__init__", "training"}
 """The package that loads its public names lazily, and saved values that name the user's modules."""
 
@@ -102,13 +105,16 @@ def layer(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+parsed = functools.cache(ast.parse)
+
+
 def imports(source, for_types=True):
     """The modules that a file imports when it is loaded or run, and with ``for_types`` also those for type checkers."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
-            node.body = []
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(parsed(source)))
+    if not for_types:
+        typing = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        nodes = set(nodes).difference(inner for node in typing for each in node.body for inner in ast.walk(each))
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -116,30 +122,30 @@ def imports(source, for_types=True):
             for alias in node.names:
                 public = node.module == "sparkkeras" and sparkkeras._HOME_OF.get(alias.name)
                 yield public or f"{node.module}.{alias.name}"
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in DYNAMIC:
             yield re.split("[{'\"]", ast.unparse(node.args[0]) + "'")[1]  # of f"sparkkeras.rpc.{name}": sparkkeras.rpc.
 
 
-def check_imports(source, mine):
+def check_imports(source, mine, path=""):
     """Raise an error if a file of layer ``mine`` imports from a layer above, or a library that its package does not use."""
     for name in imports(source):
         package, _, rest = name.partition(".")
-        assert package or mine in MAY_IMPORT_ANYTHING, "imports a module whose layer is not visible"
+        assert package or mine in MAY_IMPORT_ANYTHING, f"{path} imports a module whose layer is not visible"
         if package == "sparkkeras":
             imported = rest.partition(".")[0]
-            assert imported in LAYERS, f"imports {name}, whose layer is not visible"
-            assert LAYERS.index(imported) <= LAYERS.index(mine), f"imports {name}, which is above {mine}"
+            assert imported in LAYERS, f"{path} imports {name}, whose layer is not visible"
+            assert LAYERS.index(imported) <= LAYERS.index(mine), f"{path} imports {name}, which is above {mine}"
     for name in imports(source, for_types=False):
         library = name.split(".")[0]
         if library in LIBRARIES:
-            assert mine in LIBRARIES[library], f"imports {library}, which its package does not use"
+            assert mine in LIBRARIES[library], f"{path} imports {library}, which its package does not use"
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_imports_from_its_own_package_and_lower_layers(path):
-    mine = layer(path)
-    assert mine in LAYERS, f"{mine} has no place among the layers: add it here and to docs/contributing/design.md"
-    check_imports(path.read_text(), mine)
+def test_files_import_from_their_own_package_and_lower_layers():
+    for path in files():
+        mine = layer(path)
+        assert mine in LAYERS, f"{mine} has no place among the layers: add it here and to docs/contributing/design.md"
+        check_imports(path.read_text(), mine, path)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def test_only_what_hides_the_kind_of_spark_tells_kinds_apart():
             continue
         source = path.read_text()
         names = {name.rpartition(".")[2] for name in imports(source)}
-        names |= {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+        names |= {node.attr for node in ast.walk(parsed(source)) if isinstance(node, ast.Attribute)}
         assert not names & KINDS, f"{path} uses {names & KINDS}"
         assert not any(name.startswith("pyspark.sql.connect") for name in imports(source)), path
 
@@ -204,7 +210,7 @@ def test_only_one_file_names_a_backend_and_none_prints():
         assert not re.search(r"\bprint\(", path.read_text()), path
         if path.name == "device.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert node.value not in {"tensorflow", "jax", "torch"} or any(map(path.match, MAY_NAME_BACKENDS))
 
