@@ -73,13 +73,6 @@ def test_modes_may_be_string_enumerations(model):
     assert spark_model.mode == "hogwild"
 
 
-def test_the_config_makes_the_same_spark_model(model):
-    spark_model = SparkModel(model, mode="asynchronous", frequency=7, rule="dynsgd", port=4000, batch_size=8, seed=3)
-    config = spark_model.get_config()
-    assert config["batch_size"] == 8
-    assert SparkModel(model, **config).get_config() == config
-
-
 METHODS_OF = {
     "spark_model": SparkModel,
     "trainer": SparkModel,

@@ -129,16 +129,6 @@ def test_the_error_for_an_object_that_is_not_a_model_has_advice(given, message):
         SparkModel(given)
 
 
-def test_an_optional_input_without_a_value_is_an_error_before_the_job():
-    a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b", optional=True)
-    model = keras.Model({"a": a, "b": b}, keras.layers.Dense(1)(keras.layers.Add()([a, b])))
-    model.compile("sgd", "mse")
-    x, y = np.ones((4, 2)), np.ones((4, 1))
-    for given in ({"a": x, "b": None}, {"a": x}, (x, None)):
-        with pytest.raises(DataError, match="'b' may be None"):
-            SparkModel(model).fit(given, y)
-
-
 def test_settings_cannot_be_changed_while_fit_runs(spark_model, monkeypatch):
     """Both the lock on the model and the training use the settings with which fit started."""
 
