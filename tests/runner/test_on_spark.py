@@ -15,7 +15,7 @@ import pytest
 from sparkkeras import ConfigurationError, SparkRunner, WorkerError, to_simple_rdd
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.runner import context, groups
-from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
+from sparkkeras.runner.requirements import check_gpus, check_static_allocation
 from sparkkeras.spark.connect import client_address
 from tests.conftest import settle
 from tests.processes import interrupted_when, lines_of_ranks
@@ -77,23 +77,29 @@ def test_ranks_that_wait_for_slots_say_so(sc, tmp_path, monkeypatch):
 
 
 def rows_of_rank():
+    """The sizes of batches, the features and the labels."""
     batches = list(context().batches(3))
-    return [len(batch[0]) for batch in batches], [value for batch in batches for value in np.ravel(batch[1])]
+    features, labels = ([row for batch in batches for row in batch[part].tolist()] for part in (0, 1))
+    return [len(batch[0]) for batch in batches], features, labels
+
+
+def labels_of(found):
+    return sorted(label for *_, labels in found for label in labels)
 
 
 def test_ranks_read_the_rows_of_a_data_frame(spark):
     frame = spark.createDataFrame([(float(row), row * 2.0, row) for row in range(10)], "a double, b double, c int")
     found = SparkRunner(2).run(rows_of_rank, data=frame, features=["a", "b"], label="c")
-    assert sorted(value for _, labels in found for value in labels) == list(range(10))
-    assert all(set(sizes[:-1]) <= {3} for sizes, _ in found)
-    (features,) = SparkRunner(1).run(lambda: next(context().batches(10)), data=frame, features=["a", "b"])
-    assert sorted(map(tuple, features.tolist())) == [(row, row * 2) for row in range(10)]
+    assert labels_of(found) == list(range(10))
+    assert all(row == [label, 2 * label] for _, *rank in found for row, label in zip(*rank, strict=True))
+    assert all(set(sizes[:-1]) <= {3} for sizes, *_ in found)
 
 
-def test_ranks_read_the_rows_of_an_rdd(sc):
+def test_independent_ranks_may_be_more_than_slots_and_read_the_rows_of_an_rdd(sc):
     rdd = sc.parallelize([(np.ones(2, np.float32), row) for row in range(7)], 3)
-    found = SparkRunner(2).run(rows_of_rank, data=rdd)
-    assert sorted(value for _, labels in found for value in labels) == list(range(7))
+    found = SparkRunner(3, barrier=False).run(rows_of_rank, data=rdd)
+    assert len(found) == 3
+    assert labels_of(found) == list(range(7))
 
 
 def test_a_file_runs_in_a_new_python(sc, tmp_path, capsys):
@@ -151,24 +157,20 @@ def test_an_interrupt_ends_ranks_and_job_within_three_seconds(sc, tmp_path):
     assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
 
 
-def test_independent_ranks_may_be_more_than_slots(sc):
-    assert SparkRunner(3, barrier=False).run(lambda: context().rank) == [0, 1, 2]
-
-
 @pytest.mark.soak
 @pytest.mark.cluster
 def test_ranks_on_two_executors(sc, spark):
     frame = spark.createDataFrame([(float(row), row) for row in range(10)], "a double, b int")
     found = SparkRunner(2).run(rows_of_rank, data=frame, features="a", label="b")
-    assert sorted(value for _, labels in found for value in labels) == list(range(10))
+    assert labels_of(found) == list(range(10))
     found = SparkRunner(2).run(rows_of_rank, data=(np.ones((7, 1)), np.arange(7)))
-    assert [labels for _, labels in found] == [[0, 1, 2], [3, 4, 5, 6]]
+    assert [labels for *_, labels in found] == [[0, 1, 2], [3, 4, 5, 6]]
     rdd = to_simple_rdd(sc, np.ones((7, 1)), np.arange(7))
     for rows in (rdd, sc.parallelize([(np.ones(1), row) for row in range(7)], 3).coalesce(2)):  # see SPARK-24820
         found = SparkRunner(2).run(rows_of_rank, data=rows)
-        assert sorted(value for _, labels in found for value in labels) == list(range(7))
+        assert labels_of(found) == list(range(7))
     found = SparkRunner(2).run(rows_of_rank, data=to_simple_rdd(sc, np.ones((1, 1)), np.arange(1)))
-    assert sorted(len(labels) for _, labels in found) == [0, 1]
+    assert sorted(len(labels) for *_, labels in found) == [0, 1]
 
 
 def test_too_few_slots_are_an_error_before_a_job(sc):
@@ -199,13 +201,6 @@ def test_gpus_have_to_be_assigned_by_spark():
     ):
         with pytest.raises(ConfigurationError, match=message):
             check_gpus(settings(spark_master=master), 2, gpus)
-
-
-def test_more_ranks_than_slots_are_an_error():
-    cluster = SimpleNamespace(slots=2, is_local=True, is_driver_here=True)
-    check_slots(cluster, settings(), 2)
-    with pytest.raises(ConfigurationError, match=r"2 slots \(master 'yarn'\)"):
-        check_slots(cluster, settings(spark_master="yarn"), 3)
 
 
 def test_workers_of_a_connect_server_on_this_machine_use_the_loopback():

@@ -344,16 +344,21 @@ def test_reports_appear_on_the_driver(forks, capsys):
     assert lines_of_ranks(capsys) == ["[0] epoch 1  loss: 0.5", "[0] epoch 2  loss: 0.25"]
 
 
-def test_what_is_not_a_number_is_named():
-    ranks = RankContext(0, 1, 0, 1, (), ("127.0.0.1:1",), Mock())
+def test_what_a_rank_cannot_send_is_named():
+    driver = Mock()
+    ranks = RankContext(0, 1, 0, 1, (), ("127.0.0.1:1",), driver)
     for call, message in (
         (lambda: ranks.report(1, [1]), "a list of 1 value as logs"),
         (lambda: ranks.report(1, {"loss": "high"}), r"logs\['loss'\].*received str 'high'"),
         (lambda: ranks.report(1, {"loss": [1, 2]}), r"logs\['loss'\].*a list of 2 values"),
         (lambda: ranks.all_reduce(True), r"all_reduce .*Pass int\(value\)"),
+        (lambda: ranks.save(-1, {}), "epoch=-1"),
+        (lambda: ranks.save(0, [1]), "a list of 1 value as state"),
+        (lambda: ranks.save(0, {"model": {1, 2}}), r"state\['model'\] cannot be stored"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             call()
+    assert driver.mock_calls == []
 
 
 def test_a_run_continues_from_what_rank_0_has_saved(forks, tmp_path):
@@ -382,20 +387,6 @@ def test_a_run_continues_from_what_rank_0_has_saved(forks, tmp_path):
     CheckpointStore(str(tmp_path / "fit")).write(FIT, None)
     with pytest.raises(ConfigurationError, match="this is SparkRunner.run"):
         local(1).run(train, 4, None, checkpoint=Checkpoint(tmp_path / "fit"), resume=True)
-
-
-def test_what_cannot_be_saved_is_named(forks, tmp_path):
-    def save(epoch, state):
-        context().save(epoch, state)
-
-    for epoch, state, message in (
-        (-1, {}, "epoch=-1"),
-        (0, [1], "a list of 1 value as state"),
-        (0, {"model": {1, 2}}, r"state\['model'\] cannot be stored"),
-    ):
-        with pytest.raises(WorkerError, match=message):
-            local(1).run(save, epoch, state, checkpoint=Checkpoint(tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_that_cannot_be_written_is_a_warning(forks, tmp_path, monkeypatch):
