@@ -93,6 +93,8 @@ def test_ranks_read_the_rows_of_a_data_frame(spark):
     assert labels_of(found) == list(range(10))
     assert all(row == [label, 2 * label] for _, *rank in found for row, label in zip(*rank, strict=True))
     assert all(set(sizes[:-1]) <= {3} for sizes, *_ in found)
+    (features,) = SparkRunner(1).run(lambda: next(context().batches(10)), data=frame, features=["a", "b"])
+    assert features.shape == (10, 2)
 
 
 def test_independent_ranks_may_be_more_than_slots_and_read_the_rows_of_an_rdd(sc):
