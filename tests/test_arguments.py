@@ -17,11 +17,9 @@ from sparkkeras.arguments import (
     fraction,
     frequency,
     gradient_dtype,
-    instance,
     integer,
     known_arguments,
     on_invalid_to_predict,
-    one_of,
     optional_integer,
     port,
 )
@@ -109,13 +107,6 @@ def test_whole_numbers_have_a_lower_bound_and_may_be_optional():
             call()
 
 
-def test_an_unknown_choice_raises_an_error_that_lists_the_known_ones():
-    one_of("verbose", "auto", ("auto", 0, 1))
-    one_of("verbose", 0, ("auto", 0, 1))
-    with pytest.raises(ConfigurationError, match="mode='synchronos'.*Did you mean 'synchronous'"):
-        one_of("mode", "synchronos", ("synchronous", "asynchronous"))
-
-
 @pytest.mark.parametrize("given", [{0.0: 1, 1.0: 3}, {np.float32(0): 1, np.int64(1): np.float64(3)}], ids=str)
 def test_class_indices_are_whole_numbers_of_any_type(given):
     """Labels of a DataFrame are floats, so ``groupBy("label").count()`` gives floats."""
@@ -129,13 +120,6 @@ def test_other_class_indices_are_refused(key):
     with pytest.raises(ConfigurationError, match="class_weight") as raised:
         class_weight("class_weight", {0: 1.0, key: 3.0})
     assert ("Convert the keys with int()" in str(raised.value)) == (key == "1")
-
-
-def test_an_instance_of_the_class_or_none_is_accepted():
-    model = Trainer("m")
-    assert [instance("model", each, Trainer) for each in (model, None)] == [model, None]
-    with pytest.raises(ConfigurationError, match=r"model='m': .*sparkkeras\.Trainer"):
-        instance("model", "m", Trainer)
 
 
 class Search:

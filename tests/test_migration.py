@@ -41,11 +41,6 @@ def test_an_import_of_a_name_of_elephas_suggests_the_replacement(name, replaceme
         getattr(sparkkeras, name)
 
 
-def test_positional_arguments_of_elephas(model):
-    given = SparkModel(model, "asynchronous", "batch", 4)
-    assert (given.mode, given.frequency, given.num_workers) == ("asynchronous", 1, 4)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

@@ -1,7 +1,6 @@
 """States of parts of the rows are merged to the state of all, in whatever pieces."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -23,9 +22,8 @@ def test_moments_of_parts_are_those_of_all(values, cut):
     np.testing.assert_allclose(merged.variance, values.astype(float).var(reduced), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["normal", "exponential"])
-def test_quantiles_are_within_their_error(kind):
-    values = getattr(np.random.default_rng(0), kind)(size=50_000)
+def test_quantiles_are_within_their_error():
+    values = np.random.default_rng(0).exponential(size=50_000)
     epsilon = 0.01
     cuts = [0, 150, 349, 648, 20_000]  # parts of other sizes, of disjoint ranges
     parts = [Quantiles.of(part, epsilon) for part in np.split(np.sort(values), cuts[1:])]

@@ -52,16 +52,6 @@ def test_what_fails_while_the_group_stops_does_not_count(group):
     assert group.may_exit
 
 
-def test_a_rank_that_ends_with_its_result_has_not_failed(group):
-    group.complete(0)
-    group.end(0, "exit code 0")
-    assert group.failure() is None
-    assert group.unfinished == [1]
-    assert not group.has_ended
-    group.disconnect(1)
-    assert group.has_ended
-
-
 def test_processes_exit_together(group):
     """JAX ends the processes that lose the one with its coordinator, and those of other ranks may still train."""
     assert not group.may_exit
