@@ -140,7 +140,7 @@ def column_function(model, batch_size=32):
     ("call", "hint"),
     [
         (lambda: Trainer("m", epochs=3), "argument of Trainer.fit"),
-        (lambda: TRAINER.fit(nb_epoch=1), "Did you mean 'epochs'"),
+        (lambda: TRAINER.fit(rdd=1), "Did you mean 'data'"),
         (lambda: Trainer("m", 3, 8), "2 arguments by position (model, num_workers), received 3"),
         (lambda: TRAINER.predict("d", 10), "1 argument by position (data), received 2"),
         (lambda: sparkkeras.Average(share=1), "no argument 'share'. Known: none"),
