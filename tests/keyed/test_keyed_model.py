@@ -106,7 +106,8 @@ class StopAfterTwo(keras.callbacks.Callback):
         self.model.stop_training = self.seen == 2
 
 
-def test_each_key_has_its_own_callbacks(stores):
+def test_each_key_has_its_own_callbacks(spark):
+    stores = frame_of(spark, rows(dict.fromkeys("abcdefghi", 2)))  # more than partitions, so that a worker has several
     callbacks = [StopAfterTwo(), keras.callbacks.EarlyStopping("loss", patience=9)]
     metrics = KeyedModel(regression(), "store").fit(stores, callbacks=callbacks, **{**FIT, "epochs": 5})
     assert {row.epochs for row in metrics.collect()} == {2}
