@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from pyspark.ml import PipelineModel
 from pyspark.ml.feature import ImputerModel, OneHotEncoderModel, StandardScalerModel, StringIndexerModel, VectorAssembler
-from pyspark.sql.types import DataType, IntegralType, NumericType, StructType
+from pyspark.sql.types import DataType, IntegralType, NumericType, StringType, StructType
 
 from sparkkeras.data.block import by_name, describe
 from sparkkeras.data.schema import Schema
@@ -29,9 +29,9 @@ _NUMBERS = device.widest_float()
 def fuse(pipeline: PipelineModel, schema: Any = None) -> keras.Model:
     """Make one Keras model of a fitted pipeline that ends with a `KerasTransformer`.
 
-    The model takes the columns that the pipeline takes, as a dict of arrays of shape (rows, 1), and returns what the
-    pipeline's ``outputCol`` holds. It is a functional model of Keras's own layers, without loss: ``model.save`` and
-    ``model.export`` make files that need neither Spark nor sparkkeras.
+    The model takes the columns that the pipeline takes, in the order of their names, as a dict of arrays of shape (rows, 1),
+    or (rows, width) for a column of vectors. It returns what the pipeline's ``outputCol`` holds. It is a functional model of
+    Keras's own layers, without loss: ``model.save`` and ``model.export`` make files that need neither Spark nor sparkkeras.
 
     Stages before the last one may be ``Imputer``, ``StringIndexer``, ``OneHotEncoder``, ``VectorAssembler`` and
     ``StandardScaler``. Strings need the backend TensorFlow.
@@ -79,7 +79,7 @@ def fuse(pipeline: PipelineModel, schema: Any = None) -> keras.Model:
         add = next(function for kind, function in _STAGES.items() if isinstance(stage, kind))
         columns.add({new: add(stage, names, new, columns) for names, new in makes})
     outputs = _predictions(last, model, given, columns)
-    return keras.Model(columns.inputs, outputs)
+    return keras.Model(dict(sorted(columns.inputs.items())), outputs)
 
 
 _Makes = list[tuple[list[str], str]]
@@ -99,7 +99,10 @@ def _needed(stages: Sequence[Any], wanted: set[str]) -> list[tuple[Any, _Makes]]
             continue
         if not isinstance(stage, tuple(_STAGES)):
             kinds = ", ".join(kind.__name__ for kind in _STAGES)
-            raise ConfigurationError(f"the stage {stage!r} cannot become layers of Keras; expected one of {kinds}.")
+            raise ConfigurationError(
+                f"the stage {stage!r} cannot become layers of Keras; expected one of {kinds}. Take it out, and "
+                "apply it to the rows before they reach the pipeline."
+            )
         wanted = wanted - {new.lower() for _, new in makes} | {name.lower() for names, _ in makes for name in names}
         found.append((stage, makes))
     return found[::-1]
@@ -146,9 +149,16 @@ class _ColumnTensors:
         """The tensor of a column: a new input if no stage has made it.
 
         Raises:
-            ConfigurationError: It is a column of strings for one stage, and one of numbers for another.
+            ConfigurationError: It is a column of strings for one stage, and one of numbers for another or in the schema; or
+                the schema lacks it.
         """
         if name.lower() not in self._made:
+            kind = None if self._types is None else self._types.get(name.lower())
+            if self._types is not None and (kind is None or (dtype != STRING and isinstance(kind, StringType))):
+                raise ConfigurationError(
+                    f"schema has {'no column' if kind is None else 'strings in the column'} {name!r}, of which the pipeline "
+                    f"takes {'strings' if dtype == STRING else 'numbers'}. Its columns: {', '.join(self._types)}."
+                )
             if dtype == STRING and not has_strings():
                 raise ConfigurationError(
                     f"the column {name!r} holds strings, which models with the backend {keras.backend.backend()!r} cannot "
@@ -166,18 +176,10 @@ class _ColumnTensors:
         return tensor
 
     def are(self, name: str, kind: type[DataType]) -> bool:
-        """Whether a column holds values of this type, as far as is known.
-
-        Raises:
-            ConfigurationError: The schema lacks the column.
-        """
+        """Whether a column holds values of this type, as far as is known."""
         if name.lower() in self._made and name.lower() not in map(str.lower, self.inputs):
             return kind is NumericType  # all that stages make
-        if self._types is None:
-            return False
-        if name.lower() not in self._types:
-            raise ConfigurationError(f"schema has no column {name!r}, which the pipeline takes.")
-        return isinstance(self._types[name.lower()], kind)
+        return self._types is not None and isinstance(self._types.get(name.lower()), kind)
 
     def together(self, names: Sequence[str], width: int | None, user: Any) -> Any:
         """The tensors of several columns, side by side.
@@ -196,7 +198,7 @@ class _ColumnTensors:
         if width is not None and found != width:
             raise ConfigurationError(
                 f"{user!r} takes {counted(width, 'value')} for each row, but the columns {', '.join(map(repr, names))} "
-                f"have {found} here: a column that holds vectors cannot be assembled with others, so assemble numbers."
+                f"have {found}: check the shape of the model's input. A column of vectors cannot be assembled with others."
             )
         return tensors[0] if len(tensors) == 1 else keras.ops.concatenate(tensors, axis=-1)
 

@@ -88,6 +88,11 @@ def check_backend(
     if find_spec(other) is None:
         raise ClusterError(f"backend={other!r} needs {other} on this machine and on Spark's workers: pip install {other}.")
     schema = schema_of(model)
+    if other != "tensorflow" and any(spec.text for spec in schema.inputs):
+        raise ModelError(
+            f"the model {model.name!r} takes strings, which the backend {other!r} does not have: leave backend out, or look "
+            "the strings up before the model."
+        )
     count = fixed_batch_size(model) or ROWS
     rows = _random(schema, count) if block is None or not block.rows else block[:count]
     if rows is not None:
@@ -133,7 +138,7 @@ def _both(
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().partition("\n")[0]
         raise ModelError(
             f"the model {model.name!r} cannot be scored with backend={other!r}, which may lack an operation of it, or its "
-            f"custom code is for another backend. Leave backend out, or choose another one. {kind}{reason}"
+            f"custom code is not written with keras.ops. Leave backend out, or choose another one. {kind}{reason}"
         ) from error
     finally:
         there.close()

@@ -159,6 +159,14 @@ def test_a_backend_that_cannot_predict_the_same_is_an_error_before_a_job(layer, 
         SparkModel(model).predict(X, backend="jax")
 
 
+def test_a_model_that_takes_strings_is_an_error_before_a_job(spark):
+    city = keras.Input((1,), dtype="string", name="city")
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="multi_hot")
+    model = keras.Model(city, keras.layers.Dense(1)(lookup(city)))
+    with pytest.raises(ModelError, match="strings.* leave backend out"):
+        SparkModel(model).predict(spark.createDataFrame([("a",)], "city string"), features="city", backend="openvino")
+
+
 def test_small_differences_give_a_warning(sc):
     model = keras.Sequential([keras.Input((5,)), OnJax(name="nearly")])
     with pytest.warns(UserWarning, match=r"by up to 0\.0001"):

@@ -176,5 +176,12 @@ def test_a_stage_that_cannot_become_layers_is_named(spark):
     ):
         with pytest.raises(ConfigurationError, match=words):
             fuse(pipeline)
+    pipeline = PipelineModel([KerasTransformer(model=network(1), featuresCol="age")])
+    for other, words in (
+        (spark.createDataFrame([], "size double"), "no column 'age'.* size"),
+        (spark.createDataFrame([], "age string"), "strings in the column 'age'"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            fuse(pipeline, other)
     with pytest.raises(ConfigurationError, match="schema is "):
         fuse(PipelineModel([KerasTransformer(model=network(1))]), "age int")
