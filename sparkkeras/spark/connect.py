@@ -82,6 +82,7 @@ class RemoteCluster:
     result_limit = f"With Spark Connect, {RESULT_BYTES / 1e6:.0f} MB is the limit"
     is_driver_here = False
     _resources: TaskResources | None = None
+    _profile: Any = None
 
     def __init__(
         self,
