@@ -79,7 +79,9 @@ def test_each_model_trains_validates_predicts_and_evaluates_as_a_separate_one(st
         assert found.logs == pytest.approx({name: values[-1] for name, values in logs.items()}, rel=1e-5)
         assert (found.loss, found.val_loss) == (found.logs["loss"], found.logs["val_loss"])
         assert [row.kept for row in mine] == list(range(0, 2 * count, 2))
-        np.testing.assert_allclose([row.prediction for row in mine], np.ravel(keras.ops.convert_to_numpy(model(x))), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            [row.prediction for row in mine], np.ravel(keras.ops.convert_to_numpy(model(x))), rtol=1e-4, atol=1e-5
+        )
         assert evaluated[store].loss == pytest.approx(model.evaluate(x, y, verbose=0)[0], rel=1e-4)
         assert evaluated[store].rows == count
 
