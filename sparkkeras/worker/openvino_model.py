@@ -1,8 +1,8 @@
 """Predictions with OpenVINO: the model as OpenVINO's own, in float32, with as many threads as the task has cores.
 
 Keras's backend leaves both to OpenVINO, which takes all cores, and on some processors computes in bfloat16. A model is
-exported for the shapes of a batch, since Keras exports layers such as LSTM and Flatten wrongly for an unknown number of
-rows. What cannot be exported, it predicts itself.
+exported for the shapes of a batch: Keras cannot export layers such as LSTM and Flatten for an unknown number of rows. What
+cannot be exported at all, it predicts itself.
 """
 
 from __future__ import annotations
