@@ -444,16 +444,15 @@ def predicts_ahead() -> bool:
 def call_argument(block: Block, batch_size: int) -> Block:
     """The block as the argument of one call of the model.
 
-    JAX and OpenVINO compile a model for every batch size, so it is padded by copies of its last row: with JAX to a power of
-    two; with OpenVINO, which holds the weights once more for each size, to the batch size or an eighth of it. TensorFlow and
-    JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in memory-mapped files and
-    of arrays of the user.
+    JAX and OpenVINO compile a model for every batch size, so it is padded by copies of its last row to a power of two; with
+    OpenVINO, which holds the weights once more for each size, to an eighth of the batch size at least. TensorFlow and JAX
+    never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in memory-mapped files and of
+    arrays of the user.
     """
     backend, rows = backend_name(), block.rows
-    if backend == "jax":
-        rows = min(batch_size, 1 << (rows - 1).bit_length())
-    elif backend == "openvino":
-        rows = batch_size if rows > batch_size // 8 else batch_size // 8
+    if backend in ("jax", "openvino"):
+        least = batch_size // 8 if backend == "openvino" else 1
+        rows = min(batch_size, max(least, 1 << (rows - 1).bit_length()))
     if rows > block.rows:
         return block[np.minimum(np.arange(rows), block.rows - 1)]
     return overwritable(block) if backend == "torch" else block
