@@ -13,7 +13,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from sparkkeras.data.block import Block, concatenate_alike
@@ -26,7 +25,7 @@ from sparkkeras.sources.frame import Selection
 from sparkkeras.weights import Array, Flat, Layout, is_floating
 from sparkkeras.worker.batches import BatchOptions, FitOptions, pieces_of
 from sparkkeras.worker.predictor import Predictor
-from sparkkeras.worker.trainer import LocalTrainer
+from sparkkeras.worker.trainer import LocalTrainer, ValidationRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -221,18 +220,10 @@ class TrainKeys(PerKey):
                 "needs rows to train and to validate on."
             )
         held_out = block[split:]
-        model = trainer.fit_alone(
-            self.state.value,
-            block[:split],
-            plan.epochs,
-            options,
-            rows.identity % 2**63,
-            validation_data=_validation(held_out, options, plan) if held_out.rows else None,
-            validation_batch_size=plan.validation_batch_size or options.batch_size,
-            validation_freq=plan.validation_freq,
-        )
-        logs = scalars({name: values[-1] for name, values in model.history.history.items()})
-        epochs, weights = len(model.history.epoch), model_state.take_weights(model)
+        validation = _validation(held_out, options, plan) if held_out.rows else None
+        seed = rows.identity % 2**63
+        model, epochs, found = trainer.fit_alone(self.state.value, block[:split], plan.epochs, options, seed, validation)
+        logs, weights = scalars(found), model_state.take_weights(model)
         if not (np.isfinite(logs.get("loss", 0.0)) and np.isfinite(weights.vector.sum(dtype=np.float64))):
             raise DivergenceError(
                 f"the loss became {logs.get('loss')} within {counted(epochs, 'epoch')}. Lower the learning rate, clip the "
@@ -246,13 +237,12 @@ def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
 
 
-def _validation(block: Block, options: FitOptions, plan: Plan) -> Any:
-    """Rows to validate on, as arrays, which Keras reads again in each epoch."""
-    how = replace(options, batch_size=plan.validation_batch_size or options.batch_size)
-    prepared = concatenate_alike(pieces_of(iter((block,)), how))
-    assert prepared is not None, "there are rows"
-    sides = [side for side in (prepared.x, prepared.y, prepared.sample_weight) if side is not None]
-    return tuple(keras.tree.map_structure(np.asarray, side) for side in sides)
+def _validation(block: Block, options: FitOptions, plan: Plan) -> ValidationRows:
+    """Rows to validate on, in memory."""
+    size = plan.validation_batch_size or options.batch_size
+    rows = concatenate_alike(pieces_of(iter((block,)), replace(options, batch_size=size)))
+    assert rows is not None, "there are rows"
+    return ValidationRows(rows, size, plan.validation_freq)
 
 
 def _losses(logs: dict[str, float]) -> list[pa.Array]:

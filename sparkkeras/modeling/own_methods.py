@@ -14,6 +14,11 @@ def overrides(model: keras.Model, *methods: str) -> bool:
     return any(getattr(type(model), name, None) is not getattr(keras.Model, name, None) for name in methods)
 
 
+def overrides_steps(model: keras.Model) -> bool:
+    """Whether ``fit`` of the model's class does more than Keras's."""
+    return overrides(model, "train_step", "test_step", "make_train_function", "make_test_function", "fit", "evaluate")
+
+
 def has_call(model: keras.Model) -> bool:
     """Whether the model can predict: a model with its own ``train_step`` may have no ``call``."""
     return overrides(model, "call")

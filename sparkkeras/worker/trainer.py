@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec
@@ -30,6 +31,7 @@ from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.outside import Unchanging
+from sparkkeras.modeling.own_methods import overrides_steps
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
@@ -53,10 +55,35 @@ KEPT_STEPS = 3
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Validation rows for the end of each epoch, and how batches are made of them."""
+    """ValidationRows rows for the end of each epoch, and how batches are made of them."""
 
     block: Block
     options: BatchOptions
+
+
+@dataclass(frozen=True)
+class ValidationRows:
+    """Rows to validate on, for `LocalTrainer.fit_alone`.
+
+    Attributes:
+        rows: The rows, after the transform.
+        batch_size: The number of rows in a batch.
+        freq: The number of epochs from one validation to the next.
+    """
+
+    rows: Block
+    batch_size: int
+    freq: int
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of Keras's ``fit``."""
+        sides = [side for side in (self.rows.x, self.rows.y, self.rows.sample_weight) if side is not None]
+        return {
+            "validation_data": tuple(keras.tree.map_structure(np.asarray, side) for side in sides),
+            "validation_batch_size": self.batch_size,
+            "validation_freq": self.freq,
+        }
 
 
 @dataclass(frozen=True)
@@ -160,7 +187,7 @@ class LocalTrainer:
             options: The training options.
             callbacks: Keras callbacks that outlive this call, instead of new copies of those in ``options``.
             exchange: Exchanges weights during training.
-            held_out: Validation rows. Their metrics are in the logs, with the prefix ``val_``, also for callbacks.
+            held_out: ValidationRows rows. Their metrics are in the logs, with the prefix ``val_``, also for callbacks.
             lockstep: Averages gradients with other workers, which call this method at the same time with the same state,
                 epoch, options and kinds of callbacks. If a callback of one stops training, all stop at the end of the epoch.
 
@@ -228,9 +255,9 @@ class LocalTrainer:
             )
 
     def fit_alone(
-        self, state: ModelState, rows: Block, epochs: int, options: FitOptions, seed: int, **validation: Any
-    ) -> Any:
-        """Train for several epochs in one call of Keras's ``fit``, apart from other workers.
+        self, state: ModelState, rows: Block, epochs: int, options: FitOptions, seed: int, validation: ValidationRows | None
+    ) -> tuple[Any, int, dict[str, Any]]:
+        """Train for several epochs, apart from other workers, as one call of Keras's ``fit`` does.
 
         Args:
             state: The initial weights and optimizer variables.
@@ -238,10 +265,11 @@ class LocalTrainer:
             epochs: The number of epochs.
             options: The training options.
             seed: Seeds row orders and dropout masks together with that of ``options``, in place of the index of the worker.
-            **validation: The arguments of Keras's ``fit`` for validation.
+            validation: The rows to validate on.
 
         Returns:
-            The trained model, whose ``history`` is that of this call. It is the cached one.
+            The trained model, which is the cached one, the number of epochs, and the logs of the last epoch, and of the last
+            one that was validated.
 
         Raises:
             DataError: Labels do not fit the loss.
@@ -253,21 +281,27 @@ class LocalTrainer:
         seed_generators((options.seed, seed))
         state.put(model)
         model_state.reseed(model, (options.seed, seed))
-        unchanging = Unchanging(model)
-        with closing(_batches_of_epochs(rows, epochs, options, seed)) as batches, _streaming():
-            first = next(batches)
-            with device.feed(first.spec, None, chain([first], batches)) as fed:
-                model.fit(
+        with _streaming():
+            pieces = _pieces_of_epochs(rows, range(epochs), options, seed)
+            first = next(pieces)
+            if not (options.callbacks or model_state.outside(model) or overrides_steps(model)):
+                train = device.loop(model, first.spec, "train")
+                if train is not None:
+                    return model, epochs, _looped(model, train, rows, epochs, options, seed, validation)
+            unchanging = Unchanging(model)
+            batches = (batch for piece in chain([first], pieces) for batch in piece.batches(options.batch_size))
+            with device.feed(first.spec, None, batches) as fed:
+                history = model.fit(
                     fed,
                     epochs=epochs,
                     steps_per_epoch=-(-rows.rows // options.batch_size),
                     callbacks=list(options.callbacks.fresh()) if options.callbacks else [],
                     shuffle=False,
                     verbose=0,
-                    **validation,
+                    **({} if validation is None else validation.arguments),
                 )
         unchanging.check()
-        return model
+        return model, len(history.epoch), {name: values[-1] for name, values in history.history.items()}
 
     def evaluate(
         self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions
@@ -374,13 +408,44 @@ class LocalTrainer:
         return model
 
 
-def _batches_of_epochs(rows: Block, epochs: int, options: FitOptions, seed: int) -> Generator[Block, None, None]:
-    """The batches of several epochs, one after the other."""
-    for epoch in range(epochs):
+def _pieces_of_epochs(rows: Block, epochs: Sequence[int], options: FitOptions, seed: int) -> Iterator[Block]:
+    """The rows of several epochs, one after the other, in pieces of whole batches, except for the last one of each epoch."""
+    for epoch in epochs:
         with batches_of_epoch(rows, BatchRange(epoch, None, 0, sys.maxsize), options, seed, lambda _: None) as found:
             assert found is not None, "there are rows"
-            for piece in found.pieces():
-                yield from piece.batches(options.batch_size)
+            yield from found.pieces()
+
+
+def _looped(
+    model: Any,
+    train: device.Loop,
+    rows: Block,
+    epochs: int,
+    options: FitOptions,
+    seed: int,
+    validation: ValidationRows | None,
+) -> dict[str, Any]:
+    """Train without callbacks, and return the logs of `LocalTrainer.fit_alone`: nobody sees those of other epochs."""
+    logs: dict[str, Any] = {}
+    validated = 0 if validation is None else epochs // validation.freq * validation.freq
+    for first, last in pairwise(sorted({0, validated, epochs - 1, epochs})):
+        found = _results(model, train, _pieces_of_epochs(rows, range(first, last), options, seed), options.batch_size)
+        if last == epochs:
+            logs |= found
+        if validation is not None and last == validated:
+            test = device.loop(model, validation.rows.spec, "test")
+            assert test is not None, "training has a loop"
+            found = _results(model, test, iter((validation.rows,)), validation.batch_size)
+            logs |= {f"val_{name}": value for name, value in found.items()}
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    return logs
+
+
+def _results(model: Any, run: device.Loop, pieces: Iterator[Block], batch_size: int) -> dict[str, Any]:
+    """The loss and the metrics of a loop over rows."""
+    model.reset_metrics()
+    run(pieces, batch_size)
+    return {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:

@@ -2,6 +2,8 @@
 
 import socket
 
+import pytest
+
 from sparkkeras import diagnose
 from sparkkeras.spark.settings import WORKER_PORTS
 from tests.models import classifier
@@ -15,11 +17,13 @@ def test_a_good_set_up(spark):
     assert "2 slots of 1 core on 1 executor" in messages
 
 
+@pytest.mark.soak  # the checks themselves are those of a classic session
 def test_a_port_that_workers_do_not_reach(spark):
     [error] = diagnose(spark, host="192.0.2.1", bind="0.0.0.0").errors
     assert "the driver at 192.0.2.1:" in error.message
 
 
+@pytest.mark.soak
 def test_the_ports_of_workers(spark, settings):
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]

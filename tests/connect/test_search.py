@@ -69,6 +69,7 @@ def test_a_trial_has_the_cores_that_it_asks_for(spark):
     assert {(trial.worker.split("/")[1], trial.extra["cores"]) for trial in search.trials} == {("0", "2")}
 
 
+@pytest.mark.soak
 def test_a_search_on_a_uri_is_resumed(spark):
     given = {"objective": lambda params: {"loss": params["x"], "time": time.time()}, "save_to": "memory://searches/first"}
     first = minimized(max_evals=2, **given)

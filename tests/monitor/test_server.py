@@ -175,7 +175,7 @@ def test_a_slow_viewer_is_disconnected(served, messages, monkeypatch):
     with closing(connect(served)) as slow:
         slow.sendall(f"GET /{served.token}/messages?after=0 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         received = len(slow.recv(1000))
-        time.sleep(0.7)
+        wait_until(lambda: "sparkkeras-monitor-connection" not in [each.name for each in threading.enumerate()])
         with suppress(ConnectionResetError):
             while piece := slow.recv(1 << 20):
                 received += len(piece)

@@ -22,7 +22,7 @@ from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.progress import ProgressReporter
-from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
+from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, ValidationRows, lasting
 from tests.models import regression
 
 RNG = np.random.default_rng(0)
@@ -101,6 +101,25 @@ def close(state, model, atol=1e-6):
 
 
 # Training
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_training_alone_is_the_same_without_the_fit_of_keras(epochs):
+    """Which a callback needs. The last of five epochs is not validated; averaged weights replace the others at the end."""
+    layers = [keras.Input((3,)), keras.layers.Dropout(0.3, seed=1), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+    model = keras.Sequential([*layers, keras.layers.Softmax()])
+    model.compile(keras.optimizers.Adam(0.05, use_ema=True), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    rows = from_arrays(X, (Y[:, 0] > 0).astype(np.int32), None)
+    given, found = Model(model), []
+    for callbacks in (None, ByValue.dump([keras.callbacks.Callback()], "callbacks")):
+        options = FitOptions(BATCH, class_weight={0: 1.0, 1: 3.0}, callbacks=callbacks)
+        trained, *rest = given.trainer().fit_alone(given.state, rows, epochs, options, 7, ValidationRows(rows[15:], 3, 2))
+        found.append((trained.get_weights(), *rest))
+    (ours, *counted), (theirs, *expected) = found
+    assert all(map(np.array_equal, ours, theirs))
+    assert counted == expected
+    assert (counted[0], len(counted[1])) == (epochs, 2 if epochs == 1 else 4)
 
 
 @pytest.mark.core
