@@ -40,7 +40,7 @@ def model():
     return classifier(5, 8, 3)
 
 
-@pytest.mark.parametrize("backend", ["jax", "openvino"])
+@pytest.mark.parametrize("backend", [long("jax"), "openvino"])
 def test_rows_of_all_kinds_have_the_predictions_of_this_backend(backend, sc, spark, model):
     expected = model.predict(X, verbose=0)
 

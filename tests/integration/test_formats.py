@@ -405,7 +405,7 @@ def test_an_interrupt_ends_the_job_and_leaves_nothing(spark, tmp_path):
 
     def slow(number):
         begun.touch()
-        time.sleep(60)
+        time.sleep(30)
         return number
 
     def jobs():

@@ -181,7 +181,7 @@ def test_nothing_remains_and_the_next_fit_works(sc, spark):
     assert state() == before
 
 
-@pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous", "parameter_server_mode": "socket"}], ids=str)
+@pytest.mark.parametrize("settings", [long({}), {"mode": "asynchronous", "parameter_server_mode": "socket"}], ids=str)
 def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, tmp_path, settings):
     """Ctrl-C during the second epoch."""
     mark = tmp_path / "mark"

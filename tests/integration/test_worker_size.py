@@ -14,6 +14,7 @@ import pytest
 
 from sparkkeras import Checkpoint, ConfigurationError, SparkEnsemble, SparkModel, SparkRunner, to_data_frame, to_simple_rdd
 from sparkkeras.hyperopt import HyperParamModel, uniform
+from tests.conftest import long
 from tests.models import regression
 from tests.processes import clean_environment
 
@@ -62,7 +63,7 @@ def fit(data, folder, mode="synchronous", **settings):
     return model
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", long("allreduce")])
 def test_a_worker_of_a_local_master_has_all_cores_alone(mode, sc, spark, tmp_path):
     rows = sc.parallelize(list(zip(X, Y, strict=True)), 3)
     for data in [(X, Y), rows, to_data_frame(spark, X, Y).repartition(3)] if mode == "synchronous" else [rows]:
