@@ -444,7 +444,7 @@ def _tensorflow_loop(model: Any, spec: BlockSpec, kind: str) -> Loop:
             step(_packed(Block(spec.form, tuple(array[number] for array in arrays))))
             return number + 1
 
-        tf.while_loop(lambda number: number < tf.shape(arrays[0])[0], take, [0])
+        tf.while_loop(lambda number: number < tf.shape(arrays[0])[0], take, [0], parallel_iterations=1)
 
     def run(pieces: Iterator[Block], batch_size: int) -> None:
         for piece in pieces:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import keras
 import numpy as np
@@ -284,10 +284,9 @@ class LocalTrainer:
         with _streaming():
             pieces = _pieces_of_epochs(rows, range(epochs), options, seed)
             first = next(pieces)
-            if not (options.callbacks or model_state.outside(model) or overrides_steps(model)):
-                train = device.loop(model, first.spec, "train")
-                if train is not None:
-                    return model, epochs, _looped(model, train, rows, epochs, options, seed, validation)
+            train = None if options.callbacks else _loop(model, first.spec, "train")
+            if train is not None:
+                return model, epochs, _looped(model, train, rows, epochs, options, seed, validation)
             unchanging = Unchanging(model)
             batches = (batch for piece in chain([first], pieces) for batch in piece.batches(options.batch_size))
             with device.feed(first.spec, None, batches) as fed:
@@ -332,14 +331,15 @@ class LocalTrainer:
         model = self._model(first.spec)
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
-        size = None if options.in_batches else options.batch_size
-        with (
-            device.feed(first.spec, size, chain([first], pieces)) as batches,
-            _streaming(),
-            ProgressReporter(options.progress, self.context.worker) as reporter,
-        ):
-            counted = [] if options.progress is None else [_reporting_tests(reporter, size, lambda: read)]
-            logs = model.evaluate(batches, verbose=0, callbacks=counted, return_dict=True)
+        size, read_pieces = None if options.in_batches else options.batch_size, chain([first], pieces)
+        test = _loop(model, first.spec, "test") if options.progress is None else None
+        with _streaming(), ProgressReporter(options.progress, self.context.worker) as reporter:
+            if test is not None and size is not None:
+                logs = _results(model, test, read_pieces, size)
+            else:
+                with device.feed(first.spec, size, read_pieces) as batches:
+                    counted = [] if options.progress is None else [_reporting_tests(reporter, size, lambda: read)]
+                    logs = model.evaluate(batches, verbose=0, callbacks=counted, return_dict=True)
         return EvaluationReport(metrics.take(model), read, logs), first.spec, ranges
 
     def check(self, blocks: Sequence[Block], options: FitOptions) -> None:
@@ -433,7 +433,7 @@ def _looped(
         if last == epochs:
             logs |= found
         if validation is not None and last == validated:
-            test = device.loop(model, validation.rows.spec, "test")
+            test = _loop(model, validation.rows.spec, "test")
             assert test is not None, "training has a loop"
             found = _results(model, test, iter((validation.rows,)), validation.batch_size)
             logs |= {f"val_{name}": value for name, value in found.items()}
@@ -441,11 +441,17 @@ def _looped(
     return logs
 
 
+def _loop(model: Any, spec: BlockSpec, kind: Literal["train", "test"]) -> device.Loop | None:
+    """See `device.loop`; ``None`` for a model with code of its own in its steps, or variables outside it."""
+    return None if model_state.outside(model) or overrides_steps(model) else device.loop(model, spec, kind)
+
+
 def _results(model: Any, run: device.Loop, pieces: Iterator[Block], batch_size: int) -> dict[str, Any]:
     """The loss and the metrics of a loop over rows."""
     model.reset_metrics()
     run(pieces, batch_size)
-    return {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
+    found = model.get_metrics_result().items()
+    return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in found}
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:

@@ -39,8 +39,8 @@ class Model:
 
     def __init__(self, model):
         self.model = model
+        self.archive = ModelArchive.pack(model)  # finds variables outside the model, which are part of the state
         self.state = ModelState.take(model)
-        self.archive = ModelArchive.pack(model)
 
     def trainer(self, worker=0):
         return LocalTrainer(self.archive, TaskContext(worker))
@@ -210,6 +210,7 @@ def test_callbacks_run_as_new_copies(linear):
     assert replica.learning_rate == pytest.approx(0.025)
 
 
+@pytest.mark.core
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="other backends read variables in each step")
 def test_a_callback_that_changes_a_variable_which_jax_has_compiled_is_an_error():
     weight = keras.Variable(1.0, name="weight")
