@@ -535,7 +535,7 @@ class Rates(keras.callbacks.LearningRateScheduler):
         self.rates[epoch] = round(float(logs["rate"]), 6)
 
 
-SIZES, REVERSED = partitions(4, 4, 5), LocalDataset(tuple(block[::-1] for block in partitions(8, 5).blocks))
+SIZES, REVERSED = partitions(4, 4, 5), LocalDataset((partitions(8).blocks[0], partitions(8, 5).blocks[1][::-1]))
 
 
 def test_other_partitions_in_the_middle_of_an_epoch(at_once, tmp_path, averaged):
