@@ -67,8 +67,8 @@ BATCH_SIZE = 256
 class KeyedModel:
     """A model for each key of a DataFrame: all have the architecture of one model, and weights of their own.
 
-    The model of each key starts from the weights of ``model`` and trains on the rows of its key alone, as with Keras's ``fit``.
-    Thousands of small models train in one Spark job. The rows of a key must fit into the memory of a worker.
+    The model of each key starts from the weights of ``model`` and trains on the rows of its key alone, as with Keras's
+    ``fit``. Thousands of small models train in one Spark job. The rows of a key must fit into the memory of a worker.
 
     Args:
         model: A compiled Keras model. It is not changed.

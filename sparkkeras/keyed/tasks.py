@@ -234,7 +234,8 @@ class TrainKeys(PerKey):
 
 def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
     """The logs that are numbers; a metric such as ``F1Score`` may have a number for each class."""
-    return {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
+    arrays = {name: np.asarray(value) for name, value in logs.items()}
+    return {name: float(value) for name, value in arrays.items() if not value.ndim and value.dtype != object}
 
 
 def _validation(block: Block, options: FitOptions, plan: Plan) -> ValidationRows:
@@ -307,7 +308,8 @@ class EvaluateKeys(PerKey):
         if weights is None:
             raise DataError("this key has no model.")
         block = self.block(parts)
-        found = trainer.evaluate(replace(self.state.value, weights=weights), iter((block,)), self.options.value)
+        state = replace(self.state.value, weights=weights)
+        found = trainer.evaluate(state, iter((block,)), self.options.value, alone=True)
         assert found is not None, "there are rows"
         report, _, _ = found
         return Result(report.rows, 0, scalars(report.logs))

@@ -14,9 +14,10 @@ def overrides(model: keras.Model, *methods: str) -> bool:
     return any(getattr(type(model), name, None) is not getattr(keras.Model, name, None) for name in methods)
 
 
-def overrides_steps(model: keras.Model) -> bool:
-    """Whether ``fit`` of the model's class does more than Keras's."""
-    return overrides(model, "train_step", "test_step", "make_train_function", "make_test_function", "fit", "evaluate")
+def overrides_loop(model: keras.Model) -> bool:
+    """Whether ``fit`` or ``evaluate`` of the model's class do more than Keras's, but for its losses and its ``call``."""
+    steps = ("train_step", "test_step", "make_train_function", "make_test_function")
+    return overrides(model, "fit", "evaluate", *steps, "compute_metrics", "reset_metrics", "get_metrics_result")
 
 
 def has_call(model: keras.Model) -> bool:

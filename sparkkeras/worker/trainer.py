@@ -31,7 +31,7 @@ from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.outside import Unchanging
-from sparkkeras.modeling.own_methods import overrides_steps
+from sparkkeras.modeling.own_methods import overrides_loop
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import EvaluationReport, ExchangePoint
@@ -55,7 +55,7 @@ KEPT_STEPS = 3
 
 @dataclass(frozen=True)
 class HeldOut:
-    """ValidationRows rows for the end of each epoch, and how batches are made of them."""
+    """Validation rows for the end of each epoch, and how batches are made of them."""
 
     block: Block
     options: BatchOptions
@@ -187,7 +187,7 @@ class LocalTrainer:
             options: The training options.
             callbacks: Keras callbacks that outlive this call, instead of new copies of those in ``options``.
             exchange: Exchanges weights during training.
-            held_out: ValidationRows rows. Their metrics are in the logs, with the prefix ``val_``, also for callbacks.
+            held_out: Validation rows. Their metrics are in the logs, with the prefix ``val_``, also for callbacks.
             lockstep: Averages gradients with other workers, which call this method at the same time with the same state,
                 epoch, options and kinds of callbacks. If a callback of one stops training, all stop at the end of the epoch.
 
@@ -281,31 +281,35 @@ class LocalTrainer:
         seed_generators((options.seed, seed))
         state.put(model)
         model_state.reseed(model, (options.seed, seed))
-        with _streaming():
-            pieces = _pieces_of_epochs(rows, range(epochs), options, seed)
-            first = next(pieces)
-            train = None if options.callbacks else _loop(model, first.spec, "train")
-            if train is not None:
-                return model, epochs, _looped(model, train, rows, epochs, options, seed, validation)
-            unchanging = Unchanging(model)
-            batches = (batch for piece in chain([first], pieces) for batch in piece.batches(options.batch_size))
-            with device.feed(first.spec, None, batches) as fed:
-                history = model.fit(
-                    fed,
-                    epochs=epochs,
-                    steps_per_epoch=-(-rows.rows // options.batch_size),
-                    callbacks=list(options.callbacks.fresh()) if options.callbacks else [],
-                    shuffle=False,
-                    verbose=0,
-                    **({} if validation is None else validation.arguments),
-                )
+        train, test = (None if options.callbacks else _loop(model, kind) for kind in ("train", "test"))
+        if train is not None and test is not None:
+            return model, epochs, _looped(model, train, test, rows, epochs, options, seed, validation)
+        unchanging, pieces = Unchanging(model), _pieces_of_epochs(rows, range(epochs), options, seed)
+        batches = (batch for piece in pieces for batch in piece.batches(options.batch_size))
+        first = next(batches)
+        with device.feed(first.spec, None, chain([first], batches)) as fed, _streaming():
+            history = model.fit(
+                fed,
+                epochs=epochs,
+                steps_per_epoch=-(-rows.rows // options.batch_size),
+                callbacks=list(options.callbacks.fresh()) if options.callbacks else [],
+                shuffle=False,
+                verbose=0,
+                **({} if validation is None else validation.arguments),
+            )
         unchanging.check()
         return model, len(history.epoch), {name: values[-1] for name, values in history.history.items()}
 
     def evaluate(
-        self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions
+        self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions, alone: bool = False
     ) -> tuple[EvaluationReport, BlockSpec, tuple[LabelRange, ...]] | None:
         """Evaluate a model on all rows.
+
+        Args:
+            state: The weights.
+            blocks: The rows.
+            options: How batches are made.
+            alone: Whether there is one block, and nothing to report between two steps.
 
         Returns:
             The report, the spec of the rows, and the value ranges of their labels; ``None`` if there are no rows.
@@ -332,7 +336,7 @@ class LocalTrainer:
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
         size, read_pieces = None if options.in_batches else options.batch_size, chain([first], pieces)
-        test = _loop(model, first.spec, "test") if options.progress is None else None
+        test = _loop(model, "test") if alone else None
         with _streaming(), ProgressReporter(options.progress, self.context.worker) as reporter:
             if test is not None and size is not None:
                 logs = _results(model, test, read_pieces, size)
@@ -416,9 +420,15 @@ def _pieces_of_epochs(rows: Block, epochs: Sequence[int], options: FitOptions, s
             yield from found.pieces()
 
 
+def _loop(model: Any, kind: Literal["train", "test"]) -> device.Loop | None:
+    """See `device.loop`; ``None`` for a model with other methods than Keras's, or with variables outside it."""
+    return None if model_state.outside(model) or overrides_loop(model) else device.loop(model, kind)
+
+
 def _looped(
     model: Any,
     train: device.Loop,
+    test: device.Loop,
     rows: Block,
     epochs: int,
     options: FitOptions,
@@ -427,31 +437,24 @@ def _looped(
 ) -> dict[str, Any]:
     """Train without callbacks, and return the logs of `LocalTrainer.fit_alone`: nobody sees those of other epochs."""
     logs: dict[str, Any] = {}
-    validated = 0 if validation is None else epochs // validation.freq * validation.freq
-    for first, last in pairwise(sorted({0, validated, epochs - 1, epochs})):
+    validated = range(0, epochs + 1, validation.freq if validation is not None else epochs)
+    for first, last in pairwise(sorted({*validated, epochs - 1, epochs})):
         found = _results(model, train, _pieces_of_epochs(rows, range(first, last), options, seed), options.batch_size)
         if last == epochs:
             logs |= found
-        if validation is not None and last == validated:
-            test = _loop(model, validation.rows.spec, "test")
-            assert test is not None, "training has a loop"
+        if validation is not None and last in validated:
             found = _results(model, test, iter((validation.rows,)), validation.batch_size)
             logs |= {f"val_{name}": value for name, value in found.items()}
     model.optimizer.finalize_variable_values(model.trainable_variables)
     return logs
 
 
-def _loop(model: Any, spec: BlockSpec, kind: Literal["train", "test"]) -> device.Loop | None:
-    """See `device.loop`; ``None`` for a model with code of its own in its steps, or variables outside it."""
-    return None if model_state.outside(model) or overrides_steps(model) else device.loop(model, spec, kind)
-
-
 def _results(model: Any, run: device.Loop, pieces: Iterator[Block], batch_size: int) -> dict[str, Any]:
     """The loss and the metrics of a loop over rows."""
     model.reset_metrics()
     run(pieces, batch_size)
-    found = model.get_metrics_result().items()
-    return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in found}
+    found: dict[str, Any] = model.get_metrics_result()
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:

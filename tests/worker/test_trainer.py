@@ -103,12 +103,23 @@ def close(state, model, atol=1e-6):
 # Training
 
 
+@keras.saving.register_keras_serializable()
+class Noise(keras.layers.Layer):
+    """Draws random numbers in validation, too."""
+
+    def build(self, shape):
+        self.generator = keras.random.SeedGenerator(3)
+
+    def call(self, inputs):
+        return inputs + keras.random.normal((1,), stddev=0.1, seed=self.generator)
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_training_alone_is_the_same_without_the_fit_of_keras(epochs):
     """Which a callback needs. The last of five epochs is not validated; averaged weights replace the others at the end."""
-    layers = [keras.Input((3,)), keras.layers.Dropout(0.3, seed=1), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
-    model = keras.Sequential([*layers, keras.layers.Softmax()])
+    layers = [keras.Input((3,)), keras.layers.Dropout(0.3, seed=1), keras.layers.BatchNormalization(), Noise()]
+    model = keras.Sequential([*layers, keras.layers.Dense(2, "softmax")])
     model.compile(keras.optimizers.Adam(0.05, use_ema=True), "sparse_categorical_crossentropy", metrics=["accuracy"])
     rows = from_arrays(X, (Y[:, 0] > 0).astype(np.int32), None)
     given, found = Model(model), []
