@@ -340,30 +340,32 @@ class ScoreKeys(ScoreTask):
         """Yield the column of predictions, in parts."""
         import pyarrow as pa
 
-        predictor: Predictor | None = None
+        predict: Callable[[Sequence[pa.Array]], Iterator[pa.Array]] | None = None
+        cell: bytes | None = None
         last: int | None = None
         for identities, weights, *inputs in batches:
             found: list[pa.Array] = []
             for part in segments(identities):
                 start, identity = part.start, identities[part.start].as_py()
                 if identity != last:
-                    cell, last = weights[start].as_py(), identity
-                    predictor = self._predictor(_weights_of(cell, self.layout, self.default), context)
+                    cell, last, predict = weights[start].as_py(), identity, None
                     if cell is not None:
                         found.append(self._column(None, np.zeros(1, bool)))
                         start += 1
                 if start < part.stop:
-                    rows = [column.slice(start, part.stop - start) for column in inputs]
-                    found += self._predicted(predictor, rows, context)
+                    if predict is None:
+                        predict = partial(self._predicted, self._predictor(cell, context), context)
+                    found += predict([column.slice(start, part.stop - start) for column in inputs])
             yield pa.concat_arrays(found)
 
-    def _predictor(self, weights: Flat | None, context: TaskContext) -> Predictor | None:
+    def _predictor(self, cell: bytes | None, context: TaskContext) -> Predictor | None:
+        weights = _weights_of(cell, self.layout, self.default)
         if weights is None:
             return None
         schema, state = self.read.reader.schema, replace(self.state.value, weights=weights)
         return Predictor(self.archive.value, state, self.options.value, schema, context)
 
-    def _predicted(self, predictor: Predictor | None, rows: Sequence[pa.Array], context: TaskContext) -> Iterator[pa.Array]:
+    def _predicted(self, predictor: Predictor | None, context: TaskContext, rows: Sequence[pa.Array]) -> Iterator[pa.Array]:
         if predictor is None:
             yield self._column(None, np.zeros(len(rows[0]), bool))
             return
