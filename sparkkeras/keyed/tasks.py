@@ -23,9 +23,9 @@ from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring.columns import ScoreTask
 from sparkkeras.sources.frame import Selection
 from sparkkeras.weights import Array, Flat, Layout, is_floating
-from sparkkeras.worker.batches import BatchOptions, FitOptions, pieces_of
+from sparkkeras.worker.batches import BatchOptions, FitOptions
 from sparkkeras.worker.predictor import Predictor
-from sparkkeras.worker.trainer import LocalTrainer, ValidationRows
+from sparkkeras.worker.trainer import HeldOut, LocalTrainer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -219,10 +219,14 @@ class TrainKeys(PerKey):
                 f"{counted(block.rows, 'row')} cannot be divided by validation_split={plan.validation_split}: each key "
                 "needs rows to train and to validate on."
             )
-        held_out = block[split:]
-        validation = _validation(held_out, options, plan) if held_out.rows else None
+        held_out = None
+        if split < block.rows:
+            size = plan.validation_batch_size or options.batch_size
+            held_out = HeldOut(block[split:], replace(options, batch_size=size))
         seed = rows.identity % 2**63
-        model, epochs, found = trainer.fit_alone(self.state.value, block[:split], plan.epochs, options, seed, validation)
+        model, epochs, found = trainer.fit_alone(
+            self.state.value, block[:split], plan.epochs, options, seed, held_out, plan.validation_freq
+        )
         logs, weights = scalars(found), model_state.take_weights(model)
         if not (np.isfinite(logs.get("loss", 0.0)) and np.isfinite(weights.vector.sum(dtype=np.float64))):
             raise DivergenceError(
@@ -236,14 +240,6 @@ def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
     """The logs that are numbers; a metric such as ``F1Score`` may have a number for each class."""
     arrays = {name: np.asarray(value) for name, value in logs.items()}
     return {name: float(value) for name, value in arrays.items() if not value.ndim and value.dtype != object}
-
-
-def _validation(block: Block, options: FitOptions, plan: Plan) -> ValidationRows:
-    """Rows to validate on, in memory."""
-    size = plan.validation_batch_size or options.batch_size
-    rows = concatenate_alike(pieces_of(iter((block,)), replace(options, batch_size=size)))
-    assert rows is not None, "there are rows"
-    return ValidationRows(rows, size, plan.validation_freq)
 
 
 def _losses(logs: dict[str, float]) -> list[pa.Array]:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import keras
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.block import Block, BlockSpec, concatenate_alike
 from sparkkeras.data.dataset import BlockStream, TaskContext
 from sparkkeras.data.labels import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
@@ -59,31 +59,6 @@ class HeldOut:
 
     block: Block
     options: BatchOptions
-
-
-@dataclass(frozen=True)
-class ValidationRows:
-    """Rows to validate on, for `LocalTrainer.fit_alone`.
-
-    Attributes:
-        rows: The rows, after the transform.
-        batch_size: The number of rows in a batch.
-        freq: The number of epochs from one validation to the next.
-    """
-
-    rows: Block
-    batch_size: int
-    freq: int
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of Keras's ``fit``."""
-        sides = [side for side in (self.rows.x, self.rows.y, self.rows.sample_weight) if side is not None]
-        return {
-            "validation_data": tuple(keras.tree.map_structure(np.asarray, side) for side in sides),
-            "validation_batch_size": self.batch_size,
-            "validation_freq": self.freq,
-        }
 
 
 @dataclass(frozen=True)
@@ -255,7 +230,14 @@ class LocalTrainer:
             )
 
     def fit_alone(
-        self, state: ModelState, rows: Block, epochs: int, options: FitOptions, seed: int, validation: ValidationRows | None
+        self,
+        state: ModelState,
+        rows: Block,
+        epochs: int,
+        options: FitOptions,
+        seed: int,
+        held_out: HeldOut | None,
+        validation_freq: int,
     ) -> tuple[Any, int, dict[str, Any]]:
         """Train for several epochs, apart from other workers, as one call of Keras's ``fit`` does.
 
@@ -265,7 +247,8 @@ class LocalTrainer:
             epochs: The number of epochs.
             options: The training options.
             seed: Seeds row orders and dropout masks together with that of ``options``, in place of the index of the worker.
-            validation: The rows to validate on.
+            held_out: The rows to validate on.
+            validation_freq: The number of epochs from one validation to the next.
 
         Returns:
             The trained model, which is the cached one, the number of epochs, and the logs of the last epoch, and of the last
@@ -281,9 +264,23 @@ class LocalTrainer:
         seed_generators((options.seed, seed))
         state.put(model)
         model_state.reseed(model, (options.seed, seed))
+        validation, size = None, options.batch_size
+        if held_out is not None:
+            validation, size = (
+                concatenate_alike(pieces_of(iter((held_out.block,)), held_out.options)),
+                held_out.options.batch_size,
+            )
         train, test = (None if options.callbacks else _loop(model, kind) for kind in ("train", "test"))
         if train is not None and test is not None:
-            return model, epochs, _looped(model, train, test, rows, epochs, options, seed, validation)
+            logs: dict[str, Any] = {}
+            validated = range(0, epochs + 1, epochs if validation is None else validation_freq)
+            for begin, end in pairwise(sorted({*validated, epochs - 1, epochs})):
+                logs |= _results(model, train, _pieces_of_epochs(rows, range(begin, end), options, seed), options.batch_size)
+                if validation is not None and end in validated:
+                    found = _results(model, test, iter((validation,)), size)
+                    logs |= {f"val_{name}": value for name, value in found.items()}
+            model.optimizer.finalize_variable_values(model.trainable_variables)
+            return model, epochs, logs
         unchanging, pieces = Unchanging(model), _pieces_of_epochs(rows, range(epochs), options, seed)
         batches = (batch for piece in pieces for batch in piece.batches(options.batch_size))
         first = next(batches)
@@ -295,7 +292,9 @@ class LocalTrainer:
                 callbacks=list(options.callbacks.fresh()) if options.callbacks else [],
                 shuffle=False,
                 verbose=0,
-                **({} if validation is None else validation.arguments),
+                validation_data=None if validation is None else _as_arrays(validation),
+                validation_batch_size=size,
+                validation_freq=validation_freq,
             )
         unchanging.check()
         return model, len(history.epoch), {name: values[-1] for name, values in history.history.items()}
@@ -425,28 +424,10 @@ def _loop(model: Any, kind: Literal["train", "test"]) -> device.Loop | None:
     return None if model_state.outside(model) or overrides_loop(model) else device.loop(model, kind)
 
 
-def _looped(
-    model: Any,
-    train: device.Loop,
-    test: device.Loop,
-    rows: Block,
-    epochs: int,
-    options: FitOptions,
-    seed: int,
-    validation: ValidationRows | None,
-) -> dict[str, Any]:
-    """Train without callbacks, and return the logs of `LocalTrainer.fit_alone`: nobody sees those of other epochs."""
-    logs: dict[str, Any] = {}
-    validated = range(0, epochs + 1, validation.freq if validation is not None else epochs)
-    for first, last in pairwise(sorted({*validated, epochs - 1, epochs})):
-        found = _results(model, train, _pieces_of_epochs(rows, range(first, last), options, seed), options.batch_size)
-        if last == epochs:
-            logs |= found
-        if validation is not None and last in validated:
-            found = _results(model, test, iter((validation.rows,)), validation.batch_size)
-            logs |= {f"val_{name}": value for name, value in found.items()}
-    model.optimizer.finalize_variable_values(model.trainable_variables)
-    return logs
+def _as_arrays(rows: Block) -> tuple[Any, ...]:
+    """Features, labels and sample weights, as far as there are any, for Keras to read in each epoch."""
+    sides = [side for side in (rows.x, rows.y, rows.sample_weight) if side is not None]
+    return tuple(keras.tree.map_structure(np.asarray, side) for side in sides)
 
 
 def _results(model: Any, run: device.Loop, pieces: Iterator[Block], batch_size: int) -> dict[str, Any]:

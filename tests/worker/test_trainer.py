@@ -22,7 +22,7 @@ from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.progress import ProgressReporter
-from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, ValidationRows, lasting
+from sparkkeras.worker.trainer import ExchangeResult, HeldOut, LocalTrainer, lasting
 from tests.models import regression
 
 RNG = np.random.default_rng(0)
@@ -125,7 +125,9 @@ def test_training_alone_is_the_same_without_the_fit_of_keras(epochs):
     given, found = Model(model), []
     for callbacks in (None, ByValue.dump([keras.callbacks.Callback()], "callbacks")):
         options = FitOptions(BATCH, class_weight={0: 1.0, 1: 3.0}, callbacks=callbacks)
-        trained, *rest = given.trainer().fit_alone(given.state, rows, epochs, options, 7, ValidationRows(rows[15:], 3, 2))
+        trained, *rest = given.trainer().fit_alone(
+            given.state, rows, epochs, options, 7, HeldOut(rows[15:], BatchOptions(3)), 2
+        )
         found.append((trained.get_weights(), *rest))
     (ours, *counted), (theirs, *expected) = found
     assert all(map(np.array_equal, ours, theirs))
